@@ -1,0 +1,62 @@
+"""The vocabulary: quantities, names, specs, faults.
+
+Importing this package is cheap. The names below load their module (and pydantic) when they are first asked for.
+``JobSpec`` and its neighbours here are the classes people write, in human units (:mod:`callboard.model.requests`);
+the frozen ones that the scheduler holds are in :mod:`callboard.model.specs` and :mod:`callboard.model.policy`.
+"""
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # What a type checker sees; a test keeps it equal to _PUBLIC.
+    from callboard.model.describe import job_to_mapping as job_to_mapping
+    from callboard.model.describe import policy_to_mapping as policy_to_mapping
+    from callboard.model.describe import pool_to_mapping as pool_to_mapping
+    from callboard.model.faults import Fault as Fault
+    from callboard.model.faults import InvalidInput as InvalidInput
+    from callboard.model.inputs import job_spec as job_spec
+    from callboard.model.inputs import policy_overrides as policy_overrides
+    from callboard.model.inputs import pool_spec as pool_spec
+    from callboard.model.inputs import preemption_policy as preemption_policy
+    from callboard.model.inputs import read_yaml as read_yaml
+    from callboard.model.quantities import Resources as Resources
+    from callboard.model.requests import ComponentSpec as ComponentSpec
+    from callboard.model.requests import JobSpec as JobSpec
+    from callboard.model.requests import PgPoolSpec as PgPoolSpec
+    from callboard.model.requests import PoolSpec as PoolSpec
+    from callboard.model.requests import PreemptionPolicy as PreemptionPolicy
+
+_PUBLIC = MappingProxyType(
+    {
+        "ComponentSpec": "callboard.model.requests",
+        "Fault": "callboard.model.faults",
+        "InvalidInput": "callboard.model.faults",
+        "JobSpec": "callboard.model.requests",
+        "PgPoolSpec": "callboard.model.requests",
+        "PoolSpec": "callboard.model.requests",
+        "PreemptionPolicy": "callboard.model.requests",
+        "Resources": "callboard.model.quantities",
+        "job_spec": "callboard.model.inputs",
+        "job_to_mapping": "callboard.model.describe",
+        "policy_overrides": "callboard.model.inputs",
+        "policy_to_mapping": "callboard.model.describe",
+        "pool_spec": "callboard.model.inputs",
+        "pool_to_mapping": "callboard.model.describe",
+        "preemption_policy": "callboard.model.inputs",
+        "read_yaml": "callboard.model.inputs",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value  # the next access finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,47 @@
+"""Which environment variables belong to the scheduler?
+
+One list for everything that accepts variables from outside: job specs, placement configs, agents.
+"""
+
+from __future__ import annotations
+
+OWNED_VARIABLES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+"""Variables the scheduler sets for every worker; a job that names one is refused."""
+
+OWNED_PREFIXES = ("CALLBOARD_", "RAY_")
+"""Prefixes of further variables the scheduler owns."""
+
+INJECTED_VARIABLES = frozenset({"LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONHOME"})
+"""Variables that would run foreign code in a worker before the scheduler's own; refused as well (SE-06)."""
+
+_SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET")
+
+
+def why_refused(name: str) -> str | None:
+    """Why a job may not set ``name``, or None if it may."""
+    if name in OWNED_VARIABLES or name.startswith(OWNED_PREFIXES):
+        return "the scheduler sets this variable itself"
+    if name in INJECTED_VARIABLES:
+        return "it would load foreign code into the worker"
+    return None
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of ``name`` must appear in no log, event, status, metric or journal."""
+    upper = name.upper()
+    return upper.endswith(_SECRET_SUFFIXES) or "PASSWORD" in upper

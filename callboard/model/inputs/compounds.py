@@ -1,0 +1,222 @@
+"""Which mappings and lists are allowed? Resources, labels, variables, arguments: every fault of each at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from pydantic import PlainValidator
+
+from callboard.model import environment, names
+from callboard.model.inputs.exact import Exact
+from callboard.model.inputs.located import Misfit, Misfits, Refused, shown, shown_text
+from callboard.model.inputs.scalars import label, name, text
+from callboard.model.quantities import (
+    MAX_MEMORY_BYTES,
+    MAX_MILLI,
+    MILLI,
+    QuantityError,
+    Resources,
+    format_amount,
+    parse_memory,
+    parse_milli,
+)
+from callboard.model.specs import Labels
+
+T = TypeVar("T")
+
+MAX_ENTRIES = 64
+"""Most entries of labels or of one amount of resources."""
+
+MAX_ENV_BYTES = 1 << 20
+"""Largest environment of one component, names and values in UTF-8."""
+
+MAX_VARIABLE_BYTES = 128 * 1024 - 2
+"""Longest name and value together: Linux refuses a single ``NAME=value`` of more than 128 KiB (MAX_ARG_STRLEN)."""
+
+
+def entries(value: object, what: str, most: int = MAX_ENTRIES) -> list[tuple[str, Any]]:
+    """The entries of a mapping with text keys.
+
+    Raises:
+        ValueError: something else, or more than ``most`` of them.
+    """
+    if not isinstance(value, Mapping):
+        raise Refused(f"{shown(value)} is not a mapping; write {what}")
+    if len(value) > most:
+        raise Refused(f"{len(value)} entries are too many; {most} are allowed")
+    odd = next((key for key in value if not isinstance(key, str)), None)
+    if odd is not None:
+        raise Refused(f"{shown(odd)} is not a text, but keys are; put it in quotes if it is meant as one")
+    return list(value.items())
+
+
+def each(place: str | int, read: Callable[[Any], T], value: object, misfits: list[Misfit]) -> T | None:
+    """``value`` as ``read`` reads it, or None with its faults added to ``misfits``, placed at ``place``."""
+    try:
+        return read(value)
+    except Misfits as error:
+        misfits.extend(Misfit((place, *misfit.place), misfit.message) for misfit in error.found)
+    except ValueError as error:
+        misfits.append(Misfit((place,), str(error)))
+    return None
+
+
+def raise_any(misfits: list[Misfit]) -> None:
+    """Raises :class:`Misfits` if there are some."""
+    if misfits:
+        raise Misfits(misfits)
+
+
+def resources(value: object) -> Resources:
+    """Amounts of one worker or bundle: not negative, whole devices above one."""
+    return Resources.from_items(_amounts(value, whole_devices=True))
+
+
+def shape(value: object) -> Resources:
+    """Amounts of a reserved group, which hold at least something."""
+    read = resources(value)
+    if not read:
+        raise Refused("the shape is empty; name at least one resource that isn't zero")
+    return read
+
+
+def quota(value: object) -> tuple[tuple[str, int], ...]:
+    """A limit per resource, sorted by name; unlike in an ask, zero is a limit too."""
+    return tuple(sorted(_amounts(value, whole_devices=False)))
+
+
+def labels(value: object) -> Labels:
+    """Label keys and values."""
+    misfits: list[Misfit] = []
+    read: list[tuple[str, str]] = []
+    for key, found in entries(value, "e.g. {role: train}"):
+        each(key, label, key, misfits)
+        each(key, label, found, misfits)
+        read.append((key, found))
+    raise_any(misfits)
+    return tuple(sorted(read))
+
+
+def env(value: object) -> Labels:
+    """Variables for a worker. Values may be secrets: no message shows one (SE-04)."""
+    misfits: list[Misfit] = []
+    total_bytes = 0
+    read = entries(value, "e.g. {LOG_LEVEL: DEBUG}", most=4096)
+    for key, found in read:
+        each(key, variable, key, misfits)
+        if not isinstance(found, str):
+            kind = "nothing" if found is None else "a number" if type(found) in (int, float) else "something else"
+            misfits.append(Misfit((key,), f"the value is {kind}, not a text; put it in quotes if it is meant as one"))
+            continue
+        if "\x00" in found or any("\ud800" <= char <= "\udfff" for char in found):
+            misfits.append(Misfit((key,), "the value has a character that no variable can carry"))
+            continue
+        size_bytes = len(key.encode("utf-8", "replace")) + len(found.encode())
+        total_bytes += size_bytes
+        if size_bytes > MAX_VARIABLE_BYTES:
+            misfits.append(Misfit((key,), f"{size_bytes} bytes are too many; Linux allows {MAX_VARIABLE_BYTES}"))
+    if total_bytes > MAX_ENV_BYTES:
+        misfits.append(Misfit((), f"{total_bytes} bytes are too many; {MAX_ENV_BYTES} are allowed in total"))
+    raise_any(misfits)
+    return tuple(sorted(read))
+
+
+def variable(value: object) -> str:
+    """The name of a variable that a job may set or pass on (SE-06)."""
+    read = text(value)
+    if not names.is_env_name(read):
+        raise Refused(f"{shown(read)} is not the name of a variable; names match {names.ENV_NAME_PATTERN}")
+    refusal = environment.why_refused(read)
+    if refusal:
+        raise Refused(f"{read} is refused: {refusal}")
+    return read
+
+
+def sequence(value: object, what: str, most: int) -> list[Any]:
+    """A list with at most ``most`` items.
+
+    Raises:
+        ValueError: something else, or a longer one.
+    """
+    if not isinstance(value, list | tuple):
+        raise Refused(f"{shown(value)} is not a list; write {what}")
+    if len(value) > most:
+        raise Refused(f"{len(value)} items are too many; {most} are allowed")
+    return list(value)
+
+
+def list_of(item: Callable[[object], Any], what: str, most: int, *, distinct: bool = False) -> PlainValidator:
+    """A list whose items ``item`` reads; with ``distinct`` sorted and without repeats."""
+
+    def read(value: object) -> tuple[Any, ...]:
+        misfits: list[Misfit] = []
+        found = sequence(value, what, most)
+        items = [each(index, item, one, misfits) for index, one in enumerate(found)]
+        raise_any(misfits)
+        return tuple(sorted(set(items))) if distinct else tuple(items)
+
+    return PlainValidator(read)
+
+
+def _amounts(value: object, *, whole_devices: bool) -> list[tuple[str, int]]:
+    misfits: list[Misfit] = []
+    read: list[tuple[str, int]] = []
+    for resource, found in entries(value, "e.g. {cpu: 2, memory: 2GiB, gpu: 1}"):
+        each(resource, _resource_name, resource, misfits)
+        amount = each(resource, partial(_amount, resource), found, misfits)
+        if amount is None:
+            continue
+        if whole_devices and resource == "gpu" and amount > MILLI and amount % MILLI:
+            below = format_amount("gpu", amount - amount % MILLI)
+            misfits.append(
+                Misfit(
+                    (resource,),
+                    f"{format_amount('gpu', amount)} is not a number of devices; above 1 only whole ones, e.g. {below}",
+                )
+            )
+        read.append((resource, amount))
+    raise_any(misfits)
+    return read
+
+
+def _resource_name(resource: str) -> str:
+    if not names.is_name(resource):
+        raise Refused(f"{shown_text(resource)} is not a resource; use cpu, gpu, memory or {names.NAME_PATTERN}")
+    if resource.lower() in ("cpu", "gpu", "memory") and resource != resource.lower():
+        raise Refused(f"{resource} is not a resource; did you mean {resource.lower()}?")
+    return name(resource)
+
+
+def _amount(resource: str, value: object) -> int:
+    amount = value.amount if isinstance(value, Exact) else _parsed_amount(resource, value)
+    most = MAX_MEMORY_BYTES if resource == "memory" else MAX_MILLI
+    if amount < 0:
+        raise Refused(f"{format_amount(resource, amount)} is negative; 0 or more is allowed")
+    if amount > most:
+        raise Refused(f"{format_amount(resource, amount)} is larger than {format_amount(resource, most)}")
+    return amount
+
+
+def _parsed_amount(resource: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise Refused(f"{shown(value)} is not an amount; write e.g. {'2GiB' if resource == 'memory' else '1.5'}")
+    if isinstance(value, str) and len(value) > 64:
+        raise Refused(f"{shown(value)} is not an amount")
+    if isinstance(value, int) and value.bit_length() > 128:
+        raise Refused(f"{shown(value)} is out of bounds")
+    if resource == "memory" and isinstance(value, int | float) and value < 0:
+        raise Refused(f"{value} is negative; 0 or more is allowed")
+    try:
+        return parse_memory(value) if resource == "memory" else parse_milli(value)
+    except QuantityError as error:
+        raise Refused(str(error)) from None
+
+
+Amounts = Annotated[Resources, PlainValidator(resources)]
+Shapes = Annotated[tuple[Resources, ...], list_of(shape, "e.g. [{cpu: 2, gpu: 1}]", 1000)]
+Quota = Annotated[tuple[tuple[str, int], ...], PlainValidator(quota)]
+LabelMap = Annotated[Labels, PlainValidator(labels)]
+Env = Annotated[Labels, PlainValidator(env)]
+PassEnv = Annotated[tuple[str, ...], list_of(variable, "e.g. [HF_TOKEN]", 256, distinct=True)]

@@ -1,0 +1,99 @@
+"""Where is what wrong? Faults with their place, before they are turned into text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Place = tuple[str | int, ...]
+"""Keys and indices from the top of an input: ``("components", 0, "resources", "gpu")``."""
+
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """One fault: its place, relative to what was validated, and one sentence."""
+
+    place: Place
+    message: str
+
+
+class Refused(ValueError):
+    """A value is refused; the text says what was read and what is allowed."""
+
+
+class Misfits(ValueError):
+    """Several faults of one value, for validators that look into it."""
+
+    def __init__(self, found: Sequence[Misfit]) -> None:
+        super().__init__("; ".join(misfit.message for misfit in found))
+        self.found = tuple(found)
+
+
+def path_of(place: Place) -> str:
+    """``("labels", "a.b")`` → ``labels["a.b"]``; ``("components", 0, "name")`` → ``components[0].name``."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN_KEY.fullmatch(part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{_quoted(part)}]"
+    return text
+
+
+def shown(value: object) -> str:
+    """What was read, for a message: short, on one line, with its kind where the value alone would not tell."""
+    if isinstance(value, str):
+        return shown_text(value)
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (true or false)"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a number of many digits"  # str() of a very large int raises
+    if isinstance(value, int | float):
+        return str(value)
+    return f"a {type(value).__name__}"
+
+
+def shown_text(text: str, *, quote: str = "'") -> str:
+    """``text`` quoted, with control characters escaped and the middle left out when it is long."""
+    if len(text) > _LONGEST_SHOWN:
+        text = f"{text[:40]}…{text[-10:]}"
+    escaped = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"{quote}{escaped}{quote}"
+
+
+def _quoted(key: str) -> str:
+    return shown_text(key, quote='"')
+
+
+def order_in(source: object, place: Place) -> tuple[int, ...]:
+    """Sort key of ``place`` by the order in which ``source`` was written."""
+    order: list[int] = []
+    for part in place:
+        if isinstance(source, Mapping) and part in source:
+            order.append(list(source).index(part))
+            source = source[part]
+        elif isinstance(source, list | tuple) and isinstance(part, int) and part < len(source):
+            order.append(part)
+            source = source[part]
+        else:
+            break
+    return tuple(order)
+
+
+def as_mapping(value: Any) -> Any:
+    """A request of the SDK as its mapping; anything else as it is."""
+    to_mapping = getattr(value, "to_mapping", None)
+    return to_mapping() if callable(to_mapping) else value

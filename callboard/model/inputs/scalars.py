@@ -1,0 +1,189 @@
+"""Which single values are allowed? Names, numbers, amounts, durations, choices: each read and bounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import PlainValidator
+
+from callboard.model import names
+from callboard.model.durations import format_duration_ms, parse_duration_ms
+from callboard.model.inputs.exact import Exact
+from callboard.model.inputs.located import Refused, shown
+from callboard.model.quantities import MAX_MILLI, QuantityError, format_milli, parse_milli
+
+E = TypeVar("E", bound=StrEnum)
+
+DAY_MS = 86_400_000
+"""Longest timeout."""
+
+LONGEST_MS = 366 * DAY_MS
+"""Longest duration of anything else."""
+
+MAX_PRIORITY_MILLI = 1_000_000
+"""Largest priority, either way: ±1000."""
+
+
+def text(value: object) -> str:
+    """A text; numbers and truth values are refused, because YAML turned ``1.10`` into 1.1 and ``no`` into false."""
+    if not isinstance(value, str):
+        raise Refused(f"{shown(value)} is not a text; put it in quotes if it is meant as one")
+    if "\x00" in value or not _encodable(value):
+        raise Refused(f"{shown(value)} has a character that no variable or message can carry")
+    return value
+
+
+def name(value: object) -> str:
+    """The name of a node, pool, job, component, role, cohort or group."""
+    read = text(value)
+    if not names.is_name(read):
+        raise Refused(f"{shown(read)} is not a name; names match {names.NAME_PATTERN}")
+    return read
+
+
+def label(value: object) -> str:
+    """A label key or value."""
+    read = text(value)
+    if not names.is_label(read):
+        raise Refused(f"{shown(read)} is not a label; labels match {names.LABEL_PATTERN}")
+    return read
+
+
+def actor(value: object) -> str:
+    """An import path. It is never imported here."""
+    read = text(value)
+    if not names.is_actor_path(read):
+        raise Refused(f"{shown(read)} is not an import path; write pkg.module:Class")
+    return read
+
+
+def method(value: object) -> str:
+    """The name of a public method."""
+    read = text(value)
+    if not (read.isascii() and read.isidentifier() and len(read) <= 255) or read.startswith("_"):
+        raise Refused(f"{shown(read)} is not the name of a public method; write e.g. run")
+    return read
+
+
+def interpreter(value: object) -> str:
+    """An absolute path; whether a node allows it is the node's to say."""
+    read = text(value)
+    parts = read.split("/")
+    if not read.startswith("/") or len(read) > 4096 or ".." in parts or not read.isprintable():
+        raise Refused(f"{shown(read)} is not the absolute path of an interpreter, such as /opt/envs/rl/bin/python")
+    return read
+
+
+def flag(value: object) -> bool:
+    """True or false, and nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise Refused(f"{shown(value)} is neither true nor false")
+    return value
+
+
+def whole(minimum: int, maximum: int) -> PlainValidator:
+    """A whole number from ``minimum`` to ``maximum``."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Refused(f"{shown(value)} is not a whole number; {minimum} to {maximum} is allowed")
+        if not minimum <= value <= maximum:
+            raise Refused(f"{shown(value)} is out of bounds; {minimum} to {maximum} is allowed")
+        return value
+
+    return PlainValidator(read)
+
+
+def whole_or_unlimited(maximum: int) -> PlainValidator:
+    """A whole number from 0 (or the word) for unlimited."""
+    inner = whole(0, maximum).func
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and value.strip().lower() == "unlimited":
+            return 0
+        return _call(inner, value)
+
+    return PlainValidator(read)
+
+
+def milli(minimum: int, maximum: int) -> PlainValidator:
+    """A number with up to three decimals, as milli-units from ``minimum`` to ``maximum``."""
+
+    def read(value: object) -> int:
+        number = value.amount if isinstance(value, Exact) else _parsed(parse_milli, value)
+        if not minimum <= number <= maximum:
+            bounds = f"{format_milli(minimum)} to {format_milli(maximum)}"
+            raise Refused(f"{format_milli(number)} is out of bounds; {bounds} is allowed")
+        return number
+
+    return PlainValidator(read)
+
+
+def duration(minimum_ms: int, maximum_ms: int) -> PlainValidator:
+    """A duration, as milliseconds from ``minimum_ms`` to ``maximum_ms``."""
+
+    def read(value: object) -> int:
+        number = value.amount if isinstance(value, Exact) else _parsed(parse_duration_ms, value)
+        if not minimum_ms <= number <= maximum_ms:
+            bounds = f"{format_duration_ms(minimum_ms)} to {format_duration_ms(maximum_ms)}"
+            raise Refused(f"{_duration_text(number)} is out of bounds; {bounds} is allowed")
+        return number
+
+    return PlainValidator(read)
+
+
+def choice(ours: type[E]) -> PlainValidator:
+    """One of an enum's words, in any case, with ``-`` for ``_`` if one likes."""
+
+    def read(value: object) -> E:
+        if isinstance(value, ours):
+            return value
+        word = value.strip().upper().replace("-", "_") if isinstance(value, str) else ""
+        if word not in ours.__members__:
+            raise Refused(f"{shown(value)} is unknown; use {' or '.join(ours)}")
+        return ours[word]
+
+    return PlainValidator(read)
+
+
+def _parsed(parse: Callable[[Any], int], value: object) -> int:
+    if not isinstance(value, str | int | float):
+        raise Refused(f"{shown(value)} is not a number")
+    if isinstance(value, bool) or (isinstance(value, str) and not 0 < len(value) <= 64):
+        raise Refused(f"{shown(value)} is not a number")
+    if isinstance(value, int) and value.bit_length() > 128:
+        raise Refused(f"{shown(value)} is out of bounds")
+    try:
+        return parse(value)
+    except QuantityError as error:
+        raise Refused(str(error)) from None
+
+
+def _call(validate: Any, value: object) -> int:
+    number: int = validate(value)
+    return number
+
+
+def _duration_text(number_ms: int) -> str:
+    return format_duration_ms(number_ms) if number_ms >= 0 else f"-{format_duration_ms(-number_ms)}"
+
+
+def _encodable(value: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+Text = Annotated[str, PlainValidator(text)]
+Name = Annotated[str, PlainValidator(name)]
+Actor = Annotated[str, PlainValidator(actor)]
+Method = Annotated[str, PlainValidator(method)]
+Interpreter = Annotated[str, PlainValidator(interpreter)]
+Flag = Annotated[bool, PlainValidator(flag)]
+Priority = Annotated[int, milli(-MAX_PRIORITY_MILLI, MAX_PRIORITY_MILLI)]
+PriorityGap = Annotated[int, milli(0, 2 * MAX_PRIORITY_MILLI)]
+Timeout = Annotated[int, duration(0, DAY_MS)]
+PositiveTimeout = Annotated[int, duration(1, DAY_MS)]
+Duration = Annotated[int, duration(0, LONGEST_MS)]
+PositiveDuration = Annotated[int, duration(1, LONGEST_MS)]
+Ratio = Annotated[int, milli(1_000, MAX_MILLI // 1_000_000)]

@@ -1,0 +1,160 @@
+"""Where in the file is it? YAML (and so JSON) as a mapping that remembers its lines and columns.
+
+Duplicate keys are refused: plain YAML readers let the last one win, silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.located import Place, path_of, shown, shown_text
+
+MAX_TEXT_BYTES = 4 << 20
+"""Largest file."""
+
+MAX_NODES = 200_000
+"""Most values of a file, aliases counted each time they are used (ten lines of them can mean a thousand million)."""
+
+MAX_DEPTH = 64
+"""Deepest nesting of a file; constructor arguments have the same bound."""
+
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+
+Positions = dict[Place, tuple[int, int]]
+
+
+class SourceMapping(dict[str, Any]):
+    """A mapping that was read from a file; ``job_spec`` and its neighbours locate faults with it."""
+
+    def __init__(self, values: dict[str, Any], positions: Positions) -> None:
+        super().__init__(values)
+        self._positions = positions
+
+    def position(self, place: Place) -> tuple[int, int]:
+        """Line and column, from 1, of ``place`` or of the nearest thing around it that was written."""
+        while place and place not in self._positions:
+            place = place[:-1]
+        return self._positions.get(place, (1, 1))
+
+
+def read_yaml(text: str) -> SourceMapping:
+    """The mapping that a YAML or JSON text holds.
+
+    Raises:
+        InvalidInput: no YAML, no mapping, several documents, a key twice, too large; with line and column.
+    """
+    if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
+        raise InvalidInput([Fault("", f"the file is larger than {MAX_TEXT_BYTES} bytes")])
+    try:
+        return _read(_Loader(text))
+    except yaml.MarkedYAMLError as error:
+        raise InvalidInput([_syntax_fault(error)]) from None
+    except yaml.YAMLError as error:
+        raise InvalidInput([Fault("", f"no YAML: {error}")]) from None
+    except (ValueError, OverflowError) as error:  # e.g. the date 2024-13-01, or an int of 5000 digits
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput([Fault("", f"no YAML: {error}")]) from None
+    except RecursionError:
+        raise InvalidInput([Fault("", f"nested deeper than {MAX_DEPTH}")]) from None
+
+
+def _read(loader: _Loader) -> SourceMapping:
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise InvalidInput([Fault("", "the file is empty", 1, 1)])
+        reader = _Reader(loader)
+        values = reader.value(node, ())
+    finally:
+        loader.dispose()
+    if reader.faults:
+        raise InvalidInput(reader.faults)
+    if not isinstance(values, dict):
+        raise InvalidInput([Fault("", f"the file holds {shown(values)}, not a mapping", 1, 1)])
+    return SourceMapping(values, reader.positions)
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes and constructs scalars; no tag can name a Python object."""
+
+
+class _Reader:
+    """Turns nodes into values once, noting where each was and what is wrong."""
+
+    def __init__(self, loader: _Loader) -> None:
+        self._loader = loader
+        self._seen = 0
+        self.faults: list[Fault] = []
+        self.positions: Positions = {}
+
+    def value(self, node: yaml.Node, place: Place) -> Any:
+        """What ``node`` stands for."""
+        self._seen += 1
+        if self._seen > MAX_NODES:
+            raise _refused(node, f"more than {MAX_NODES} values")
+        if len(place) > MAX_DEPTH:
+            raise _refused(node, f"nested deeper than {MAX_DEPTH}")
+        self.positions.setdefault(place, _position(node))
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
+            raise _refused(node, f"the tag {node.tag} is not allowed")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
+        own: dict[Any, Any] = {}
+        merged: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                merged = {**self._merged(value_node, place), **merged}
+                continue
+            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            if key is None or not isinstance(key, Hashable):
+                self.faults.append(Fault(path_of(place), "a key is not a text", *_position(key_node)))
+                continue
+            inner = (*place, key if isinstance(key, str) else str(key))
+            if key in own:
+                first = self.positions[inner][0]
+                said = shown_text(str(key))
+                message = f"the key {said} occurs twice, first in line {first}"
+                self.faults.append(Fault(path_of(inner), message, *_position(key_node)))
+                continue
+            self.positions[inner] = _position(key_node)
+            own[key] = self.value(value_node, inner)
+        return {**merged, **own}
+
+    def _merged(self, node: yaml.Node, place: Place) -> dict[Any, Any]:
+        """What ``<<:`` brings in: of several mappings the first that has a key wins."""
+        sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[Any, Any] = {}
+        for source in sources:
+            found = self.value(source, place)
+            if not isinstance(found, dict):
+                self.faults.append(Fault(path_of(place), "<< needs a mapping", *_position(source)))
+                continue
+            merged = {**found, **merged}
+        return merged
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        return self._loader.construct_object(node)
+
+
+def _refused(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+
+
+def _position(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _syntax_fault(error: yaml.MarkedYAMLError) -> Fault:
+    mark = error.problem_mark or error.context_mark
+    problem = " ".join(part for part in (error.context, error.problem) if part)
+    return Fault("", f"no YAML: {problem}", mark.line + 1 if mark else 0, mark.column + 1 if mark else 0)

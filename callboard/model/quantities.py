@@ -1,0 +1,282 @@
+"""How much of something? Integers in milli-units and bytes, and the texts people write for them.
+
+Floating point is used nowhere after the edge: 4.1 − 3.1 must equal 1.0 (design 02, Quantities).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+MILLI = 1000
+"""Milli-units in one unit."""
+
+MAX_MILLI = 10**12
+"""Largest amount of anything counted in milli-units: a thousand million of it."""
+
+MAX_MEMORY_BYTES = 1 << 60
+"""Largest amount of memory in bytes."""
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "K": 10**3,
+    "KB": 10**3,
+    "KIB": 1 << 10,
+    "M": 10**6,
+    "MB": 10**6,
+    "MIB": 1 << 20,
+    "G": 10**9,
+    "GB": 10**9,
+    "GIB": 1 << 30,
+    "T": 10**12,
+    "TB": 10**12,
+    "TIB": 1 << 40,
+    # Kubernetes writes the binary units without the B.
+    "KI": 1 << 10,
+    "MI": 1 << 20,
+    "GI": 1 << 30,
+    "TI": 1 << 40,
+}
+_MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]{0,3})\s*")
+_MILLI = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)(m?)\s*")
+
+Number = int | float | str | Decimal
+
+
+class QuantityError(ValueError):
+    """A text or number that is no quantity. ``str()`` says what was read and what is allowed."""
+
+
+def parse_milli(value: Number) -> int:
+    """Milli-units of a count such as ``2``, ``0.5``, ``"1.5"`` or ``"1500m"``.
+
+    Raises:
+        QuantityError: not a number, not finite, or finer than a thousandth.
+    """
+    scale = MILLI
+    if isinstance(value, bool):
+        raise QuantityError(f"{value!r} is not a quantity; write a number such as 2 or 0.5")
+    if isinstance(value, str):
+        match = _MILLI.fullmatch(value)
+        if match is None:
+            raise QuantityError(f"{value!r} is not a quantity; write a number such as 2, 0.5 or 500m")
+        value, suffix = match.groups()
+        scale = 1 if suffix else MILLI
+    try:
+        # str() first: Decimal(0.1) is the binary neighbour of 0.1, Decimal("0.1") is what was meant.
+        exact = Decimal(str(value)) * scale
+    except InvalidOperation as error:
+        raise QuantityError(f"{value!r} is not a quantity; write a number such as 2 or 0.5") from error
+    if not exact.is_finite():
+        raise QuantityError(f"{value!r} is not a finite number")
+    if exact != exact.to_integral_value():
+        raise QuantityError(f"{value!r} is finer than a thousandth")
+    if abs(exact) > MAX_MILLI:
+        raise QuantityError(f"{value!r} is larger than {MAX_MILLI // MILLI}")
+    return int(exact)
+
+
+def parse_memory(value: Number) -> int:
+    """Bytes of an amount of memory such as ``"8GiB"``, ``"2048MiB"`` or ``1073741824``.
+
+    Raises:
+        QuantityError: no such amount, negative, or not a whole number of bytes.
+    """
+    if isinstance(value, bool):
+        raise QuantityError(f"{value!r} is not an amount of memory; write e.g. 8GiB")
+    match = _MEMORY.fullmatch(str(value))
+    if match is None:
+        raise QuantityError(f"{value!r} is not an amount of memory; write e.g. 8GiB, 2048MiB or a number of bytes")
+    digits, unit = match.groups()
+    factor = _UNITS.get(unit.upper())
+    if factor is None:
+        raise QuantityError(f"{value!r} has the unknown unit {unit!r}; use B, KiB, MiB, GiB, TiB, kB, MB, GB or TB")
+    exact = Decimal(digits) * factor
+    if exact != exact.to_integral_value():
+        raise QuantityError(f"{value!r} is not a whole number of bytes")
+    if exact > MAX_MEMORY_BYTES:
+        raise QuantityError(f"{value!r} is larger than {format_memory(MAX_MEMORY_BYTES)}")
+    return int(exact)
+
+
+def format_milli(milli: int) -> str:
+    """``1500`` → ``"1.5"``, ``2000`` → ``"2"``."""
+    sign = "-" if milli < 0 else ""
+    whole, part = divmod(abs(milli), MILLI)
+    return f"{sign}{whole}" if part == 0 else f"{sign}{whole}.{part:03d}".rstrip("0")
+
+
+def format_memory(amount_bytes: int) -> str:
+    """The shortest exact text: ``2147483648`` → ``"2GiB"``, ``1500`` → ``"1500B"``."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = _UNITS[unit.upper()]
+        if amount_bytes and amount_bytes % factor == 0:
+            return f"{amount_bytes // factor}{unit}"
+    for unit in ("TiB", "GiB", "MiB"):
+        factor = _UNITS[unit.upper()]
+        if amount_bytes >= 10 * factor:
+            return f"{amount_bytes / factor:.1f}{unit}"
+    return f"{amount_bytes}B"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """An amount of each resource.
+
+    Attributes:
+        cpu_milli: milli-CPU.
+        gpu_milli: milli-GPU; above 1000 a multiple of 1000.
+        memory_bytes: bytes.
+        custom_milli: (name, milli-units), sorted by name, no zero entries: two equal amounts compare equal.
+    """
+
+    cpu_milli: int = 0
+    gpu_milli: int = 0
+    memory_bytes: int = 0
+    custom_milli: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls, *, cpu_milli: int = 0, gpu_milli: int = 0, memory_bytes: int = 0, custom: Mapping[str, int] | None = None
+    ) -> Resources:
+        """Amounts in integers, the custom ones as a mapping of name → milli-units in any order."""
+        pairs = tuple(sorted((name, milli) for name, milli in (custom or {}).items() if milli))
+        return cls(cpu_milli, gpu_milli, memory_bytes, pairs)
+
+    @classmethod
+    def parse(cls, amounts: Mapping[str, Number]) -> Resources:
+        """Amounts as people write them: ``{"cpu": 1.5, "memory": "2GiB", "gpu": 1, "worker_unit": 1}``.
+
+        Raises:
+            QuantityError: an amount that is none; the text names the resource.
+        """
+        read: dict[str, int] = {}
+        for name, value in amounts.items():
+            try:
+                read[name] = parse_memory(value) if name == "memory" else parse_milli(value)
+            except QuantityError as error:
+                raise QuantityError(f"{name}: {error}") from error
+        return cls.from_items(read.items())
+
+    @classmethod
+    def from_items(cls, items: Iterable[tuple[str, int]]) -> Resources:
+        """The inverse of :meth:`items`."""
+        amounts = dict(items)
+        return cls.of(
+            cpu_milli=amounts.pop("cpu", 0),
+            gpu_milli=amounts.pop("gpu", 0),
+            memory_bytes=amounts.pop("memory", 0),
+            custom=amounts,
+        )
+
+    def items(self) -> list[tuple[str, int]]:
+        """(name, amount) of every resource that isn't zero, in the order cpu, gpu, memory, custom by name."""
+        fixed = (("cpu", self.cpu_milli), ("gpu", self.gpu_milli), ("memory", self.memory_bytes))
+        return [pair for pair in fixed if pair[1]] + list(self.custom_milli)
+
+    def get(self, name: str) -> int:
+        """Amount of the resource ``name``; 0 when there is none."""
+        if name == "cpu":
+            return self.cpu_milli
+        if name == "gpu":
+            return self.gpu_milli
+        if name == "memory":
+            return self.memory_bytes
+        return next((milli for custom, milli in self.custom_milli if custom == name), 0)
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(
+            self.cpu_milli + other.cpu_milli,
+            self.gpu_milli + other.gpu_milli,
+            self.memory_bytes + other.memory_bytes,
+            _merge(self.custom_milli, other.custom_milli, 1),
+        )
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(
+            self.cpu_milli - other.cpu_milli,
+            self.gpu_milli - other.gpu_milli,
+            self.memory_bytes - other.memory_bytes,
+            _merge(self.custom_milli, other.custom_milli, -1),
+        )
+
+    def scaled(self, count: int) -> Resources:
+        """``count`` times as much."""
+        return Resources(
+            self.cpu_milli * count,
+            self.gpu_milli * count,
+            self.memory_bytes * count,
+            tuple((name, milli * count) for name, milli in self.custom_milli if count),
+        )
+
+    def covers(self, ask: Resources) -> bool:
+        """Whether every amount of ``ask`` is here. A zero ask never blocks (PC-16)."""
+        if (
+            ask.cpu_milli > max(self.cpu_milli, 0)
+            or ask.gpu_milli > max(self.gpu_milli, 0)
+            or ask.memory_bytes > max(self.memory_bytes, 0)
+        ):
+            return False
+        if not ask.custom_milli:
+            return True
+        have = dict(self.custom_milli)
+        return all(milli <= max(have.get(name, 0), 0) for name, milli in ask.custom_milli)
+
+    def clamped(self) -> Resources:
+        """The same with every negative amount as zero."""
+        return Resources.from_items((name, amount) for name, amount in self.items() if amount > 0)
+
+    def __bool__(self) -> bool:
+        return bool(self.cpu_milli or self.gpu_milli or self.memory_bytes or self.custom_milli)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {format_amount(name, amount)}" for name, amount in self.items()) or "nothing"
+
+
+def format_amount(resource: str, amount: int) -> str:
+    """One amount for people: memory with its unit, everything else as a plain number."""
+    return format_memory(amount) if resource == "memory" else format_milli(amount)
+
+
+def total(amounts: Iterable[Resources]) -> Resources:
+    """Sum of many amounts; nothing for none."""
+    result = NOTHING
+    for amount in amounts:
+        result = result + amount
+    return result
+
+
+def _merge(
+    left: tuple[tuple[str, int], ...], right: tuple[tuple[str, int], ...], sign: int
+) -> tuple[tuple[str, int], ...]:
+    if not right:
+        return left
+    if not left and sign > 0:
+        return right
+    merged = dict(left)
+    for name, milli in right:
+        merged[name] = merged.get(name, 0) + sign * milli
+    return tuple(sorted((name, milli) for name, milli in merged.items() if milli))
+
+
+NOTHING = Resources()
+"""No amount of anything."""
+
+__all__ = [
+    "MAX_MEMORY_BYTES",
+    "MAX_MILLI",
+    "MILLI",
+    "NOTHING",
+    "Number",
+    "QuantityError",
+    "Resources",
+    "format_amount",
+    "format_memory",
+    "format_milli",
+    "parse_memory",
+    "parse_milli",
+    "total",
+]

@@ -1,0 +1,243 @@
+"""What may be asked for? Pools, jobs and their components as frozen data, defaults filled in.
+
+Built by :mod:`callboard.model.inputs` from what people write, or by :mod:`callboard.wire` from messages.
+Amounts are integers (milli-units, bytes, milliseconds); see design 02 for the meaning of each field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from callboard.model.policy import PolicyOverrides
+from callboard.model.quantities import NOTHING, Resources, total
+
+Labels = tuple[tuple[str, str], ...]
+"""(key, value), sorted by key."""
+
+
+class StopPolicy(StrEnum):
+    """What a pool does with new and running jobs."""
+
+    NONE = "NONE"
+    HOLD = "HOLD"
+    HOLD_AND_DRAIN = "HOLD_AND_DRAIN"
+
+
+class Strategy(StrEnum):
+    """Where the workers of a job lie to each other."""
+
+    PACK = "PACK"
+    SPREAD = "SPREAD"
+    STRICT_PACK = "STRICT_PACK"
+    STRICT_SPREAD = "STRICT_SPREAD"
+
+
+class OnPreempt(StrEnum):
+    """What happens to a job that yielded."""
+
+    REQUEUE = "REQUEUE"
+    CANCEL = "CANCEL"
+
+
+class Fencing(StrEnum):
+    """How a cut-off copy is kept from running beside its successor."""
+
+    RELAXED = "RELAXED"
+    STRICT = "STRICT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PgPoolSpec:
+    """How a pool keeps placement groups.
+
+    Attributes:
+        enable: False: each job gets groups of its own, removed at its end.
+        reserved: shape of each group kept for high priorities, one bundle each.
+        dynamic: make groups on demand.
+        max_dynamic: most groups made on demand at one time.
+        reuse: use idle groups again.
+        reserved_min_priority_milli: lowest priority that uses reserved groups first.
+        reserved_lendable: lower priorities may borrow idle reserved groups.
+        reuse_slack_milli: how much larger than the ask a reused group may be, in thousandths.
+        idle_ttl_ms: an idle dynamic group is removed after this long.
+        charge_reserved: charge reserved groups to the pool even while idle.
+        creation_timeout_ms: bound of one creation.
+        retry_attempts: creations tried before waiting for a change of the cluster.
+        retry_base_ms: wait before the first retry, doubled each time.
+    """
+
+    enable: bool = True
+    reserved: tuple[Resources, ...] = ()
+    dynamic: bool = True
+    max_dynamic: int = 20
+    reuse: bool = True
+    reserved_min_priority_milli: int = 8000
+    reserved_lendable: bool = False
+    reuse_slack_milli: int = 1500
+    idle_ttl_ms: int = 300_000
+    charge_reserved: bool = False
+    creation_timeout_ms: int = 60_000
+    retry_attempts: int = 6
+    retry_base_ms: int = 1_000
+
+
+NO_PG_POOL = PgPoolSpec(enable=False, reuse=False)
+"""The groups of a pool that keeps none: private to each job, removed at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """A named quota that jobs are charged to.
+
+    Attributes:
+        name: name of the pool.
+        nominal: guaranteed amount per resource; a resource without an entry is not limited (PC-16).
+        borrow_limit: most that may be borrowed from the cohort per resource; without an entry: unlimited.
+        lend_limit: most that may be lent to the cohort per resource; without an entry: unlimited.
+        cohort: pools with one cohort lend to each other; empty: none.
+        labels: labels, for people.
+        node_selector: labels that a node must have to be used.
+        protected: nobody outside may preempt here.
+        stop_policy: what happens to new and running jobs.
+        pg_pool: the placement-group pool.
+        preemption: overrides of the cluster's policy.
+    """
+
+    name: str
+    nominal: tuple[tuple[str, int], ...] = ()
+    borrow_limit: tuple[tuple[str, int], ...] = ()
+    lend_limit: tuple[tuple[str, int], ...] = ()
+    cohort: str = ""
+    labels: Labels = ()
+    node_selector: Labels = ()
+    protected: bool = False
+    stop_policy: StopPolicy = StopPolicy.NONE
+    pg_pool: PgPoolSpec = NO_PG_POOL
+    preemption: PolicyOverrides = PolicyOverrides()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How often a job is started again after a failure.
+
+    Attributes:
+        max_restarts: most restarts; 0: a failure fails the job.
+        backoff_base_ms: wait before the first, doubled each time.
+        backoff_max_ms: longest wait.
+        window_ms: failures older than this are forgotten; 0: never.
+    """
+
+    max_restarts: int = 0
+    backoff_base_ms: int = 1_000
+    backoff_max_ms: int = 60_000
+    window_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSpec:
+    """The workers of one role in a job.
+
+    Attributes:
+        name: name, once per job.
+        actor: import path ``pkg.module:Class``.
+        role: role whose preset fills in what is not stated; empty: none.
+        args_json: positional arguments of the constructor, a JSON array.
+        kwargs_json: keyword arguments of the constructor, a JSON object.
+        entry: method called on every worker; the job succeeds when all return. Empty: none.
+        min_workers: fewest workers; equal to ``max_workers`` unless elastic.
+        max_workers: most workers.
+        resources: resources of each worker.
+        max_concurrency: calls that may run at once in one worker.
+        env: (name, value) of variables, sorted.
+        pass_env: names of the agent's variables to pass on.
+        pool: pool the component is charged to; empty: the job's.
+        colocation_group: components with one group share a process per rank; empty: none.
+        in_bundle: run as an actor inside the bundle.
+        interpreter: Python interpreter; empty: the agent's.
+        alias: name under which the Ray actor can be looked up too (``ray_options.name``); empty: none.
+    """
+
+    name: str
+    actor: str
+    role: str = ""
+    args_json: str = "[]"
+    kwargs_json: str = "{}"
+    entry: str = ""
+    min_workers: int = 1
+    max_workers: int = 1
+    resources: Resources = NOTHING
+    max_concurrency: int = 100
+    env: Labels = field(default=(), repr=False)  # values may be secrets (SE-04)
+    pass_env: tuple[str, ...] = ()
+    pool: str = ""
+    colocation_group: str = ""
+    in_bundle: bool = False
+    interpreter: str = ""
+    alias: str = ""
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change while it runs."""
+        return self.min_workers != self.max_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """The unit of submission; started all or nothing (I3).
+
+    Attributes:
+        name: name, unique among jobs that have not ended.
+        pool: pool to charge.
+        components: at least one.
+        priority_milli: priority in milli.
+        labels: labels for preemption rules and people.
+        placement: where workers lie to each other.
+        gang: all or nothing.
+        session_lease_ms: cancelled when its client is gone this long; 0: detached.
+        preemptible: whether it may be preempted.
+        min_runtime_ms: runs this long before it may be preempted.
+        grace_ms: bound of its hooks when stopped; only shortens the policy's. None: the policy's.
+        on_preempt: what happens when it yields.
+        restart: restarts after failures.
+        ttl_after_finished_ms: how long it stays listed once ended. None: until the history is full.
+        estimated_duration_ms: how long it is thought to run; 0: unknown.
+        wait_for_nodes_ms: how long to wait for nodes that could hold it. None: refused at once.
+        fencing: how a cut-off copy is kept from running on.
+        node_selector: labels a node must have.
+        node_selector_soft: prefer such nodes instead of asking for them.
+        starvation_after_ms: after this long a blocked job holds the room it needs; 0: never.
+        start_timeout_ms: bound of one worker's start.
+        never_preempts: waits rather than preempting others.
+    """
+
+    name: str
+    pool: str
+    components: tuple[ComponentSpec, ...]
+    priority_milli: int = 5000
+    labels: Labels = ()
+    placement: Strategy = Strategy.PACK
+    gang: bool = True
+    session_lease_ms: int = 0
+    preemptible: bool = True
+    min_runtime_ms: int = 0
+    grace_ms: int | None = None
+    on_preempt: OnPreempt = OnPreempt.REQUEUE
+    restart: RestartPolicy = RestartPolicy()
+    ttl_after_finished_ms: int | None = None
+    estimated_duration_ms: int = 0
+    wait_for_nodes_ms: int | None = None
+    fencing: Fencing = Fencing.RELAXED
+    node_selector: Labels = ()
+    node_selector_soft: bool = False
+    starvation_after_ms: int = 0
+    start_timeout_ms: int = 120_000
+    never_preempts: bool = False
+
+    def pool_of(self, component: ComponentSpec) -> str:
+        """Name of the pool that ``component`` is charged to."""
+        return component.pool or self.pool
+
+    def ask(self) -> Resources:
+        """What the job needs to start: the fewest workers of every component."""
+        return total(component.resources.scaled(component.min_workers) for component in self.components)

@@ -1,0 +1,51 @@
+"""Who runs where, who waits, who yields: the deterministic core. It knows no Ray, gRPC, asyncio or clock.
+
+Events go in (:mod:`~callboard.scheduler.events`), changes and commands come out; the state between is a set of frozen
+records (:mod:`~callboard.scheduler.records`). ``handle`` is all of it or nothing. The floor plan:
+
+=============  ====================================================================
+records        what is known; ``Put`` and ``Drop`` are the only changes
+state, ledger  the records with their indexes; ``State.apply`` is the only mutator
+transitions    which state may follow which
+view           what would be free if …; ``fitting`` finds nodes and devices in it
+grouping       which placement groups a job would use
+preemption     must v yield to p; ``planning`` puts all of it together
+passes         who may start now
+requests, jobs, workers, groups, nodes   what each event changes
+orders         what agents are owed
+explain        why
+invariants     I1 … I10, computed again from the records
+=============  ====================================================================
+
+The invariants: I1 no device share above 1000; I2 a pool's usage is the sum of its live allocations; I3 a gang is
+wholly placed or holds nothing; I4 resources are free only after the agent proved the process tree gone; I5 no job is
+preempted by one it outranks, nor by itself; I6 every stop ends by its deadline in STOPPED or QUARANTINED; I7 what is
+nominated goes to nobody but the nominee or one who may preempt it; I8 an accepted job is never lost; I9 stale
+generations, epochs and terms change nothing; I10 free + held + used + quarantined = capacity on every node.
+"""
+
+from callboard.scheduler.explain import Explanation, PlannedWorker
+from callboard.scheduler.invariants import InvariantBroken, check_invariants
+from callboard.scheduler.ledger import DeviceUse, NodeUse, PoolUse
+from callboard.scheduler.machine import Outcome, Scheduler
+from callboard.scheduler.refusals import ImpossibleTransition, Reason, Refusal, RefusalCode
+from callboard.scheduler.state import State
+from callboard.scheduler.stats import GroupStats
+
+__all__ = [
+    "DeviceUse",
+    "Explanation",
+    "GroupStats",
+    "ImpossibleTransition",
+    "InvariantBroken",
+    "NodeUse",
+    "Outcome",
+    "PlannedWorker",
+    "PoolUse",
+    "Reason",
+    "Refusal",
+    "RefusalCode",
+    "Scheduler",
+    "State",
+    "check_invariants",
+]

@@ -1,0 +1,257 @@
+"""Where can it go? Finds nodes and devices for the workers of one new placement group.
+
+Deterministic: ties go to the lower rank. Workers of one component that end on one node get neighbouring ranks, in
+the order of node rank and device, so that rank 0 … k−1 share a machine (PG-01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from callboard.model.quantities import MILLI, Resources
+from callboard.model.specs import Labels, Strategy
+from callboard.scheduler.records import BundleRecord, DeviceShare, NodeRecord
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Room, View
+
+EXACT_LIMIT = 12
+"""Up to this many workers and nodes, a greedy miss is followed by an exhaustive search. Packing is NP-hard; greedy
+first-fit decreasing misses only mixed shapes on nearly full clusters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One worker that wants room."""
+
+    component: str
+    rank: int
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFilter:
+    """Which nodes come into question.
+
+    Attributes:
+        required: labels that a node must have.
+        preferred: labels that are better to have.
+    """
+
+    required: Labels = ()
+    preferred: Labels = ()
+
+    def admits(self, node: NodeRecord) -> bool:
+        """Whether a node has every required label."""
+        return _has(node, self.required)
+
+    def prefers(self, node: NodeRecord) -> bool:
+        """Whether a node has every preferred label."""
+        return _has(node, self.preferred)
+
+
+def _has(node: NodeRecord, labels: Labels) -> bool:
+    if not labels:
+        return True
+    own = dict(node.labels)
+    own.setdefault("node", node.node_id)
+    own.setdefault("node_group", node.node_group)
+    return all(own.get(key) == value for key, value in labels)
+
+
+def candidates(state: State, view: View, wanted: NodeFilter) -> list[Room]:
+    """Room of every node that could take work, preferred nodes first, then by rank. Under the assumption that nothing
+    is used, nodes that are only cordoned or out of touch count too: what could *ever* fit?"""
+    nodes = [
+        node
+        for node in state.nodes.values()
+        if wanted.admits(node) and (node.usable or (view.assumption.empty and could_return(node)))
+    ]
+    nodes.sort(key=lambda node: (not wanted.prefers(node), node.rank))
+    return [view.room(node) for node in nodes]
+
+
+def could_return(node: NodeRecord) -> bool:
+    """Whether a node that takes no work now may take some later without anybody adding a machine."""
+    return node.state.value not in ("LOST", "LEFT")
+
+
+def fit(rooms: Sequence[Room], slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+    """A bundle for each slot, in the order of the slots, or None if they don't fit. Uses up ``rooms``."""
+    if not slots:
+        return ()
+    search = {
+        Strategy.PACK: _pack,
+        Strategy.SPREAD: _spread,
+        Strategy.STRICT_PACK: _one_node,
+        Strategy.STRICT_SPREAD: _spread_strictly,
+    }[strategy]
+    order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
+    chosen = search(rooms, [slots[i].resources for i in order])
+    if chosen is None and len(slots) <= EXACT_LIMIT and len(rooms) <= EXACT_LIMIT:
+        chosen = _exhaustive(rooms, [slots[i].resources for i in order], strategy)
+    if chosen is None:
+        return None
+    rooms_of = dict(zip(order, chosen, strict=True))
+    return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))])
+
+
+def _hand_out(slots: Sequence[Slot], order: Sequence[int], rooms: Sequence[Room]) -> tuple[BundleRecord, ...]:
+    """Names devices. Slots of one component and shape swap nodes so that ranks follow node ranks; room is taken in
+    the order of the search, so that what fitted there fits here."""
+    nodes = list(rooms)
+    alike: dict[tuple[str, Resources], list[int]] = {}
+    for i, slot in enumerate(slots):
+        alike.setdefault((slot.component, slot.resources), []).append(i)
+    for members in alike.values():
+        ordered = sorted((nodes[i] for i in members), key=lambda room: room.node.rank)
+        for i, room in zip(members, ordered, strict=True):
+            nodes[i] = room
+    devices = {i: nodes[i].take(slots[i].resources) for i in order}
+    return tuple(
+        BundleRecord(node_id=nodes[i].node.node_id, resources=slot.resources, devices=devices[i])
+        for i, slot in enumerate(slots)
+    )
+
+
+def _size(ask: Resources) -> tuple[int, int, int, int]:
+    return (ask.gpu_milli, ask.cpu_milli, ask.memory_bytes, sum(milli for _, milli in ask.custom_milli))
+
+
+def _emptiness(room: Room) -> tuple[int, int]:
+    return (sum(room.device_milli), room.cpu_milli)
+
+
+def _pack(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+    """One node if one can hold all, the fullest such; else nodes that take most first."""
+    alone = _one_node(rooms, asks)
+    if alone is not None:
+        return alone
+    trial = _Trial(asks)
+    # The node that takes most goes first; the count is made once, which is exact for equal asks.
+    counts = [(_count(room, asks), room) for room in rooms]
+    for _, room in sorted(counts, key=lambda pair: -pair[0]):
+        trial.fill(room)
+        if not trial.waiting:
+            break
+    return trial.finish()
+
+
+def _one_node(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+    """The node with the least to spare that holds all."""
+    best: Room | None = None
+    for room in rooms:
+        if (best is None or _emptiness(room) < _emptiness(best)) and _count(room, asks) == len(asks):
+            best = room
+    return None if best is None else [best] * len(asks)
+
+
+def _spread(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+    """Each worker on the node that has fewest of the job so far, then the emptiest."""
+    return _one_by_one(rooms, asks, lambda used, room: (used, *(-free for free in _emptiness(room))), limit=None)
+
+
+def _spread_strictly(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+    """Each worker on a node of its own, the fullest that can hold it."""
+    return _one_by_one(rooms, asks, lambda used, room: (used, *_emptiness(room)), limit=1)
+
+
+def _one_by_one(
+    rooms: Sequence[Room],
+    asks: Sequence[Resources],
+    rank: Callable[[int, Room], tuple[int, ...]],
+    limit: int | None,
+) -> list[Room] | None:
+    used = {room.node.node_id: 0 for room in rooms}
+    trial = _Trial(asks)
+    for i, ask in enumerate(asks):
+        open_rooms = [room for room in rooms if room.fits(ask) and (limit is None or used[room.node.node_id] < limit)]
+        if not open_rooms:
+            break
+        best = min(open_rooms, key=lambda room: (rank(used[room.node.node_id], room), room.node.rank))
+        trial.take(i, best)
+        used[best.node.node_id] += 1
+    return trial.finish()
+
+
+def _exhaustive(rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
+    """Tries every node for every ask; the first complete assignment in rank order. Equal asks are tried in order only."""
+    if strategy is Strategy.STRICT_PACK:
+        return None  # _one_node already is exact
+    chosen: list[Room] = []
+    starts: list[int] = []
+
+    def place(i: int) -> bool:
+        if i == len(asks):
+            return True
+        first = starts[i - 1] if i and asks[i] == asks[i - 1] else 0
+        for index in range(first, len(rooms)):
+            room = rooms[index]
+            if strategy is Strategy.STRICT_SPREAD and room in chosen:
+                continue
+            if not room.fits(asks[i]):
+                continue
+            devices = room.take(asks[i])
+            chosen.append(room)
+            starts.append(index)
+            if place(i + 1):
+                room.untake(asks[i], devices)
+                return True
+            room.untake(asks[i], devices)
+            chosen.pop()
+            starts.pop()
+        return False
+
+    return chosen if place(0) else None
+
+
+def _count(room: Room, asks: Sequence[Resources]) -> int:
+    """How many of the asks, taken in order, one node can hold."""
+    first = asks[0]
+    if all(ask == first for ask in asks):
+        return min(len(asks), _times(room, first))
+    trial = _Trial(asks)
+    trial.fill(room)
+    count = len(asks) - len(trial.waiting)
+    trial.finish()
+    return count
+
+
+def _times(room: Room, ask: Resources) -> int:
+    """How often one ask fits on a node, by division."""
+    limits = [room.cpu_milli // ask.cpu_milli] if ask.cpu_milli else []
+    if ask.memory_bytes:
+        limits.append(room.memory_bytes // ask.memory_bytes)
+    if ask.gpu_milli >= MILLI:
+        limits.append(room.whole_devices() * MILLI // ask.gpu_milli)
+    elif ask.gpu_milli:
+        limits.append(sum(free // ask.gpu_milli for free in room.device_milli if free > 0))
+    limits.extend(room.custom_milli.get(name, 0) // milli for name, milli in ask.custom_milli)
+    return max(0, min(limits)) if limits else 1 << 30
+
+
+class _Trial:
+    """Room taken while a search tries something; all of it is given back at the end."""
+
+    def __init__(self, asks: Sequence[Resources]) -> None:
+        self._asks = asks
+        self._taken: dict[int, tuple[Room, tuple[DeviceShare, ...]]] = {}
+        self.waiting = list(range(len(asks)))
+
+    def take(self, i: int, room: Room) -> None:
+        """Puts ask ``i`` on a node where it fits."""
+        self._taken[i] = (room, room.take(self._asks[i]))
+        self.waiting.remove(i)
+
+    def fill(self, room: Room) -> None:
+        """Puts as many of the waiting asks on a node as fit, in order."""
+        for i in self.waiting:
+            if room.fits(self._asks[i]):
+                self._taken[i] = (room, room.take(self._asks[i]))
+        self.waiting = [i for i in self.waiting if i not in self._taken]
+
+    def finish(self) -> list[Room] | None:
+        """Gives everything back; the node of each ask, or None if one found none."""
+        for i, (room, devices) in self._taken.items():
+            room.untake(self._asks[i], devices)
+        return None if self.waiting else [self._taken[i][0] for i in range(len(self._asks))]

@@ -1,0 +1,223 @@
+"""Which placement groups would a job use? Picks idle groups that fit and plans new ones, in a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from callboard.model.quantities import MILLI, NOTHING, Resources, total
+from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
+from callboard.scheduler.fitting import NodeFilter, Slot, candidates, fit
+from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Room, View
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The workers of a job that are charged to one pool: they share one placement group."""
+
+    pool: str
+    slots: tuple[Slot, ...]
+
+    @property
+    def resources(self) -> Resources:
+        """Sum over the workers."""
+        return total(slot.resources for slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUse:
+    """One placement group that a job would use.
+
+    Attributes:
+        ask: whose workers go there.
+        group_id: an existing group, or empty for a new one.
+        kind: kind of a new group.
+        bundles: bundles of the group.
+        bundle_of: bundle index of each slot of the ask.
+        later: something has to end before the existing group is free.
+    """
+
+    ask: Ask
+    group_id: str
+    kind: GroupKind
+    bundles: tuple[BundleRecord, ...]
+    bundle_of: tuple[int, ...]
+    later: bool = False
+
+
+def asks_of(spec: JobSpec) -> tuple[Ask, ...]:
+    """What a job needs to start: the fewest workers of each component, by the pool they are charged to."""
+    by_pool: dict[str, list[Slot]] = {}
+    for component in spec.components:
+        slots = by_pool.setdefault(spec.pool_of(component), [])
+        slots.extend(Slot(component.name, rank, component.resources) for rank in range(component.min_workers))
+    return tuple(Ask(pool, tuple(slots)) for pool, slots in by_pool.items())
+
+
+def node_filter(spec: JobSpec, pool: PoolSpec) -> NodeFilter:
+    """Nodes that a job may use for what it charges to a pool."""
+    required = tuple(pool.node_selector) + (() if spec.node_selector_soft else tuple(spec.node_selector))
+    return NodeFilter(required, tuple(spec.node_selector) if spec.node_selector_soft else ())
+
+
+def quota_shortage(
+    view: View, pool: PoolSpec, ask: Resources, refund: Resources = NOTHING
+) -> list[tuple[str, int, int]]:
+    """(resource, asked, available) of every limited resource that the ask is short of; empty when the quota holds it.
+
+    Only resources that are asked for count: one that nobody is short of never blocks (PC-16).
+    """
+    charged = view.charged(pool.name) - refund
+    short = []
+    for resource, nominal in pool.nominal:
+        asked = ask.get(resource)
+        available = max(0, nominal - charged.get(resource))
+        if asked > available:
+            short.append((resource, asked, available))
+    return short
+
+
+def choose_groups(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> tuple[GroupUse, ...] | None:
+    """Groups for every ask of a job, or None when one of them finds none or its pool's quota is short."""
+    rooms: dict[NodeFilter, list[Room]] = {}
+    uses: list[GroupUse] = []
+    for ask in asks:
+        pool = state.pools.get(ask.pool)
+        if pool is None or pool.deleting or pool.spec.stop_policy is not StopPolicy.NONE:
+            return None
+        use = reuse(state, view, spec, ask) or _make(state, view, spec, ask, rooms)
+        if use is None or quota_shortage(view, pool.spec, ask.resources, _refund(state, pool.spec, use)):
+            return None
+        uses.append(use)
+    return tuple(uses)
+
+
+def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
+    """The best existing group for an ask: reserved ones first for a high priority, available now before
+    free-to-come, then least waste, then lowest id (design 02, Reuse)."""
+    pool = state.pools[ask.pool].spec
+    if view.assumption.empty or not pool.pg_pool.enable:
+        return None
+    best: tuple[tuple[int, ...], GroupUse] | None = None
+    for group_id in state.groups_of_pool.get(ask.pool, ()):
+        group = state.groups[group_id]
+        if not may_use(pool.pg_pool, spec, group) or not view.open_to_subject(group):
+            continue
+        bundle_of = match(state, group, spec, pool, ask)
+        if bundle_of is None:
+            continue
+        later = bool(state.workers_in(group_id))
+        waste = total(bundle.resources for bundle in group.bundles) - ask.resources
+        preference = (
+            group.group_kind is not GroupKind.RESERVED,
+            later,
+            group.state is not GroupState.READY,
+            waste.gpu_milli,
+            waste.cpu_milli,
+            waste.memory_bytes,
+            group.number,
+        )
+        if best is None or preference < best[0]:
+            best = (preference, GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of, later))
+    return None if best is None else best[1]
+
+
+def may_use(pg_pool: PgPoolSpec, spec: JobSpec, group: GroupRecord) -> bool:
+    """Whether the kind of a group is open to a job of this priority."""
+    if group.group_kind is GroupKind.RESERVED:
+        return spec.priority_milli >= pg_pool.reserved_min_priority_milli or pg_pool.reserved_lendable
+    return group.group_kind is GroupKind.DYNAMIC and pg_pool.reuse
+
+
+def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: Ask) -> tuple[int, ...] | None:
+    """A bundle of the group for each slot of the ask, or None if the group doesn't fit."""
+    slots = ask.slots
+    if len(group.bundles) < len(slots) or not _size_fits(group, ask, pool.pg_pool):
+        return None
+    wanted = node_filter(spec, pool)
+    if not all(wanted.admits(state.nodes[bundle.node_id]) for bundle in group.bundles):
+        return None
+    # Bundles come back from Ray in no node order (PG-01), so order is made here: by node rank, then device.
+    open_bundles = sorted(
+        range(len(group.bundles)),
+        key=lambda i: (
+            state.nodes[group.bundles[i].node_id].rank,
+            group.bundles[i].devices[0].index if group.bundles[i].devices else -1,
+            i,
+        ),
+    )
+    chosen: dict[int, int] = {}
+    largest_first = sorted(range(len(slots)), key=lambda i: _amounts(slots[i].resources), reverse=True)
+    for i in largest_first:
+        fitting = [b for b in open_bundles if _holds(group.bundles[b], slots[i].resources)]
+        if not fitting:
+            return None
+        smallest = min(_amounts(group.bundles[b].resources) for b in fitting)
+        chosen[i] = next(b for b in fitting if _amounts(group.bundles[b].resources) == smallest)
+        open_bundles.remove(chosen[i])
+    nodes = [group.bundles[b].node_id for b in chosen.values()]
+    if spec.placement is Strategy.STRICT_PACK and len(set(nodes)) > 1:
+        return None
+    if spec.placement is Strategy.STRICT_SPREAD and len(set(nodes)) < len(nodes):
+        return None
+    return tuple(chosen[i] for i in range(len(slots)))
+
+
+def _make(state: State, view: View, spec: JobSpec, ask: Ask, rooms: dict[NodeFilter, list[Room]]) -> GroupUse | None:
+    """A new group for an ask, if the pool may make one and its bundles find room."""
+    pool = state.pools[ask.pool].spec
+    kind = new_kind(pool.pg_pool)
+    if kind is None or (kind is GroupKind.DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic):
+        return None
+    wanted = node_filter(spec, pool)
+    if wanted not in rooms:
+        # Asks of one job share the rooms, so that the second sees what the first took.
+        known = {room.node.node_id: room for found in rooms.values() for room in found}
+        rooms[wanted] = [known.get(room.node.node_id, room) for room in candidates(state, view, wanted)]
+    bundles = fit(rooms[wanted], ask.slots, spec.placement)
+    if bundles is None:
+        return None
+    return GroupUse(ask, "", kind, bundles, tuple(range(len(bundles))))
+
+
+def new_kind(pg_pool: PgPoolSpec) -> GroupKind | None:
+    """Kind of the groups that a pool makes on demand, or None if it makes none."""
+    if not pg_pool.enable:
+        return GroupKind.PRIVATE
+    return GroupKind.DYNAMIC if pg_pool.dynamic else None
+
+
+def _refund(state: State, pool: PoolSpec, use: GroupUse) -> Resources:
+    """What the pool already charges for a reserved group that the job would take."""
+    if not pool.pg_pool.charge_reserved or use.kind is not GroupKind.RESERVED or use.later:
+        return NOTHING
+    return total(bundle.resources for bundle in state.groups[use.group_id].bundles)
+
+
+def _size_fits(group: GroupRecord, ask: Ask, pg_pool: PgPoolSpec) -> bool:
+    """Whether a group isn't far larger than the ask. GPUs and CPUs count, memory only decides between fitting ones;
+    a group with GPUs is never spent on workers without. Reserved groups are there to be used, whatever their size."""
+    size, wanted = total(bundle.resources for bundle in group.bundles), ask.resources
+    if size.gpu_milli and not wanted.gpu_milli:
+        return False
+    if group.group_kind is GroupKind.RESERVED:
+        return True
+    for have, want in ((size.gpu_milli, wanted.gpu_milli), (size.cpu_milli, wanted.cpu_milli)):
+        if want and have * 1000 > want * pg_pool.reuse_slack_milli:
+            return False
+    return True
+
+
+def _holds(bundle: BundleRecord, ask: Resources) -> bool:
+    """Whether a bundle can hold one worker; a share needs a device of the bundle, whole devices need as many."""
+    if not bundle.resources.covers(ask):
+        return False
+    if ask.gpu_milli >= MILLI:
+        return sum(1 for share in bundle.devices if share.milli == MILLI) * MILLI >= ask.gpu_milli
+    return ask.gpu_milli == 0 or any(share.milli >= ask.gpu_milli for share in bundle.devices)
+
+
+def _amounts(resources: Resources) -> tuple[int, int, int]:
+    return (resources.gpu_milli, resources.cpu_milli, resources.memory_bytes)

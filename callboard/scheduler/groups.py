@@ -1,0 +1,309 @@
+"""What becomes of a placement group? Made, used, idle, removed; each step owed until an agent confirmed it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from callboard.model.specs import PgPoolSpec, Strategy
+from callboard.scheduler import orders
+from callboard.scheduler.fitting import NodeFilter, Slot, candidates, fit
+from callboard.scheduler.records import (
+    BundleRecord,
+    GroupKind,
+    GroupRecord,
+    GroupState,
+    NodeState,
+    PoolRecord,
+    Removal,
+)
+from callboard.scheduler.transaction import Transaction
+from callboard.scheduler.view import Assumption, View
+
+ANSWER_MARGIN_MS = 5_000
+"""How much longer than a bound given to an agent the controller waits for the answer: above one reconnect of an agent
+(keepalive 10 s counts as a lost agent instead), below anything a person would call hanging."""
+
+_TAKEN_APART = (GroupState.CREATING, GroupState.READY)
+
+
+def new_group(
+    tx: Transaction,
+    pool: str,
+    kind: GroupKind,
+    state: GroupState,
+    bundles: tuple[BundleRecord, ...],
+    **fields: Any,
+) -> GroupRecord:
+    """Adds a group with the next id."""
+    number = tx.count(next_group=tx.state.meta.next_group + 1).next_group
+    group = GroupRecord(
+        group_id=f"pg-{number}",
+        number=number,
+        pool=pool,
+        group_kind=kind,
+        state=state,
+        bundles=bundles,
+        created_ms=tx.now_ms,
+        **fields,
+    )
+    if state is not GroupState.CREATING:  # begin_creation() tells of that
+        revision = tx.event(
+            f"group.{state.value.lower()}",
+            f"placementGroups/{group.group_id}",
+            state.value,
+            group.reason,
+            {"pool": pool, "kind": kind.value},
+        )
+        group = replace(group, revision=revision)
+    tx.put(group)
+    return group
+
+
+def begin_creation(tx: Transaction, group_id: str, reason: str, **fields: Any) -> None:
+    """Asks Ray for a group whose room is free."""
+    group = tx.state.groups[group_id]
+    bundles: tuple[BundleRecord, ...] = fields.get("bundles", group.bundles)
+    executor = bundles[0].node_id
+    timeout_ms = orders.creation_timeout_ms(tx.state, group)
+    if group.state is not GroupState.CREATING:
+        fields["attempt"] = group.attempt + 1 if group.state is GroupState.BACKOFF else group.attempt
+    group = tx.move_group(
+        group_id,
+        GroupState.CREATING,
+        reason,
+        executor=executor,
+        deadline_ms=tx.now_ms + timeout_ms + ANSWER_MARGIN_MS,
+        removal=None,
+        ray_id="",
+        **fields,
+    )
+    _count(tx, group.pool, creations=1)
+    tx.command(orders.create_group(group, timeout_ms))
+
+
+def ready(tx: Transaction, group_id: str, ray_id: str, ray_session: str) -> GroupRecord:
+    """A group is booked in Ray."""
+    group = tx.state.groups[group_id]
+    idle_since_ms = 0 if group.job or group.nominee else tx.now_ms
+    return tx.move_group(
+        group_id,
+        GroupState.READY,
+        "booked in Ray",
+        ray_id=ray_id,
+        ray_session=ray_session,
+        deadline_ms=0,
+        idle_since_ms=idle_since_ms,
+    )
+
+
+def remove(tx: Transaction, group_id: str, removal: Removal, reason: str) -> None:
+    """Takes a group that nobody holds out of Ray, or out of the plan if it was never asked for."""
+    group = tx.state.groups[group_id]
+    if group.state in (GroupState.NOMINATED, GroupState.BACKOFF):
+        _count(tx, group.pool, removal=removal if group.state is GroupState.BACKOFF else None)
+        tx.drop("group", group_id)
+        tx.event("group.removed", f"placementGroups/{group_id}", "REMOVED", reason, {"pool": group.pool})
+        return
+    if group.state is GroupState.REMOVING:
+        return
+    group = tx.move_group(
+        group_id,
+        GroupState.REMOVING,
+        reason,
+        executor=orders.pick_executor(tx.state, group),
+        deadline_ms=0,
+        idle_since_ms=0,
+        job="",
+        nominee="",
+        removal=removal,
+    )
+    if group.executor:
+        tx.command(orders.remove_group(group))
+
+
+def removed(tx: Transaction, group_id: str) -> None:
+    """A group is gone from Ray. A reserved one that was lost is planned again."""
+    group = tx.state.groups[group_id]
+    assert group.removal is not None, "a group being removed has a reason"
+    _count(tx, group.pool, removal=group.removal)
+    if _is_made_again(tx, group):
+        # Losing a node is no failure of the creation: the next try waits for room only.
+        wait_ms = 0 if group.removal is Removal.NODE_LOST else _wait_ms(tx.state.pools[group.pool].spec.pg_pool, group)
+        back_off(tx, group_id, f"made again after: {group.reason}", wait_ms)
+        return
+    tx.drop("group", group_id)
+    tx.event("group.removed", f"placementGroups/{group_id}", "REMOVED", group.reason, {"pool": group.pool})
+
+
+def back_off(tx: Transaction, group_id: str, reason: str, wait_ms: int) -> None:
+    """A reserved group waits to be made: for room, or for a while after a failure."""
+    tx.move_group(
+        group_id,
+        GroupState.BACKOFF,
+        reason,
+        bundles=(),
+        executor="",
+        ray_id="",
+        ray_session="",
+        job="",
+        nominee="",
+        users=0,
+        idle_since_ms=0,
+        destroy=False,
+        removal=None,
+        deadline_ms=tx.now_ms + wait_ms if wait_ms else 0,
+    )
+
+
+def failed(tx: Transaction, group_id: str, message: str) -> None:
+    """A group could not be made and nothing of it is left in Ray."""
+    group = tx.state.groups[group_id]
+    _count(tx, group.pool, removal=Removal.FAILED)
+    if _is_made_again(tx, group):
+        back_off(tx, group_id, message, _wait_ms(tx.state.pools[group.pool].spec.pg_pool, group))
+        return
+    tx.drop("group", group_id)
+    tx.event("group.failed", f"placementGroups/{group_id}", "FAILED", message, {"pool": group.pool})
+
+
+def let_go(tx: Transaction, group_id: str) -> None:
+    """Looks at a group after a worker left it: once nobody holds it, it is idle or goes."""
+    group = tx.state.groups.get(group_id)
+    if group is None or group.state not in _TAKEN_APART or tx.state.workers_in(group_id):
+        return
+    pool = tx.state.pools.get(group.pool)
+    if group.destroy:
+        remove(tx, group_id, group.removal or Removal.REQUESTED, group.reason or "asked for")
+    elif pool is None or pool.deleting:
+        remove(tx, group_id, Removal.POOL_DELETED, "its pool is being deleted")
+    elif group.group_kind is GroupKind.PRIVATE:
+        remove(tx, group_id, Removal.JOB_ENDED, "its job let go of it")
+    elif group.group_kind is GroupKind.DYNAMIC and not pool.spec.pg_pool.reuse:
+        remove(tx, group_id, Removal.JOB_ENDED, "its pool reuses no groups")
+    elif group.job:
+        idle_since_ms = tx.now_ms if group.state is GroupState.READY else 0
+        tx.change_group(group_id, job="", idle_since_ms=idle_since_ms)
+
+
+def doom(tx: Transaction, group_id: str, removal: Removal, reason: str) -> None:
+    """Removes a group as soon as nobody holds it."""
+    group = tx.state.groups[group_id]
+    if group.state in _TAKEN_APART:
+        tx.change_group(group_id, destroy=True, removal=removal, reason=reason)
+        let_go(tx, group_id)
+    elif group.state is GroupState.BACKOFF:
+        remove(tx, group_id, removal, reason)
+
+
+def trim(tx: Transaction, group_id: str, reason: str) -> None:
+    """Removes an idle dynamic group to make room, or marks it if its last user is still on the way out."""
+    doom(tx, group_id, Removal.TRIMMED, reason)
+
+
+def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
+    """Makes the reserved groups that a pool lacks, as far as there is room; the others say why they wait."""
+    if not pool.spec.pg_pool.enable or pool.deleting:
+        return
+    existing = {
+        group.reserved_index: group
+        for group_id in tx.state.groups_of_pool.get(pool.spec.name, ())
+        if (group := tx.state.groups[group_id]).group_kind is GroupKind.RESERVED
+    }
+    for index, shape in enumerate(pool.spec.pg_pool.reserved):
+        if index in pool.destroyed_reserved:
+            continue
+        planned = existing.get(index)
+        if planned is not None and (planned.state is not GroupState.BACKOFF or planned.deadline_ms > tx.now_ms):
+            continue
+        rooms = candidates(tx.state, View(tx.state, Assumption()), NodeFilter(pool.spec.node_selector))
+        bundles = fit(rooms, [Slot("", 0, shape)], Strategy.PACK)
+        if bundles is not None:
+            if planned is None:
+                planned = new_group(
+                    tx, pool.spec.name, GroupKind.RESERVED, GroupState.CREATING, bundles, reserved_index=index
+                )
+            begin_creation(tx, planned.group_id, "reserved", bundles=bundles)
+            continue
+        reason = f"no node has room for {shape}"
+        if planned is None:
+            new_group(
+                tx, pool.spec.name, GroupKind.RESERVED, GroupState.BACKOFF, (), reserved_index=index, reason=reason
+            )
+        elif planned.reason != reason or planned.deadline_ms:
+            tx.change_group(planned.group_id, reason=reason, deadline_ms=0)
+
+
+def lose_node(tx: Transaction, node_id: str, reason: str) -> None:
+    """A node's Ray part is gone: its groups go, and what its agent still owed to Ray is asked of another."""
+    for group_id in list(tx.state.groups_on_node.get(node_id, ())):
+        group = tx.state.groups[group_id]
+        if group.state in _TAKEN_APART:
+            doom(tx, group_id, Removal.NODE_LOST, reason)
+    reassign_removals(tx, node_id)
+
+
+def reassign_removals(tx: Transaction, left: str = "") -> None:
+    """Gives removals whose agent is gone to another agent."""
+    for group_id in list(tx.state.groups_by_state[GroupState.REMOVING]):
+        group = tx.state.groups[group_id]
+        executor = tx.state.nodes.get(group.executor)
+        gone = executor is None or executor.node_id == left or executor.state in (NodeState.LOST, NodeState.LEFT)
+        if gone:
+            chosen = orders.pick_executor(tx.state, group)
+            if chosen and chosen != left:
+                group = tx.change_group(group_id, executor=chosen)
+                tx.command(orders.remove_group(group))
+
+
+def count_use(tx: Transaction, group: GroupRecord, fresh: bool) -> None:
+    """Counts that a job got a group: a fresh one, or a kept one (used before: a reuse)."""
+    if group.group_kind is GroupKind.PRIVATE:
+        return
+    _count(tx, group.pool, misses=1 if fresh else 0, hits=0 if fresh else 1, reuses=1 if group.users else 0)
+
+
+def _is_made_again(tx: Transaction, group: GroupRecord) -> bool:
+    """Whether a reserved group that is gone comes back: not when somebody wanted it gone."""
+    pool = tx.state.pools.get(group.pool)
+    return (
+        group.group_kind is GroupKind.RESERVED
+        and pool is not None
+        and not pool.deleting
+        and group.removal in (None, Removal.NODE_LOST, Removal.FAILED)
+    )
+
+
+def _wait_ms(pg_pool: PgPoolSpec, group: GroupRecord) -> int:
+    """Backoff after a failed creation. After the last try the longest wait goes on: room may come back any time."""
+    tries = min(group.attempt, pg_pool.retry_attempts)
+    return pg_pool.retry_base_ms << max(0, tries - 1)
+
+
+def _count(
+    tx: Transaction,
+    pool_name: str,
+    *,
+    creations: int = 0,
+    reuses: int = 0,
+    hits: int = 0,
+    misses: int = 0,
+    removal: Removal | None = None,
+) -> None:
+    pool = tx.state.pools.get(pool_name)
+    if pool is None:
+        return
+    counts = pool.counts
+    removals = dict(counts.removals)
+    if removal is not None:
+        removals[removal.value] = removals.get(removal.value, 0) + 1
+    new = replace(
+        counts,
+        creations=counts.creations + creations,
+        reuses=counts.reuses + reuses,
+        hits=counts.hits + hits,
+        misses=counts.misses + misses,
+        removals=tuple(sorted(removals.items())),
+    )
+    if new != counts:
+        tx.put(replace(pool, counts=new))

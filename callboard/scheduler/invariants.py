@@ -1,0 +1,170 @@
+"""Does everything still add up? The invariants, computed again from the records alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from callboard.model.quantities import MILLI, NOTHING, Resources
+from callboard.scheduler.records import (
+    BOOKED,
+    ENDED,
+    HOLDING,
+    LIVE,
+    GroupState,
+    JobState,
+    WorkerState,
+)
+from callboard.scheduler.state import State
+
+
+class InvariantBroken(AssertionError):
+    """An invariant does not hold: a defect of the scheduler."""
+
+
+def check_invariants(state: State) -> None:
+    """Raises :class:`InvariantBroken` naming the first invariant that doesn't hold."""
+    _device_shares(state)
+    _pool_usage(state)
+    _gangs(state)
+    _groups(state)
+    _nominations(state)
+    _node_sums(state)
+    _indexes(state)
+
+
+def _fail(invariant: str, message: str) -> None:
+    raise InvariantBroken(f"{invariant}: {message}")
+
+
+def _device_shares(state: State) -> None:
+    booked: Counter[tuple[str, int]] = Counter()
+    worn: Counter[tuple[str, int, int]] = Counter()
+    for group in state.groups.values():
+        if group.state in BOOKED:
+            for bundle in group.bundles:
+                for share in bundle.devices:
+                    booked[bundle.node_id, share.index] += share.milli
+    for worker in state.workers.values():
+        if worker.state not in HOLDING:
+            continue
+        held = state.groups.get(worker.group_id)
+        if held is None or held.state not in (GroupState.CREATING, GroupState.READY):
+            _fail(
+                "I4", f"worker g{worker.generation} holds {worker.group_id}, which is {held.state if held else 'gone'}"
+            )
+            continue
+        bundle = held.bundles[worker.bundle_index]
+        have = {share.index: share.milli for share in bundle.devices}
+        for share in worker.devices:
+            worn[worker.group_id, worker.bundle_index, share.index] += share.milli
+            if worn[worker.group_id, worker.bundle_index, share.index] > have.get(share.index, 0):
+                _fail("I1", f"worker g{worker.generation} has device {share.index} beyond its bundle")
+        if not bundle.resources.covers(worker.resources) or bundle.node_id != worker.node_id:
+            _fail("I1", f"worker g{worker.generation} does not fit bundle {worker.bundle_index} of {worker.group_id}")
+    for (node_id, index), milli in booked.items():
+        if milli > MILLI:
+            _fail("I1", f"device {index} of {node_id} is booked {milli} milli")
+
+
+def _pool_usage(state: State) -> None:
+    used: dict[str, Resources] = {}
+    for worker in state.workers.values():
+        if worker.state in HOLDING:
+            used[worker.pool] = used.get(worker.pool, NOTHING) + worker.resources
+    for pool in set(used) | set(state.ledger.pools):
+        if state.ledger.used_by(pool) != used.get(pool, NOTHING):
+            _fail("I2", f"pool {pool} shows {state.ledger.used_by(pool)}, its workers hold {used.get(pool, NOTHING)}")
+
+
+def _gangs(state: State) -> None:
+    active = (JobState.STARTING, JobState.RUNNING)
+    for job in state.jobs.values():
+        spec = state.specs[job.uid].spec
+        live = [w for w in state.workers_of(job.uid) if w.state in LIVE and w.attempt == job.attempt]
+        if job.state in active:
+            wanted = sum(component.min_workers for component in spec.components)
+            if len(live) != wanted:
+                _fail("I3", f"{job.name} is {job.state} with {len(live)} of {wanted} workers")
+        elif (job.state is JobState.PENDING or job.state in ENDED) and live:
+            _fail("I3", f"{job.name} is {job.state} and has {len(live)} live workers")
+        if job.state is JobState.RUNNING and any(w.state is not WorkerState.READY for w in live):
+            _fail("I3", f"{job.name} is RUNNING with a worker that isn't READY")
+        stopping = (JobState.STOPPING, JobState.PREEMPTING, JobState.RECOVERING)
+        if job.state in stopping and not live:
+            _fail("I6", f"{job.name} is {job.state} and nothing of it is left to wait for")
+        if job.state in ENDED and (job.nominated or job.groups):
+            _fail("I7", f"{job.name} has ended and still holds {job.groups}")
+    for worker in state.workers.values():
+        if worker.state is WorkerState.STOPPING and not worker.deadline_ms:
+            _fail("I6", f"worker g{worker.generation} stops without a deadline")
+
+
+def _groups(state: State) -> None:
+    for group in state.groups.values():
+        if group.state in (GroupState.NOMINATED, GroupState.BACKOFF, GroupState.REMOVING):
+            if state.workers_in(group.group_id):
+                _fail("I4", f"{group.group_id} is {group.state} and workers hold it")
+        holders = {worker.job for worker in state.workers_in(group.group_id) if worker.state in LIVE}
+        if len(holders) > 1:
+            _fail("I7", f"{group.group_id} is held by {sorted(holders)}")
+        if group.state in (GroupState.CREATING, GroupState.READY) and holders and not group.job:
+            _fail("I7", f"{group.group_id} is held by {sorted(holders)} and shown as idle")
+
+
+def _nominations(state: State) -> None:
+    for uid in state.nominated:
+        job = state.jobs[uid]
+        if job.state is not JobState.PENDING:
+            _fail("I7", f"{job.name} is nominated and {job.state}")
+    for group in state.groups.values():
+        if group.nominee and group.group_id not in state.jobs[group.nominee].groups:
+            _fail("I7", f"{group.group_id} is held for a job that doesn't know it")
+    claims: Counter[tuple[str, int]] = Counter()
+    for group_id in state.groups_by_state[GroupState.NOMINATED]:
+        for bundle in state.groups[group_id].bundles:
+            for share in bundle.devices:
+                claims[bundle.node_id, share.index] += share.milli
+    for (node_id, index), milli in claims.items():
+        if milli > MILLI:
+            _fail("I7", f"device {index} of {node_id} is nominated {milli} milli")
+
+
+def _node_sums(state: State) -> None:
+    for node_id, node in state.nodes.items():
+        use = state.node_use(node_id)
+        if use.used + use.held + use.free + use.quarantined != node.capacity:
+            _fail("I10", f"{node_id}: {use} does not add up to {node.capacity}")
+        for index, device in enumerate(use.devices):
+            free = MILLI - device.used_milli - device.held_milli - device.quarantined_milli
+            if min(free, device.used_milli, device.held_milli, device.quarantined_milli) < 0:
+                _fail("I10", f"device {index} of {node_id}: {device}")
+        if node.state.value in ("LOST", "LEFT"):
+            continue
+        short = [pair for pair in use.held.items() if pair[1] < 0]
+        if short:
+            _fail("I10", f"{node_id} is over-booked: held {use.held}")
+
+
+def _indexes(state: State) -> None:
+    """Every index equals the one a fresh state would have."""
+    fresh = State.of(state.records())
+    for name in ("queue", "nominated", "groups_of_pool", "jobs_holding", "requests"):
+        mine, theirs = getattr(state, name), getattr(fresh, name)
+        if _plain(mine) != _plain(theirs):
+            _fail("index", f"{name} is {mine!r}, should be {theirs!r}")
+    for kind in ("jobs_by_state", "groups_by_state"):
+        mine, theirs = getattr(state, kind), getattr(fresh, kind)
+        if {key: set(value) for key, value in mine.items()} != {key: set(value) for key, value in theirs.items()}:
+            _fail("index", f"{kind} is {mine!r}, should be {theirs!r}")
+    for node_id, book in state.ledger.nodes.items():
+        other = fresh.ledger.nodes[node_id]
+        for part in ("booked", "claimed", "used", "quarantined"):
+            mine, theirs = getattr(book, part).resources(), getattr(other, part).resources()
+            if mine != theirs:
+                _fail("index", f"{part} of {node_id} is {mine}, should be {theirs}")
+
+
+def _plain(index: object) -> object:
+    if isinstance(index, dict):
+        return {key: set(value) if isinstance(value, dict) else value for key, value in index.items()}
+    return index

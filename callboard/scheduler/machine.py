@@ -1,0 +1,238 @@
+"""The scheduler: one event in, all its changes and commands out, or nothing.
+
+    scheduler = Scheduler()
+    outcome = scheduler.handle(JobSubmitted(now_ms=…, uid=…, spec=…))
+
+No await, clock, random number or environment inside: the same events give the same changes and commands, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from callboard.model.specs import JobSpec
+from callboard.scheduler import events as ev
+from callboard.scheduler import explain as explaining
+from callboard.scheduler import groups, jobs, nodes, orders, passes, requests, workers
+from callboard.scheduler.commands import Command
+from callboard.scheduler.planning import could_ever_fit
+from callboard.scheduler.records import (
+    ENDED,
+    Change,
+    EventRecord,
+    GroupState,
+    JobState,
+    NodeState,
+    Removal,
+)
+from callboard.scheduler.state import State
+from callboard.scheduler.transaction import Transaction
+
+HISTORY_LIMIT = 1_000
+"""Most ended jobs kept; the oldest go first (NJ-11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one event led to.
+
+    Attributes:
+        changes: to be journaled before anything else happens.
+        commands: for agents, once the changes are journaled.
+        events: entries of the event log.
+        result: what the event's sender is told.
+    """
+
+    changes: tuple[Change, ...]
+    commands: tuple[Command, ...]
+    events: tuple[EventRecord, ...]
+    result: Any = None
+
+
+class Scheduler:
+    """Decides; see the module's docstring."""
+
+    def __init__(self, state: State | None = None, history_limit: int = HISTORY_LIMIT) -> None:
+        self.state = state or State()
+        self._history_limit = history_limit
+        self._memory = passes.Memory()
+
+    def handle(self, event: ev.Event) -> Outcome:
+        """Carries out one event.
+
+        Raises:
+            Refusal: the request is refused; nothing changed.
+            ImpossibleTransition: a defect; nothing changed.
+        """
+        tx = Transaction(self.state, event.now_ms, event.cause)
+        try:
+            result = HANDLERS[type(event)](tx, event)
+            passes.run(tx, self._memory)
+            self._trim_history(tx)
+            tx.close()
+        except BaseException:
+            tx.undo()
+            self._memory.forget()
+            raise
+        return Outcome(tuple(tx.changes), tuple(tx.commands), tuple(tx.events), result)
+
+    def owed_commands(self, node_id: str) -> list[Command]:
+        """What the agent of a node must still do, as far as it has not answered."""
+        return list(orders.owed(self.state, node_id))
+
+    def next_wake_ms(self) -> int | None:
+        """When a :class:`Tick` is needed at the latest, in controller time; None: no time is awaited."""
+        times = [at for at in (self.state.next_deadline_ms(), self._memory.next_retry_ms()) if at is not None]
+        return min(times, default=None)
+
+    def explain(self, uid: str, now_ms: int) -> explaining.Explanation:
+        """Why a job is where it is."""
+        return explaining.explain(self.state, uid, max(now_ms, self.state.meta.now_ms))
+
+    def explain_spec(self, spec: JobSpec, now_ms: int) -> explaining.Explanation:
+        """What would become of a job that was not submitted."""
+        return explaining.explain_spec(self.state, spec, max(now_ms, self.state.meta.now_ms))
+
+    def check_spec(self, spec: JobSpec) -> None:
+        """Raises the Refusal that a submission of ``spec`` would meet by the pools, quotas and nodes there are."""
+        tx = Transaction(self.state, self.state.meta.now_ms, "")
+        requests.check_spec(tx, spec)
+        if spec.wait_for_nodes_ms is None:
+            requests.refuse_unschedulable(tx, spec)
+
+    def _trim_history(self, tx: Transaction) -> None:
+        if not tx.changes:
+            return
+        ended = sum(len(self.state.jobs_by_state[state]) for state in ENDED)
+        if ended > self._history_limit:
+            oldest = sorted(
+                (uid for state in ENDED for uid in self.state.jobs_by_state[state]),
+                key=lambda uid: (self.state.jobs[uid].end_ms, self.state.jobs[uid].order),
+            )
+            # A tenth at once, so that the sort is paid seldom.
+            for uid in oldest[: max(1, self._history_limit // 10)]:
+                jobs.forget(tx, uid)
+
+
+def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
+    """A new term. Nodes of before count as out of touch until they are back; nothing is admitted meanwhile."""
+    term = tx.state.meta.term + 1
+    known = [node for node in tx.state.nodes.values() if node.state not in (NodeState.LOST, NodeState.LEFT)]
+    tx.count(term=term, reconcile_until_ms=tx.now_ms + event.grace_ms if known else 0)
+    for node in known:
+        if node.state is not NodeState.SUSPECT:
+            tx.move_node(node.node_id, NodeState.SUSPECT, "the controller restarted; waits for its agent")
+    tx.event("controller.started", "scheduler", "", f"term {term}")
+    return term
+
+
+def _tick(tx: Transaction, event: ev.Tick) -> None:
+    """Carries out what is due."""
+    for _, kind, key in tx.state.due(tx.now_ms):
+        if kind == "worker":
+            workers.overdue(tx, tx.state.workers[int(str(key))])
+        elif kind == "eligible":
+            tx.change_job(str(key), eligible_ms=0)
+            tx.fresh.append(str(key))
+        elif kind == "job":
+            _job_due(tx, str(key))
+        elif kind == "group":
+            _group_due(tx, str(key))
+        elif kind == "idle":
+            groups.doom(tx, str(key), Removal.IDLE, "idle for too long")
+        elif tx.state.meta.reconcile_until_ms:
+            tx.count(reconcile_until_ms=0)
+            tx.event("scheduler.reconciled", "scheduler", "", "the grace for nodes to come back is over")
+
+
+def _job_due(tx: Transaction, uid: str) -> None:
+    job = tx.state.jobs[uid]
+    if job.state in ENDED:
+        jobs.forget(tx, uid)
+    elif job.state is JobState.PENDING:
+        spec = tx.state.specs[uid].spec
+        if could_ever_fit(tx.state, spec):
+            tx.change_job(uid, deadline_ms=0)
+        else:
+            account = explaining.explain_spec(tx.state, spec, tx.now_ms)
+            jobs.end(tx, uid, JobState.FAILED, f"waited for nodes in vain: {account.summary}")
+
+
+def _group_due(tx: Transaction, group_id: str) -> None:
+    """A creation that nobody answered, or a reserved group whose backoff is over (the pass tries it)."""
+    group = tx.state.groups[group_id]
+    if group.state is GroupState.BACKOFF:
+        tx.put(replace(group, deadline_ms=0))
+        return
+    if group.state is GroupState.CREATING:
+        _fail_creation(tx, group_id, "not ready in time")
+        if group_id in tx.state.groups:
+            groups.doom(tx, group_id, Removal.FAILED, "not ready in time")
+
+
+def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
+    group = tx.state.groups.get(event.group_id)
+    if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
+        return
+    groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
+    if group.destroy:
+        groups.let_go(tx, event.group_id)
+    else:
+        jobs.start_assigned(tx, event.group_id)
+
+
+def _group_failed(tx: Transaction, event: ev.GroupFailed) -> None:
+    group = tx.state.groups.get(event.group_id)
+    if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
+        return
+    _fail_creation(tx, event.group_id, event.message)
+    groups.failed(tx, event.group_id, event.message)
+
+
+def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
+    """The jobs that waited for a group queue again, after a backoff that grows with their attempts."""
+    group = tx.state.groups[group_id]
+    pool = tx.state.pools.get(group.pool)
+    for uid in dict.fromkeys(worker.job for worker in tx.state.workers_in(group_id)):
+        job = tx.state.jobs[uid]
+        if job.state is JobState.STARTING:
+            jobs.requeue(tx, uid, f"placement group {group_id} could not be made: {message}", pool, group_id)
+
+
+def _group_removed(tx: Transaction, event: ev.GroupRemoved) -> None:
+    group = tx.state.groups.get(event.group_id)
+    if group is not None and group.state is GroupState.REMOVING:
+        groups.removed(tx, event.group_id)
+
+
+Handler = Callable[[Transaction, Any], Any]
+HANDLERS: Mapping[type[ev.Event], Handler] = {
+    ev.ControllerStarted: _controller_started,
+    ev.Tick: _tick,
+    ev.PoolCreated: requests.create_pool,
+    ev.PoolUpdated: requests.update_pool,
+    ev.PoolDeleted: requests.delete_pool,
+    ev.PolicySet: requests.set_policy,
+    ev.JobSubmitted: requests.submit,
+    ev.JobCancelled: requests.cancel,
+    ev.JobCompleted: requests.complete,
+    ev.JobPreempted: requests.preempt,
+    ev.GroupDeleted: requests.delete_group,
+    ev.NodeJoined: nodes.joined,
+    ev.NodeRayChanged: nodes.ray_changed,
+    ev.NodeSuspected: nodes.suspected,
+    ev.NodeLost: nodes.lost,
+    ev.NodeLeft: nodes.left,
+    ev.NodeCordoned: nodes.cordoned,
+    ev.RaySessionLost: nodes.session_lost,
+    ev.WorkerStarted: workers.handle,
+    ev.WorkerStartFailed: workers.handle,
+    ev.WorkerStopped: workers.handle,
+    ev.WorkerExited: workers.handle,
+    ev.WorkerFinished: workers.handle,
+    ev.GroupReady: _group_ready,
+    ev.GroupFailed: _group_failed,
+    ev.GroupRemoved: _group_removed,
+}

@@ -1,0 +1,249 @@
+"""What does it mean that a node joins, falls silent, is lost or leaves?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from callboard.scheduler import groups, jobs, orders, workers
+from callboard.scheduler.events import (
+    Admission,
+    NodeCordoned,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeRayChanged,
+    NodeSuspected,
+    RaySessionLost,
+    WorkerExited,
+)
+from callboard.scheduler.records import (
+    HOLDING,
+    GroupState,
+    NodeRecord,
+    NodeState,
+    Removal,
+    StopOutcome,
+    WorkerRecord,
+    WorkerState,
+)
+from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.transaction import Transaction
+
+_GONE = (NodeState.LOST, NodeState.LEFT)
+
+
+def joined(tx: Transaction, event: NodeJoined) -> Admission:
+    """Takes a node in: gives it a rank and an epoch, and compares what runs there with what should."""
+    old = tx.state.nodes.get(event.node_id)
+    _refuse_if_taken(tx, event, old)
+    rank = _rank(tx, event, old)
+    epoch = old.epoch + 1 if old else 1
+    ready = event.runtime != "ray" or event.ray is not None
+    state = NodeState.READY if ready else NodeState.JOINING
+    fields: dict[str, Any] = {
+        "rank": rank,
+        "labels": event.labels,
+        "node_group": event.node_group,
+        "capacity": event.capacity,
+        "devices": event.devices,
+        "simulated": event.simulated,
+        "visibility_variable": event.visibility_variable,
+        "interpreters": event.interpreters,
+        "runtime": event.runtime,
+        "ray": event.ray,
+        "epoch": epoch,
+        "instance": event.instance,
+        "version": event.version,
+        "hostname": event.hostname,
+        "joined_ms": tx.now_ms,
+    }
+    why = "its agent joined" if old is None else "its agent is back"
+    if old is None:
+        tx.put(NodeRecord(node_id=event.node_id, state=NodeState.JOINING, **fields))
+    elif old.ray is not None and (event.ray is None or event.ray.ray_node_id != old.ray.ray_node_id):
+        groups.lose_node(tx, event.node_id, "its Ray node was replaced")
+    tx.move_node(event.node_id, state, why if ready else f"{why}; its Ray node is not up yet", **fields)
+    keep = _compare(tx, event)
+    for command in orders.owed(tx.state, event.node_id):
+        if command not in tx.commands:
+            tx.command(command)
+    if ready:
+        groups.reassign_removals(tx)
+    end_reconciling_if_complete(tx)
+    return Admission(rank=rank, epoch=epoch, keep=keep)
+
+
+def ray_changed(tx: Transaction, event: NodeRayChanged) -> None:
+    """A node's Ray part is up, or down. Its agent ends and reports the workers of a dead one itself."""
+    node = _current(tx, event.node_id, event.epoch)
+    if node is None or node.state in _GONE or node.ray == event.ray:
+        return
+    if node.ray is not None:
+        groups.lose_node(tx, node.node_id, "its Ray node ended")
+    if event.ray is None:
+        tx.move_node(node.node_id, NodeState.JOINING, "its Ray node ended; another is being started", ray=None)
+    else:
+        tx.move_node(node.node_id, NodeState.READY, "its Ray node is up", ray=event.ray)
+        groups.reassign_removals(tx)
+    end_reconciling_if_complete(tx)
+
+
+def suspected(tx: Transaction, event: NodeSuspected) -> None:
+    """A node is late, or back in time."""
+    node = _current(tx, event.node_id, event.epoch)
+    if node is None:
+        return
+    if event.suspected and node.state in (NodeState.READY, NodeState.JOINING, NodeState.DRAINING):
+        tx.move_node(node.node_id, NodeState.SUSPECT, "not heard of lately; nothing new is placed there")
+    elif not event.suspected and node.state is NodeState.SUSPECT:
+        up = node.runtime != "ray" or node.ray is not None
+        tx.move_node(node.node_id, NodeState.READY if up else NodeState.JOINING, "heard of again")
+
+
+def lost(tx: Transaction, event: NodeLost) -> None:
+    """A node is given up. What ran there no longer charges its pools, but the devices stay taken until it is back."""
+    node = _current(tx, event.node_id, event.epoch)
+    if node is None or node.state in _GONE:
+        return
+    tx.move_node(node.node_id, NodeState.LOST, event.reason, ray=None)
+    _give_up(tx, node, event.reason)
+    end_reconciling_if_complete(tx)
+
+
+def left(tx: Transaction, event: NodeLeft) -> None:
+    """An agent said goodbye: it ended its workers before it did."""
+    node = _current(tx, event.node_id, event.epoch)
+    if node is None or node.state in _GONE:
+        return
+    tx.move_node(node.node_id, NodeState.LEFT, event.reason or "its agent said goodbye", ray=None, ghosts=())
+    _give_up(tx, node, f"{node.node_id} left")
+    end_reconciling_if_complete(tx)
+
+
+def cordoned(tx: Transaction, event: NodeCordoned) -> None:
+    """Somebody cordons a node, or takes that back. Idempotent."""
+    node = tx.state.nodes.get(event.node_id)
+    if node is None:
+        raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
+    if node.cordoned == event.cordoned:
+        return
+    what = "cordoned: nothing new starts here" if event.cordoned else "uncordoned"
+    revision = tx.event("node.cordoned", f"nodes/{node.node_id}", node.state.value, what)
+    tx.put(replace(node, cordoned=event.cordoned, revision=revision))
+
+
+def session_lost(tx: Transaction, event: RaySessionLost) -> None:
+    """Ray's head died: the groups of its session are void. Their workers are reported by their agents."""
+    for group_state in (GroupState.CREATING, GroupState.READY, GroupState.REMOVING):
+        for group_id in list(tx.state.groups_by_state[group_state]):
+            group = tx.state.groups[group_id]
+            if group.ray_session and group.ray_session != event.session:
+                continue
+            if group_state is GroupState.REMOVING:
+                groups.removed(tx, group_id)
+            else:
+                groups.doom(tx, group_id, Removal.NODE_LOST, event.reason or "Ray's head died")
+
+
+def end_reconciling_if_complete(tx: Transaction) -> None:
+    """Work is admitted again once every node that was there before the restart is back or given up (QL-03)."""
+    if not tx.state.meta.reconcile_until_ms:
+        return
+    awaited = [node for node in tx.state.nodes.values() if node.state in (NodeState.SUSPECT, NodeState.JOINING)]
+    if not awaited:
+        tx.count(reconcile_until_ms=0)
+        tx.event("scheduler.reconciled", "scheduler", "", "every known node is back or given up")
+
+
+def _refuse_if_taken(tx: Transaction, event: NodeJoined, old: NodeRecord | None) -> None:
+    if old is not None and event.previous_alive and old.instance != event.instance:
+        raise Refusal(
+            RefusalCode.NODE_TAKEN,
+            f"nodes/{event.node_id}",
+            f"a live agent has the node id {event.node_id} already (on {old.hostname}); stop it or choose another id",
+            "hello.node_id",
+        )
+    uuids = {device.uuid for device in event.devices if device.uuid}
+    for node in tx.state.nodes.values():
+        if node.node_id == event.node_id or node.state in _GONE or event.simulated or node.simulated:
+            continue
+        shared = uuids & {device.uuid for device in node.devices if device.uuid}
+        if shared:
+            raise Refusal(
+                RefusalCode.NODE_TAKEN,
+                f"nodes/{event.node_id}",
+                f"node {node.node_id} offers the device {min(shared)} already; give each agent devices of its own",
+                "hello.inventory.devices",
+            )
+
+
+def _rank(tx: Transaction, event: NodeJoined, old: NodeRecord | None) -> int:
+    """The rank asked for, the one the node had, or the lowest free one. A node that is gone holds no rank."""
+    taken = {
+        node.rank: node.node_id
+        for node in tx.state.nodes.values()
+        if node.node_id != event.node_id and node.state not in _GONE
+    }
+    if event.rank >= 0:
+        if event.rank in taken:
+            raise Refusal(
+                RefusalCode.NODE_TAKEN,
+                f"nodes/{event.node_id}",
+                f"rank {event.rank} belongs to node {taken[event.rank]}; ask for another or for none",
+                "hello.rank",
+            )
+        return event.rank
+    if old is not None and old.rank not in taken:
+        return old.rank
+    return next(rank for rank in range(len(taken) + 1) if rank not in taken)
+
+
+def _compare(tx: Transaction, event: NodeJoined) -> tuple[int, ...]:
+    """Generations that go on. One we hold for READY that the agent doesn't know has died; one it runs that we don't
+    want is ended before the node takes work (I4)."""
+    reported = {worker.generation: worker for worker in event.running}
+    keep: list[int] = []
+    for worker in tx.state.workers_on(event.node_id):
+        if worker.generation in reported:
+            keep.append(worker.generation)
+        elif worker.state is WorkerState.READY:
+            workers.handle(
+                tx,
+                WorkerExited(
+                    now_ms=tx.now_ms,
+                    node_id=event.node_id,
+                    generation=worker.generation,
+                    message="not there any more when its agent came back",
+                ),
+            )
+    ghosts = [running for running in event.running if running.generation not in keep]
+    for ghost in ghosts:
+        tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
+    node = tx.state.nodes[event.node_id]
+    tx.put(replace(node, ghosts=tuple(ghost.generation for ghost in ghosts)))
+    return tuple(keep)
+
+
+def _give_up(tx: Transaction, node: NodeRecord, reason: str) -> None:
+    gone = tx.state.workers_on(node.node_id)
+    for worker in gone:
+        tx.move_worker(worker.generation, WorkerState.LOST, reason, outcome=StopOutcome.ALREADY_GONE, deadline_ms=0)
+    for uid in dict.fromkeys(worker.job for worker in gone):
+        _lose_workers(tx, uid, gone, node)
+    groups.lose_node(tx, node.node_id, reason)
+
+
+def _lose_workers(tx: Transaction, uid: str, gone: list[WorkerRecord], node: NodeRecord) -> None:
+    job = tx.state.jobs.get(uid)
+    if job is None:
+        return
+    hit = [worker for worker in gone if worker.job == uid and worker.attempt == job.attempt and worker.state in HOLDING]
+    if hit:
+        jobs.recover(tx, uid, f"node {node.node_id} is gone, with {len(hit)} of its workers", counts=False)
+
+
+def _current(tx: Transaction, node_id: str, epoch: int) -> NodeRecord | None:
+    """The node, if the message is from its current session (I9)."""
+    node = tx.state.nodes.get(node_id)
+    return node if node is not None and node.epoch == epoch else None

@@ -1,0 +1,128 @@
+"""What must an agent be told? Builds commands from records, the first time and again after a restart.
+
+A command is owed as long as the record says so: a STARTING worker its start, a STOPPING one its stop, a CREATING group
+its creation, a REMOVING one its removal. Ids depend on the record alone, so an agent recognises a repeated command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
+from callboard.scheduler.records import GroupRecord, GroupState, NodeState, WorkerRecord, WorkerState
+from callboard.scheduler.state import State
+
+
+def start_worker(state: State, worker: WorkerRecord) -> StartWorker:
+    """The start of a worker, with its place among the workers of its component."""
+    job, spec = state.jobs[worker.job], state.specs[worker.job].spec
+    component = next(c for c in spec.components if c.name == worker.component)
+    peers = [
+        other
+        for other in state.workers_of(worker.job)
+        if other.component == worker.component and other.attempt == worker.attempt
+    ]
+    local = sorted(other.rank for other in peers if other.node_id == worker.node_id)
+    first = min(peers, key=lambda other: other.rank)
+    return StartWorker(
+        command_id=f"start-g{worker.generation}",
+        node_id=worker.node_id,
+        worker=worker,
+        component=component,
+        job_name=job.name,
+        ray_group_id=state.groups[worker.group_id].ray_id,
+        world_size=len(peers),
+        local_rank=local.index(worker.rank),
+        local_world_size=len(local),
+        node_rank=state.nodes[worker.node_id].rank,
+        master_node_id=first.node_id,
+        start_timeout_ms=spec.start_timeout_ms,
+        checkpoint=state.checkpoints.get((worker.job, worker.component, worker.rank)),
+    )
+
+
+def stop_worker(worker: WorkerRecord) -> StopWorker:
+    """The stop of a worker."""
+    return StopWorker(
+        command_id=f"stop-g{worker.generation}",
+        node_id=worker.node_id,
+        generation=worker.generation,
+        job=worker.job,
+        component=worker.component,
+        rank=worker.rank,
+        cancel_timeout_ms=worker.cancel_timeout_ms,
+        kill_timeout_ms=worker.kill_timeout_ms,
+        checkpoint=worker.checkpoint,
+        reason=worker.reason,
+    )
+
+
+def create_group(group: GroupRecord, timeout_ms: int) -> CreateGroup:
+    """The creation of a placement group."""
+    return CreateGroup(
+        command_id=f"create-{group.group_id}-{group.attempt}",
+        node_id=group.executor,
+        group_id=group.group_id,
+        attempt=group.attempt,
+        bundles=group.bundles,
+        timeout_ms=timeout_ms,
+    )
+
+
+def remove_group(group: GroupRecord) -> RemoveGroup:
+    """The removal of a placement group."""
+    return RemoveGroup(
+        command_id=f"remove-{group.group_id}-{group.attempt}",
+        node_id=group.executor,
+        group_id=group.group_id,
+        ray_id=group.ray_id,
+        attempt=group.attempt,
+    )
+
+
+def ghost_stop(node_id: str, generation: int, job: str, component: str, rank: int) -> StopWorker:
+    """The end of a worker that nobody wants any more: no hooks, since its successor may run already."""
+    return StopWorker(
+        command_id=f"reap-g{generation}",
+        node_id=node_id,
+        generation=generation,
+        job=job,
+        component=component,
+        rank=rank,
+        cancel_timeout_ms=0,
+        kill_timeout_ms=10_000,
+        checkpoint=False,
+        reason="nobody waits for this worker any more",
+    )
+
+
+def creation_timeout_ms(state: State, group: GroupRecord) -> int:
+    """How long the creation of a group may take."""
+    pool = state.pools.get(group.pool)
+    return pool.spec.pg_pool.creation_timeout_ms if pool else 60_000
+
+
+def pick_executor(state: State, group: GroupRecord) -> str:
+    """Node whose agent acts on a group in Ray: one that holds a bundle, else any that is connected; empty if none is."""
+    holders = [bundle.node_id for bundle in group.bundles]
+    connected = [node for node in state.nodes.values() if node.state in (NodeState.READY, NodeState.DRAINING)]
+    connected.sort(key=lambda node: (node.node_id not in holders, node.rank))
+    return connected[0].node_id if connected else ""
+
+
+def owed(state: State, node_id: str) -> Iterator[Command]:
+    """Every command that the agent of a node has been or should have been told and has not answered."""
+    for worker in state.workers_on(node_id):
+        if worker.state is WorkerState.STARTING:
+            yield start_worker(state, worker)
+        elif worker.state in (WorkerState.STOPPING, WorkerState.QUARANTINED):
+            yield stop_worker(worker)
+    for group_state in (GroupState.CREATING, GroupState.REMOVING):
+        for group_id in state.groups_by_state[group_state]:
+            group = state.groups[group_id]
+            if group.executor != node_id:
+                continue
+            if group_state is GroupState.CREATING:
+                yield create_group(group, creation_timeout_ms(state, group))
+            else:
+                yield remove_group(group)

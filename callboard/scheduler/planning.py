@@ -1,0 +1,211 @@
+"""How could this job start? Plans on views, from the least to the most that others must give up.
+
+The stages, each a superset of the one before: room that is free; idle dynamic groups trimmed; what is on its way out
+awaited; nominations overtaken; victims. A plan is complete and verified before anything is done about it, so nobody is
+evicted for a job that still could not start (PC-02, PC-04), and the sets it names are irreducible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from callboard.model.specs import JobSpec
+from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
+from callboard.scheduler.preemption import Verdict, candidates, overtakable, policy_for
+from callboard.scheduler.records import JobRecord, Rule
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Assumption, View
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A job that must yield, by which rule and why."""
+
+    uid: str
+    rule: Rule
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a job starts.
+
+    Attributes:
+        uses: its placement groups.
+        trims: ids of idle groups to remove first.
+        overtakes: uids of jobs whose nomination is dropped.
+        victims: jobs that must yield first.
+        waits: something has to end before it can start.
+    """
+
+    uses: tuple[GroupUse, ...]
+    trims: tuple[str, ...] = ()
+    overtakes: tuple[str, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A job can't start, whoever would yield to it. ``retry_ms``: when that may change by time alone; 0: never."""
+
+    retry_ms: int = 0
+
+
+def plan(state: State, uid: str, spec: JobSpec, waiting_since_ms: int, now_ms: int) -> Plan | Blocked:
+    """The cheapest way for a job to start.
+
+    Args:
+        uid: the job's uid; empty for one that was not submitted.
+        waiting_since_ms: since when it waits, for the policy's preemption delay.
+    """
+    search = _Search(state, uid, spec)
+    found = search.without_victims(now_ms)
+    if found is not None:
+        return found
+    policy = policy_for(state, spec.pool)
+    if spec.never_preempts:
+        return Blocked()
+    if now_ms < waiting_since_ms + policy.preemption_delay_ms:
+        return Blocked(waiting_since_ms + policy.preemption_delay_ms)
+    return search.with_victims(policy.max_victims_per_round, now_ms)
+
+
+def could_ever_fit(state: State, spec: JobSpec) -> bool:
+    """Whether the nodes and quotas there are could hold the job if nothing else was there."""
+    view = View(state, Assumption(empty=True))
+    return choose_groups(state, view, spec, asks_of(spec)) is not None
+
+
+class _Search:
+    """One search: the job, and what is tried for it."""
+
+    def __init__(self, state: State, uid: str, spec: JobSpec) -> None:
+        self._state = state
+        self._uid = uid
+        self._spec = spec
+        self._asks: Sequence[Ask] = asks_of(spec)
+
+    def without_victims(self, now_ms: int) -> Plan | None:
+        """A plan that evicts nobody."""
+        now = Assumption(subject=self._uid)
+        later = replace(now, future=True)
+        overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))
+        assumptions = [now, later]
+        if overtakes:
+            assumptions += [replace(now, overtaken=overtakes), replace(later, overtaken=overtakes)]
+        for assumption in assumptions:
+            found = self._try(assumption) or self._try_trimmed(assumption)
+            if found is not None:
+                return self._slim(*found)
+        return None
+
+    def with_victims(self, max_victims: int, now_ms: int) -> Plan | Blocked:
+        """A plan with the lowest possible maximum priority of victims, and of those the cheapest irreducible set."""
+        state = self._state
+        found, retry_ms = candidates(state, self._spec, self._uid, now_ms)
+        if not found:
+            return Blocked(retry_ms)
+        base = Assumption(
+            subject=self._uid,
+            future=True,
+            overtaken=frozenset(overtakable(state, self._spec, self._uid, now_ms)),
+        )
+
+        def feasible(uids: Sequence[str]) -> bool:
+            assumption = replace(base, released=frozenset(uids))
+            return (self._try(assumption) or self._try_trimmed(assumption)) is not None
+
+        verdicts = {job.uid: verdict for job, verdict in found}
+        level = self._lowest_level(found, feasible)
+        if level is None:
+            return Blocked(retry_ms)
+        chosen = self._fewest(level, feasible)
+        if max_victims and len(chosen) > max_victims:
+            return Blocked(retry_ms)
+        assumption = replace(base, released=frozenset(chosen))
+        final = self._try(assumption) or self._try_trimmed(assumption)
+        assert final is not None, "a set that was feasible a moment ago is not"
+        slim = self._slim(*final)
+        return replace(slim, victims=tuple(_victim(uid, verdicts[uid]) for uid in chosen), waits=True)
+
+    def with_one(self, victim: str, rule: Rule, reason: str) -> Plan | None:
+        """A plan in which exactly this job yields."""
+        assumption = Assumption(subject=self._uid, future=True, released=frozenset({victim}))
+        found = self._try(assumption) or self._try_trimmed(assumption)
+        if found is None:
+            return None
+        return replace(self._slim(*found), victims=(Victim(victim, rule, reason),), waits=True)
+
+    def _lowest_level(
+        self, found: list[tuple[JobRecord, Verdict]], feasible: Callable[[Sequence[str]], bool]
+    ) -> list[str] | None:
+        """Candidates up to the lowest priority at which evicting all of them would help, by bisection: evicting more
+        never makes a plan impossible."""
+        priorities = sorted({self._state.specs[job.uid].spec.priority_milli for job, _ in found})
+
+        def up_to(priority_milli: int) -> list[str]:
+            return [job.uid for job, _ in found if self._state.specs[job.uid].spec.priority_milli <= priority_milli]
+
+        low, high = 0, len(priorities) - 1
+        if not feasible(up_to(priorities[high])):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if feasible(up_to(priorities[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return up_to(priorities[low])
+
+    def _fewest(self, uids: list[str], feasible: Callable[[Sequence[str]], bool]) -> list[str]:
+        """The cheapest irreducible set: one victim if one is enough, else all less those that turn out unnecessary,
+        the most valuable spared first."""
+        state = self._state
+        top = state.specs[uids[-1]].spec.priority_milli
+        for uid in uids:
+            # A set whose maximum is lower than the lowest level cannot be enough, so one victim must be of that level.
+            if state.specs[uid].spec.priority_milli == top and feasible([uid]):
+                return [uid]
+        needed = list(uids)
+        for uid in reversed(uids):
+            without = [other for other in needed if other != uid]
+            if without and feasible(without):
+                needed = without
+        return needed
+
+    def _try(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
+        uses = choose_groups(self._state, View(self._state, assumption), self._spec, self._asks)
+        return None if uses is None else (assumption, uses)
+
+    def _try_trimmed(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
+        """The same with every idle dynamic group out of the way, if there are any."""
+        idle = View(self._state, assumption).trimmable()
+        return self._try(replace(assumption, trimmed=frozenset(idle))) if idle else None
+
+    def _slim(self, assumption: Assumption, uses: tuple[GroupUse, ...]) -> Plan:
+        """The plan without trims and overtakings that turn out unnecessary; the oldest idle groups go first."""
+        order = View(self._state, replace(assumption, trimmed=frozenset())).trimmable()
+        for group_id in reversed([group_id for group_id in order if group_id in assumption.trimmed]):
+            fewer = self._try(replace(assumption, trimmed=assumption.trimmed - {group_id}))
+            if fewer is not None:
+                assumption, uses = fewer
+        for uid in sorted(assumption.overtaken, key=lambda uid: self._state.queue_key(self._state.jobs[uid])):
+            fewer = self._try(replace(assumption, overtaken=assumption.overtaken - {uid}))
+            if fewer is not None:
+                assumption, uses = fewer
+        trims = tuple(group_id for group_id in order if group_id in assumption.trimmed)
+        overtakes = tuple(uid for uid in self._state.nominated if uid in assumption.overtaken)
+        return Plan(uses, trims, overtakes, waits=assumption.patient)
+
+
+def _victim(uid: str, verdict: Verdict) -> Victim:
+    assert verdict.rule is not None
+    return Victim(uid, verdict.rule, verdict.reason)
+
+
+def plan_with(state: State, uid: str, spec: JobSpec, victim: str, rule: Rule, reason: str) -> Plan | None:
+    """A plan for a job under the assumption that one named victim yields, by hand and not by the rules."""
+    search = _Search(state, uid, spec)
+    return search.with_one(victim, rule, reason)

@@ -1,0 +1,556 @@
+"""What does the scheduler know? Frozen records; the whole state is a set of them.
+
+A change puts one record or drops one (:class:`Put`, :class:`Drop`); the journal stores changes, and replaying them
+rebuilds the state without deciding again. Everything else the scheduler keeps (free room, usage, queues) is an index
+over records, kept by :mod:`callboard.scheduler.state`.
+
+All times are the controller's wall clock in milliseconds since 1970, clamped never to go back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from callboard.model.policy import PreemptionPolicy
+from callboard.model.quantities import NOTHING, Resources
+from callboard.model.specs import JobSpec, Labels, PoolSpec
+
+
+class NodeState(StrEnum):
+    """State of a node. A cordon is a flag beside it, since it outlives a lost connection."""
+
+    JOINING = "JOINING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    SUSPECT = "SUSPECT"
+    LOST = "LOST"
+    LEFT = "LEFT"
+
+
+class JobState(StrEnum):
+    """State of a job."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    PREEMPTING = "PREEMPTING"
+    RECOVERING = "RECOVERING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+"""States a job never leaves."""
+
+
+class WorkerState(StrEnum):
+    """State of a worker."""
+
+    ASSIGNED = "ASSIGNED"
+    STARTING = "STARTING"
+    READY = "READY"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+    QUARANTINED = "QUARANTINED"
+    LOST = "LOST"
+
+
+LIVE = frozenset({WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY, WorkerState.STOPPING})
+"""A worker in one of these may still become, be or have a process, and its end is awaited."""
+
+HOLDING = LIVE | {WorkerState.QUARANTINED}
+"""A worker in one of these keeps its room: nobody proved its process tree gone (I4)."""
+
+
+class GroupKind(StrEnum):
+    """Why a placement group exists."""
+
+    RESERVED = "RESERVED"
+    DYNAMIC = "DYNAMIC"
+    PRIVATE = "PRIVATE"
+
+
+class GroupState(StrEnum):
+    """State of a placement group."""
+
+    NOMINATED = "NOMINATED"
+    CREATING = "CREATING"
+    READY = "READY"
+    REMOVING = "REMOVING"
+    BACKOFF = "BACKOFF"
+
+
+BOOKED = frozenset({GroupState.CREATING, GroupState.READY, GroupState.REMOVING})
+"""A group in one of these may hold its bundles in Ray, so they are booked on their nodes."""
+
+
+class StopOutcome(StrEnum):
+    """How a stop ended."""
+
+    COOPERATIVE = "COOPERATIVE"
+    KILLED = "KILLED"
+    QUARANTINED = "QUARANTINED"
+    ALREADY_GONE = "ALREADY_GONE"
+
+
+class Rule(StrEnum):
+    """What allowed a preemption."""
+
+    LABEL = "LABEL"
+    SAME_POOL = "SAME_POOL"
+    CROSS_POOL = "CROSS_POOL"
+    RECLAIM = "RECLAIM"
+    MANUAL = "MANUAL"
+
+
+class Removal(StrEnum):
+    """Why a placement group was removed."""
+
+    IDLE = "IDLE"
+    TRIMMED = "TRIMMED"
+    JOB_ENDED = "JOB_ENDED"
+    NODE_LOST = "NODE_LOST"
+    FAILED = "FAILED"
+    POOL_DELETED = "POOL_DELETED"
+    REQUESTED = "REQUESTED"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One accelerator as its node's inventory gives it; its position in the inventory is its index."""
+
+    id: str
+    uuid: str = ""
+    bus_id: str = ""
+    model: str = ""
+    memory_bytes: int = 0
+    numa_node: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """A part of one device: ``milli`` of 1000 (I1), never straddling two."""
+
+    index: int
+    id: str
+    milli: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayInfo:
+    """A node's part in Ray. The authentication token is never a part of the state."""
+
+    gcs_address: str
+    session: str
+    ray_node_id: str
+    head: bool = False
+    node_ip: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One node.
+
+    Attributes:
+        ghosts: generations that the agent still runs and nobody wants; the node takes no work until they are proved
+            gone (I4).
+        instance: id of the agent program's run; two live agents with one node id differ in it.
+    """
+
+    kind: ClassVar[str] = "node"
+
+    node_id: str
+    rank: int
+    state: NodeState
+    reason: str = ""
+    cordoned: bool = False
+    labels: Labels = ()
+    node_group: str = ""
+    capacity: Resources = NOTHING
+    devices: tuple[DeviceInfo, ...] = ()
+    simulated: bool = False
+    visibility_variable: str = "CUDA_VISIBLE_DEVICES"
+    interpreters: tuple[str, ...] = ()
+    runtime: str = "ray"
+    ray: RayInfo | None = None
+    epoch: int = 0
+    instance: str = ""
+    version: str = ""
+    hostname: str = ""
+    joined_ms: int = 0
+    ghosts: tuple[int, ...] = ()
+    revision: int = 0
+
+    @property
+    def key(self) -> str:
+        """Key of the record."""
+        return self.node_id
+
+    @property
+    def usable(self) -> bool:
+        """Whether new work may be placed here."""
+        return self.state is NodeState.READY and not self.cordoned and not self.ghosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCounts:
+    """What a placement-group pool did so far."""
+
+    creations: int = 0
+    reuses: int = 0
+    hits: int = 0
+    misses: int = 0
+    removals: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRecord:
+    """One pool.
+
+    Attributes:
+        spec_version: counts the changes of the spec; the etag of the API.
+        destroyed_reserved: indexes of reserved groups removed on purpose: they stay away until the spec changes.
+    """
+
+    kind: ClassVar[str] = "pool"
+
+    spec: PoolSpec
+    spec_version: int = 1
+    deleting: bool = False
+    destroyed_reserved: tuple[int, ...] = ()
+    counts: GroupCounts = GroupCounts()
+    revision: int = 0
+
+    @property
+    def key(self) -> str:
+        """Key of the record."""
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRecord:
+    """What one bundle of a placement group books on one node."""
+
+    node_id: str
+    resources: Resources
+    devices: tuple[DeviceShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """One placement group.
+
+    Attributes:
+        job: uid of the job whose workers hold it; empty: idle.
+        nominee: uid of the job it is held for (I7); empty: none.
+        users: jobs that used it so far.
+        attempt: creation attempt, a part of its name in Ray.
+        reserved_index: position of its shape in the pool's reserved list; -1 for other kinds.
+        executor: node whose agent creates or removes it in Ray.
+        deadline_ms: end of the creation, or time of the next try; 0: none.
+        destroy: remove it as soon as it is free.
+        removal: why it is being removed; None: it isn't.
+    """
+
+    kind: ClassVar[str] = "group"
+
+    group_id: str
+    number: int
+    pool: str
+    group_kind: GroupKind
+    state: GroupState
+    bundles: tuple[BundleRecord, ...]
+    job: str = ""
+    nominee: str = ""
+    users: int = 0
+    attempt: int = 1
+    reserved_index: int = -1
+    executor: str = ""
+    ray_id: str = ""
+    ray_session: str = ""
+    reason: str = ""
+    created_ms: int = 0
+    idle_since_ms: int = 0
+    deadline_ms: int = 0
+    destroy: bool = False
+    removal: Removal | None = None
+    revision: int = 0
+
+    @property
+    def key(self) -> str:
+        """Key of the record."""
+        return self.group_id
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """One state a job entered."""
+
+    revision: int
+    at_ms: int
+    state: str
+    reason: str
+    cause: str
+
+
+STORY_LIMIT = 100
+"""Most story lines kept per job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One job, but for its spec (:class:`SpecRecord`), which never changes.
+
+    Attributes:
+        order: counts submissions; the last tie-break of the queue.
+        attempt: starts so far, counting the present one.
+        groups: placement groups it uses, or is nominated for.
+        nominated: its ask charges its pools and its groups are held for it, though it has not started (I7).
+        waits_for: uids of the victims and ids of the groups (being removed) whose end it waits for when nominated.
+        target: state it ends in, while STOPPING.
+        failures: times of failures that count against the restart budget.
+        eligible_ms: not looked at before.
+        destroy_groups: its groups are removed when it lets go of them.
+    """
+
+    kind: ClassVar[str] = "job"
+
+    uid: str
+    name: str
+    order: int
+    state: JobState
+    reason: str = ""
+    attempt: int = 0
+    submit_ms: int = 0
+    running_ms: int = 0
+    end_ms: int = 0
+    groups: tuple[str, ...] = ()
+    nominated: bool = False
+    waits_for: tuple[str, ...] = ()
+    target: JobState | None = None
+    preemptions: int = 0
+    restarts: int = 0
+    failures: tuple[int, ...] = ()
+    eligible_ms: int = 0
+    deadline_ms: int = 0
+    checkpoint_ms: int = 0
+    traceback: str = ""
+    destroy_groups: bool = False
+    request_id: str = ""
+    story: tuple[StoryLine, ...] = ()
+    cause: str = ""
+    revision: int = 0
+
+    @property
+    def key(self) -> str:
+        """Key of the record."""
+        return self.uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecRecord:
+    """What was asked of a job."""
+
+    kind: ClassVar[str] = "spec"
+
+    uid: str
+    spec: JobSpec
+
+    @property
+    def key(self) -> str:
+        """Key of the record."""
+        return self.uid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """One worker of one attempt, keyed by its generation: the fencing token of reports about it (I9).
+
+    Attributes:
+        pool: pool that its resources are charged to.
+        cancel_timeout_ms, kill_timeout_ms: bounds of its stop, while STOPPING.
+        deadline_ms: when its start or stop is over at the latest; 0: none.
+    """
+
+    kind: ClassVar[str] = "worker"
+
+    generation: int
+    job: str
+    component: str
+    rank: int
+    attempt: int
+    state: WorkerState
+    node_id: str
+    group_id: str
+    bundle_index: int
+    pool: str
+    resources: Resources
+    devices: tuple[DeviceShare, ...] = ()
+    reason: str = ""
+    pid: int = 0
+    pid_start_ms: int = 0
+    actor_name: str = ""
+    start_ms: int = 0
+    visible_devices: str = ""
+    warm: bool = False
+    cold_reason: str = ""
+    ready_ms: int = 0
+    finished: bool = False
+    cancel_timeout_ms: int = 0
+    kill_timeout_ms: int = 0
+    checkpoint: bool = False
+    deadline_ms: int = 0
+    outcome: StopOutcome | None = None
+    revision: int = 0
+
+    @property
+    def key(self) -> int:
+        """Key of the record."""
+        return self.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """State that one worker left for the next attempt of its job: ``data`` (≤ 1 MiB) or a ``uri``."""
+
+    kind: ClassVar[str] = "checkpoint"
+
+    job: str
+    component: str
+    rank: int
+    data: bytes = b""
+    uri: str = ""
+    at_ms: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Key of the record."""
+        return (self.job, self.component, self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionRecord:
+    """One victim that yields or yielded.
+
+    Attributes:
+        yield_ms: milliseconds from decision until its room was free; -1 until then.
+        outcome: worst stop outcome of its workers; None until then.
+        lost_work_ms: work since its start or last checkpoint when it was decided.
+    """
+
+    kind: ClassVar[str] = "preemption"
+
+    number: int
+    victim: str
+    victim_name: str
+    preemptor: str
+    preemptor_name: str
+    pool: str
+    rule: Rule
+    reason: str
+    decided_ms: int
+    lost_work_ms: int = 0
+    yield_ms: int = -1
+    outcome: StopOutcome | None = None
+
+    @property
+    def key(self) -> int:
+        """Key of the record."""
+        return self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaRecord:
+    """Counters and settings of the whole cluster.
+
+    Attributes:
+        term: counts the controller's starts; commands carry it.
+        reconcile_until_ms: nothing is admitted before, unless every known node is back; 0: not reconciling.
+    """
+
+    kind: ClassVar[str] = "meta"
+
+    now_ms: int = 0
+    revision: int = 0
+    term: int = 0
+    reconcile_until_ms: int = 0
+    next_generation: int = 1
+    next_group: int = 1
+    next_order: int = 1
+    next_preemption: int = 1
+    policy: PreemptionPolicy = PreemptionPolicy()
+    policy_version: int = 1
+    total_submitted: int = 0
+    total_preemptions: int = 0
+    preemption_outcomes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Key of the only record of its kind."""
+        return ""
+
+
+Record = (
+    NodeRecord
+    | PoolRecord
+    | GroupRecord
+    | JobRecord
+    | SpecRecord
+    | WorkerRecord
+    | CheckpointRecord
+    | PreemptionRecord
+    | MetaRecord
+)
+"""Everything the state is made of."""
+
+RECORD_TYPES: tuple[type[Record], ...] = (
+    NodeRecord,
+    PoolRecord,
+    GroupRecord,
+    JobRecord,
+    SpecRecord,
+    WorkerRecord,
+    CheckpointRecord,
+    PreemptionRecord,
+    MetaRecord,
+)
+"""The record types, by which a journal finds its decoders (``kind`` is the name in the log)."""
+
+Key = str | int | tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A record is new, or replaces the one with its key."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The record of this kind and key is gone."""
+
+    kind: str
+    key: Key
+
+
+Change = Put | Drop
+"""What the journal stores and :meth:`State.apply` applies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    """One entry of the event log: what changed, for people and watchers. Never read by the scheduler."""
+
+    revision: int
+    at_ms: int
+    type: str
+    subject: str
+    state: str
+    reason: str
+    cause: str
+    facts: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,326 @@
+"""What do people ask for? Pools, policies and jobs: checked whole, then carried out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from callboard.model.quantities import format_amount
+from callboard.model.specs import JobSpec
+from callboard.scheduler import groups, jobs
+from callboard.scheduler.events import (
+    GroupDeleted,
+    JobCancelled,
+    JobCompleted,
+    JobPreempted,
+    JobSubmitted,
+    PolicySet,
+    PoolCreated,
+    PoolDeleted,
+    PoolUpdated,
+)
+from callboard.scheduler.explain import explain_spec, unschedulable_reasons
+from callboard.scheduler.grouping import asks_of
+from callboard.scheduler.planning import could_ever_fit, plan_with
+from callboard.scheduler.preemption import lost_work_ms
+from callboard.scheduler.records import (
+    ENDED,
+    GroupKind,
+    GroupState,
+    JobRecord,
+    JobState,
+    PoolRecord,
+    Removal,
+    Rule,
+    SpecRecord,
+)
+from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.transaction import Transaction
+
+# ---- pools and policy ----
+
+
+def create_pool(tx: Transaction, event: PoolCreated) -> str:
+    """Makes a pool; an equal one that exists is returned as it is."""
+    name = event.spec.name
+    old = tx.state.pools.get(name)
+    if old is not None and not old.deleting and old.spec == event.spec:
+        return name
+    if old is not None:
+        differs = [field for field in old.spec.__slots__ if getattr(old.spec, field) != getattr(event.spec, field)]
+        what = f"differs in {', '.join(differs)}" if differs else "is being deleted"
+        raise Refusal(
+            RefusalCode.ALREADY_EXISTS, f"pools/{name}", f"pool {name} exists and {what}; change it with UpdatePool"
+        )
+    revision = tx.event("pool.created", f"pools/{name}", "", "created")
+    tx.put(PoolRecord(spec=event.spec, revision=revision))
+    return name
+
+
+def update_pool(tx: Transaction, event: PoolUpdated) -> str:
+    """Changes a pool. Reserved groups whose shape changed are removed as soon as they are free."""
+    pool = _pool(tx, event.spec.name, event.expected_version)
+    if pool.deleting:
+        raise Refusal(RefusalCode.WRONG_STATE, f"pools/{event.spec.name}", f"pool {event.spec.name} is being deleted")
+    if pool.spec == event.spec and not pool.destroyed_reserved:
+        return event.spec.name
+    revision = tx.event("pool.updated", f"pools/{event.spec.name}", "", "changed")
+    old, new = pool.spec.pg_pool, event.spec.pg_pool
+    tx.put(replace(pool, spec=event.spec, spec_version=pool.spec_version + 1, destroyed_reserved=(), revision=revision))
+    for group_id in list(tx.state.groups_of_pool.get(event.spec.name, ())):
+        group = tx.state.groups[group_id]
+        index = group.reserved_index
+        if group.group_kind is GroupKind.RESERVED and (
+            not new.enable or index >= len(new.reserved) or new.reserved[index] != old.reserved[index]
+        ):
+            groups.doom(tx, group_id, Removal.REQUESTED, "its pool was changed")
+    return event.spec.name
+
+
+def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
+    """Begins to delete a pool; it is gone when nothing of it is left. Idempotent while it drains."""
+    pool = _pool(tx, event.name, event.expected_version)
+    if pool.deleting:
+        return event.name
+    inside = jobs_in(tx, event.name)
+    if inside and not event.force:
+        raise Refusal(
+            RefusalCode.POOL_IN_USE,
+            f"pools/{event.name}",
+            f"pool {event.name} has {len(inside)} jobs that have not ended; cancel them or delete with force",
+        )
+    revision = tx.event("pool.deleting", f"pools/{event.name}", "DELETING", "being deleted")
+    tx.put(replace(pool, deleting=True, revision=revision))
+    for uid in inside:
+        cancel(tx, JobCancelled(now_ms=tx.now_ms, uid=uid, reason=f"pool {event.name} is being deleted"))
+    for group_id in list(tx.state.groups_of_pool.get(event.name, ())):
+        groups.doom(tx, group_id, Removal.POOL_DELETED, "its pool is being deleted")
+    finish_deletion(tx, event.name)
+    return event.name
+
+
+def finish_deletion(tx: Transaction, name: str) -> None:
+    """Drops a deleting pool once it has no job and no group left."""
+    pool = tx.state.pools.get(name)
+    if pool is not None and pool.deleting and not jobs_in(tx, name) and not tx.state.groups_of_pool.get(name):
+        tx.drop("pool", name)
+        tx.event("pool.deleted", f"pools/{name}", "DELETED", "nothing of it is left")
+
+
+def jobs_in(tx: Transaction, pool: str) -> list[str]:
+    """Jobs that have not ended and are charged to a pool."""
+    return [
+        uid
+        for state, uids in tx.state.jobs_by_state.items()
+        if state not in ENDED
+        for uid in uids
+        if pool in (tx.state.specs[uid].spec.pool, *(c.pool for c in tx.state.specs[uid].spec.components))
+    ]
+
+
+def set_policy(tx: Transaction, event: PolicySet) -> int:
+    """Replaces the cluster's policy and returns its version."""
+    meta = tx.state.meta
+    if event.expected_version and event.expected_version != meta.policy_version:
+        raise _stale("policy", event.expected_version, meta.policy_version)
+    if event.policy != meta.policy:
+        tx.count(policy=event.policy, policy_version=meta.policy_version + 1)
+        tx.event("policy.changed", "policy", "", "changed")
+    return tx.state.meta.policy_version
+
+
+# ---- jobs ----
+
+
+def submit(tx: Transaction, event: JobSubmitted) -> str:
+    """Takes a job in. Refused, with nothing kept, when it could never run."""
+    spec = event.spec
+    if event.request_id and event.request_id in tx.state.requests:
+        uid = tx.state.requests[event.request_id]
+        if tx.state.specs[uid].spec != spec:
+            raise Refusal(
+                RefusalCode.REQUEST_ID_REUSED,
+                f"jobs/{tx.state.jobs[uid].name}",
+                f"request id {event.request_id} was used for another request",
+                "request_id",
+            )
+        return uid
+    live = tx.state.live_job_named(spec.name)
+    if live is not None:
+        raise Refusal(
+            RefusalCode.ALREADY_EXISTS,
+            f"jobs/{spec.name}",
+            f"job {spec.name} exists and is {live.state}; cancel it or choose another name",
+            "spec.name",
+        )
+    check_spec(tx, spec)
+    deadline_ms = 0
+    if spec.wait_for_nodes_ms is None:
+        refuse_unschedulable(tx, spec)
+    elif not could_ever_fit(tx.state, spec):
+        deadline_ms = tx.now_ms + spec.wait_for_nodes_ms
+    meta = tx.count(next_order=tx.state.meta.next_order + 1, total_submitted=tx.state.meta.total_submitted + 1)
+    tx.put(SpecRecord(uid=event.uid, spec=spec))
+    tx.put(
+        JobRecord(
+            uid=event.uid,
+            name=spec.name,
+            order=meta.next_order,
+            state=JobState.PENDING,
+            submit_ms=tx.now_ms,
+            deadline_ms=deadline_ms,
+            request_id=event.request_id,
+            cause=tx.cause,
+        )
+    )
+    tx.move_job(event.uid, JobState.PENDING, "submitted")
+    tx.fresh.append(event.uid)
+    return event.uid
+
+
+def check_spec(tx: Transaction, spec: JobSpec) -> None:
+    """Refuses what could never be admitted by the pools there are."""
+    for i, component in enumerate(spec.components):
+        if component.colocation_group:
+            raise Refusal(
+                RefusalCode.INVALID_FIELD,
+                f"jobs/{spec.name}",
+                "colocation groups are not supported yet; give each component workers of its own",
+                f"spec.components[{i}].colocation_group",
+            )
+    for ask in asks_of(spec):
+        pool = tx.state.pools.get(ask.pool)
+        if pool is None or pool.deleting:
+            what = "is being deleted" if pool else "does not exist"
+            raise Refusal(RefusalCode.NOT_FOUND, f"pools/{ask.pool}", f"pool {ask.pool} {what}", "spec.pool")
+        for resource, nominal in pool.spec.nominal:
+            asked = ask.resources.get(resource)
+            if asked > nominal:
+                raise Refusal(
+                    RefusalCode.QUOTA_EXCEEDED,
+                    f"pools/{ask.pool}",
+                    f"{spec.name} asks {format_amount(resource, asked)} {resource}, "
+                    f"pool {ask.pool} has {format_amount(resource, nominal)} in all; ask for less or raise the quota",
+                    "spec.components",
+                    unschedulable_reasons(tx.state, spec),
+                )
+
+
+def refuse_unschedulable(tx: Transaction, spec: JobSpec) -> None:
+    """Refuses a job that no node could ever hold, unless nodes of before a restart are still on their way."""
+    if tx.state.meta.reconcile_until_ms or could_ever_fit(tx.state, spec):
+        return
+    account = explain_spec(tx.state, spec, tx.now_ms)
+    raise Refusal(RefusalCode.UNSCHEDULABLE, f"jobs/{spec.name}", account.summary, "spec.components", account.reasons)
+
+
+def cancel(tx: Transaction, event: JobCancelled) -> str:
+    """Cancels a job in whatever state it is. Idempotent; one that ends otherwise already goes on ending so."""
+    job = _job(tx, event.uid)
+    if event.destroy_groups and job.state not in ENDED:
+        jobs.destroy_groups_of(tx, job)
+    _finish(tx, job, JobState.CANCELLED, event.reason or "cancelled")
+    return job.uid
+
+
+def complete(tx: Transaction, event: JobCompleted) -> str:
+    """Ends a job as succeeded in whatever state it is. Idempotent."""
+    job = _job(tx, event.uid)
+    _finish(tx, job, JobState.SUCCEEDED, event.reason or "completed")
+    return job.uid
+
+
+def _finish(tx: Transaction, job: JobRecord, target: JobState, reason: str) -> None:
+    if job.state in ENDED or job.state is JobState.STOPPING:
+        return
+    if job.state is JobState.PENDING:
+        jobs.end(tx, job.uid, target, reason)
+    else:
+        jobs.stop(tx, job.uid, JobState.STOPPING, reason, target=target)
+
+
+def preempt(tx: Transaction, event: JobPreempted) -> str:
+    """Makes a job yield by hand. The rules of the policy don't bind a person."""
+    job = _job(tx, event.uid)
+    if job.state not in (JobState.RUNNING, JobState.STARTING):
+        raise Refusal(
+            RefusalCode.WRONG_STATE, f"jobs/{job.name}", f"job {job.name} is {job.state} and holds nothing to yield"
+        )
+    preemptor = None
+    if event.for_uid:
+        preemptor = _job(tx, event.for_uid)
+        if preemptor.state is not JobState.PENDING:
+            raise Refusal(
+                RefusalCode.WRONG_STATE,
+                f"jobs/{preemptor.name}",
+                f"job {preemptor.name} is {preemptor.state} and waits for nothing",
+                "for_job",
+            )
+        reason = event.reason or "asked by hand"
+        found = plan_with(tx.state, preemptor.uid, tx.state.specs[preemptor.uid].spec, job.uid, Rule.MANUAL, reason)
+        if found is None:
+            raise Refusal(
+                RefusalCode.PREEMPTION_REFUSED,
+                f"jobs/{job.name}",
+                f"{preemptor.name} could not start even without {job.name}; see job explain {preemptor.name}",
+                "for_job",
+            )
+        jobs.drop_nomination(tx, preemptor.uid, "planned again")
+        jobs.nominate(tx, preemptor.uid, found)
+        for group_id in found.trims:
+            groups.trim(tx, group_id, f"makes room for {preemptor.name}")
+    lost_ms = lost_work_ms(job, tx.now_ms)
+    jobs.preempt(tx, job.uid, preemptor, Rule.MANUAL, event.reason or "asked by hand", lost_ms)
+    return job.uid
+
+
+def delete_group(tx: Transaction, event: GroupDeleted) -> str:
+    """Removes an idle placement group; a reserved one stays away. Idempotent while it goes."""
+    group = tx.state.groups.get(event.group_id)
+    if group is None:
+        raise Refusal(
+            RefusalCode.NOT_FOUND,
+            f"placementGroups/{event.group_id}",
+            f"there is no placement group {event.group_id}",
+            "name",
+        )
+    if group.state is GroupState.REMOVING:
+        return event.group_id
+    holders = tx.state.workers_in(event.group_id)
+    if holders or group.nominee:
+        uid = holders[0].job if holders else group.nominee
+        name = tx.state.jobs[uid].name if uid in tx.state.jobs else uid
+        what = "is used by" if holders else "is held for"
+        raise Refusal(
+            RefusalCode.WRONG_STATE,
+            f"placementGroups/{event.group_id}",
+            f"placement group {event.group_id} {what} job {name}; cancel that first",
+        )
+    if group.group_kind is GroupKind.RESERVED:
+        jobs.keep_away(tx, group.pool, group.reserved_index)
+    groups.doom(tx, event.group_id, Removal.REQUESTED, "deleted on request")
+    return event.group_id
+
+
+def _pool(tx: Transaction, name: str, expected_version: int) -> PoolRecord:
+    pool = tx.state.pools.get(name)
+    if pool is None:
+        raise Refusal(RefusalCode.NOT_FOUND, f"pools/{name}", f"there is no pool {name}", "name")
+    if expected_version and expected_version != pool.spec_version:
+        raise _stale(f"pools/{name}", expected_version, pool.spec_version)
+    return pool
+
+
+def _job(tx: Transaction, uid: str) -> JobRecord:
+    job = tx.state.jobs.get(uid)
+    if job is None:
+        raise Refusal(RefusalCode.NOT_FOUND, f"jobs/{uid}", f"there is no job {uid}", "name")
+    return job
+
+
+def _stale(subject: str, expected: int, found: int) -> Refusal:
+    return Refusal(
+        RefusalCode.ETAG_MISMATCH,
+        subject,
+        f"{subject} changed since it was read (etag {expected}, now {found}); read it again",
+        "etag",
+    )

@@ -1,0 +1,369 @@
+"""What is true now? Every record, the one way to change it, and the indexes that make questions cheap.
+
+:meth:`State.apply` is the only mutator. It keeps the indexes in step, and never decides anything: a journal of
+changes replayed through it gives the same state on any version of the scheduler.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar, cast
+
+from callboard.model.quantities import NOTHING, Resources, total
+from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
+from callboard.scheduler.records import (
+    ENDED,
+    HOLDING,
+    Change,
+    CheckpointRecord,
+    GroupKind,
+    GroupRecord,
+    GroupState,
+    JobRecord,
+    JobState,
+    Key,
+    MetaRecord,
+    NodeRecord,
+    PoolRecord,
+    PreemptionRecord,
+    Put,
+    Record,
+    SpecRecord,
+    WorkerRecord,
+)
+from callboard.scheduler.stats import GroupStats, group_stats, pool_use
+
+_R = TypeVar("_R")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+QueueKey = tuple[int, int, int, str]
+Deadline = tuple[int, str, Key]
+
+AGING_MS_PER_MILLI = 3600
+"""A waiting job gains one milli of priority in the queue per this many ms: 1.0 an hour. Since every job gains at the
+same rate, the order of two jobs never changes and the queue stays sorted without touching it."""
+
+
+class State:
+    """All records and the indexes over them. Read freely; change only through :meth:`apply`."""
+
+    def __init__(self) -> None:
+        self.meta = MetaRecord()
+        self.nodes: dict[str, NodeRecord] = {}
+        self.pools: dict[str, PoolRecord] = {}
+        self.groups: dict[str, GroupRecord] = {}
+        self.jobs: dict[str, JobRecord] = {}
+        self.specs: dict[str, SpecRecord] = {}
+        self.workers: dict[int, WorkerRecord] = {}
+        self.checkpoints: dict[tuple[str, str, int], CheckpointRecord] = {}
+        self.preemptions: dict[int, PreemptionRecord] = {}
+        self.ledger = Ledger()
+        self.room_version = 0
+        """Counts changes that could let a waiting job start: freed room, new nodes, quotas, policies."""
+        self._tables: dict[str, dict[Key, Record]] = {
+            "node": cast("dict[Key, Record]", self.nodes),
+            "pool": cast("dict[Key, Record]", self.pools),
+            "group": cast("dict[Key, Record]", self.groups),
+            "spec": cast("dict[Key, Record]", self.specs),
+            "job": cast("dict[Key, Record]", self.jobs),
+            "worker": cast("dict[Key, Record]", self.workers),
+            "checkpoint": cast("dict[Key, Record]", self.checkpoints),
+            "preemption": cast("dict[Key, Record]", self.preemptions),
+        }
+        self.jobs_by_state: dict[JobState, dict[str, None]] = {state: {} for state in JobState}
+        self.queue: list[QueueKey] = []
+        """PENDING jobs in the order they are looked at; the last item of a key is the uid."""
+        self.groups_of_pool: dict[str, dict[str, None]] = {}
+        self.groups_on_node: dict[str, dict[str, None]] = {}
+        self.groups_by_state: dict[GroupState, dict[str, None]] = {state: {} for state in GroupState}
+        self.nominated: dict[str, None] = {}
+        self.jobs_holding: dict[str, dict[int, None]] = {}
+        self.requests: dict[str, str] = {}
+        self._uids_of_name: dict[str, dict[str, None]] = {}
+        self._workers_of_job: dict[str, dict[int, None]] = {}
+        self._workers_in_group: dict[str, dict[int, None]] = {}
+        self._workers_on_node: dict[str, dict[int, None]] = {}
+        self._checkpoints_of_job: dict[str, dict[tuple[str, str, int], None]] = {}
+        self._preemptions_for: dict[str, dict[int, None]] = {}
+        self._open_preemptions: dict[str, dict[int, None]] = {}
+        self._deadlines: list[Deadline] = []
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> State:
+        """A state made of these records, in any order that :meth:`records` gives."""
+        state = cls()
+        for record in records:
+            state.apply(Put(record))
+        return state
+
+    def records(self) -> Iterator[Record]:
+        """Every record, in an order in which they can be applied: nodes, groups, workers; specs before jobs."""
+        yield self.meta
+        for table in self._tables.values():
+            yield from table.values()
+
+    def apply(self, change: Change) -> Record | None:
+        """Carries out one change and returns the record it replaced or dropped, or None."""
+        if isinstance(change, Put) and isinstance(change.record, MetaRecord):
+            old_meta, self.meta = self.meta, change.record
+            if old_meta.policy is not change.record.policy or (
+                old_meta.reconcile_until_ms != change.record.reconcile_until_ms
+            ):
+                self.room_version += 1
+            self._deadline(change.record.reconcile_until_ms, "meta", "")
+            return old_meta
+        if isinstance(change, Put):
+            kind, key, new = change.record.kind, change.record.key, change.record
+        else:
+            kind, key, new = change.kind, change.key, None
+        table = self._tables[kind]
+        old = table.get(key)
+        if new is None:
+            if old is None:
+                return None
+            del table[key]
+        else:
+            table[key] = new
+        self._reindex(kind, old, new)
+        return old
+
+    # ---- questions ----
+
+    def find_job(self, name_or_uid: str) -> JobRecord | None:
+        """The job with this uid, or the newest with this name; None if there is none."""
+        job = self.jobs.get(name_or_uid)
+        if job is not None:
+            return job
+        uids = self._uids_of_name.get(name_or_uid)
+        return self.jobs[next(reversed(uids))] if uids else None
+
+    def live_job_named(self, name: str) -> JobRecord | None:
+        """The job of this name that has not ended; None if there is none."""
+        job = self.find_job(name)
+        return job if job is not None and job.name == name and job.state not in ENDED else None
+
+    def workers_of(self, uid: str) -> list[WorkerRecord]:
+        """Workers of a job, in the order of their generations."""
+        return [self.workers[generation] for generation in self._workers_of_job.get(uid, ())]
+
+    def workers_in(self, group_id: str) -> list[WorkerRecord]:
+        """Workers that hold a placement group: nobody else may use it (I4)."""
+        return [self.workers[generation] for generation in self._workers_in_group.get(group_id, ())]
+
+    def workers_on(self, node_id: str) -> list[WorkerRecord]:
+        """Workers that hold room on a node."""
+        return [self.workers[generation] for generation in self._workers_on_node.get(node_id, ())]
+
+    def checkpoints_of(self, uid: str) -> list[CheckpointRecord]:
+        """Checkpoints that a job's workers left."""
+        return [self.checkpoints[key] for key in self._checkpoints_of_job.get(uid, ())]
+
+    def preemptions_for(self, uid: str) -> list[PreemptionRecord]:
+        """Victims that yielded or yield to a job, oldest first."""
+        return [self.preemptions[number] for number in self._preemptions_for.get(uid, ())]
+
+    def open_preemptions(self, victim: str) -> list[PreemptionRecord]:
+        """Preemptions of a job that are decided and not over."""
+        return [self.preemptions[number] for number in self._open_preemptions.get(victim, ())]
+
+    def node_use(self, node_id: str) -> NodeUse:
+        """What a node is used for."""
+        return self.ledger.nodes[node_id].use()
+
+    def pool_use(self, name: str) -> PoolUse:
+        """What a pool is used for."""
+        return pool_use(self, name)
+
+    def group_stats(self, name: str) -> GroupStats:
+        """How many placement groups a pool has, by kind and idleness."""
+        return group_stats(self, name)
+
+    def charged(self, pool: str) -> Resources:
+        """What is charged to a pool: workers, and reserved groups where the pool says so."""
+        used = self.ledger.used_by(pool)
+        record = self.pools.get(pool)
+        if record is None or not record.spec.pg_pool.charge_reserved:
+            return used
+        idle = [
+            bundle.resources
+            for group_id in self.groups_of_pool.get(pool, ())
+            if (group := self.groups[group_id]).group_kind is GroupKind.RESERVED
+            and group.state in (GroupState.CREATING, GroupState.READY)
+            and not self._workers_in_group.get(group_id)
+            for bundle in group.bundles
+        ]
+        return used + total(idle)
+
+    def nominated_ask(self, pool: str, but: str = "") -> Resources:
+        """What nominated jobs (but for one) will charge to a pool when they start (I7)."""
+        ask = NOTHING
+        for uid in self.nominated:
+            if uid == but:
+                continue
+            spec = self.specs[uid].spec
+            for component in spec.components:
+                if spec.pool_of(component) == pool:
+                    ask = ask + component.resources.scaled(component.min_workers)
+        return ask
+
+    def next_deadline_ms(self) -> int | None:
+        """The earliest time something is due, or None."""
+        while self._deadlines:
+            at_ms, kind, key = self._deadlines[0]
+            if self._is_due(at_ms, kind, key):
+                return at_ms
+            heapq.heappop(self._deadlines)
+        return None
+
+    def due(self, now_ms: int) -> list[Deadline]:
+        """Takes out what is due at ``now_ms``, earliest first. Entries whose record moved on are left out."""
+        found: dict[Deadline, None] = {}
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            entry = heapq.heappop(self._deadlines)
+            if self._is_due(*entry):
+                found[entry] = None
+        return list(found)
+
+    def queue_key(self, job: JobRecord) -> QueueKey:
+        """Where a waiting job stands: aged priority, then first submit time, then order of submission."""
+        priority_milli = self.specs[job.uid].spec.priority_milli
+        return (job.submit_ms - priority_milli * AGING_MS_PER_MILLI, job.submit_ms, job.order, job.uid)
+
+    # ---- indexes ----
+
+    def _reindex(self, kind: str, old: Record | None, new: Record | None) -> None:
+        if kind == "worker":
+            self._index_worker(cast("WorkerRecord | None", old), cast("WorkerRecord | None", new))
+        elif kind == "job":
+            self._index_job(cast("JobRecord | None", old), cast("JobRecord | None", new))
+        elif kind == "group":
+            self._index_group(cast("GroupRecord | None", old), cast("GroupRecord | None", new))
+        elif kind == "node":
+            old_node, new_node = cast("NodeRecord | None", old), cast("NodeRecord | None", new)
+            self.ledger.node_changed(old_node, new_node)
+            self.room_version += 1
+        elif kind == "pool":
+            old_pool, new_pool = cast("PoolRecord | None", old), cast("PoolRecord | None", new)
+            before_p, after_p = (p and (p.spec_version, p.deleting, p.destroyed_reserved) for p in (old_pool, new_pool))
+            if before_p != after_p:
+                self.room_version += 1
+        elif kind == "checkpoint":
+            before_c, after_c = cast("CheckpointRecord | None", old), cast("CheckpointRecord | None", new)
+            _link(self._checkpoints_of_job, *_ends(before_c, after_c, lambda it: (it.job, it.key)))
+        elif kind == "preemption":
+            before, after = cast("PreemptionRecord | None", old), cast("PreemptionRecord | None", new)
+            _link(self._preemptions_for, *_ends(before, after, lambda it: (it.preemptor, it.number)))
+            before = before if before is not None and before.yield_ms < 0 else None
+            after = after if after is not None and after.yield_ms < 0 else None
+            _link(self._open_preemptions, *_ends(before, after, lambda it: (it.victim, it.number)))
+
+    def _index_worker(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
+        self.ledger.worker_changed(old, new)
+        _link(self._workers_of_job, *_ends(old, new, lambda it: (it.job, it.generation)))
+        before = old if old is not None and old.state in HOLDING else None
+        after = new if new is not None and new.state in HOLDING else None
+        if (before is None) != (after is None):
+            _link(self._workers_in_group, *_ends(before, after, lambda it: (it.group_id, it.generation)))
+            _link(self._workers_on_node, *_ends(before, after, lambda it: (it.node_id, it.generation)))
+            _link(self.jobs_holding, *_ends(before, after, lambda it: (it.job, it.generation)))
+            if before is not None:
+                self.room_version += 1
+        if new is not None:
+            self._deadline(new.deadline_ms, "worker", new.generation)
+
+    def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        if old is None or new is None:
+            self._index_job_name(old, new)
+        if old is None or new is None or old.state is not new.state:
+            if old is not None:
+                del self.jobs_by_state[old.state][old.uid]
+                if old.state is JobState.PENDING:
+                    del self.queue[bisect_left(self.queue, self.queue_key(old))]
+            if new is not None:
+                self.jobs_by_state[new.state][new.uid] = None
+                if new.state is JobState.PENDING:
+                    insort(self.queue, self.queue_key(new))
+        if old is not None and old.nominated and not (new is not None and new.nominated):
+            del self.nominated[old.uid]
+            self.room_version += 1
+        if new is not None and new.nominated:
+            self.nominated.setdefault(new.uid)
+        if new is not None:
+            self._deadline(new.eligible_ms, "eligible", new.uid)
+            self._deadline(new.deadline_ms, "job", new.uid)
+
+    def _index_job_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        _link(self._uids_of_name, *_ends(old, new, lambda it: (it.name, it.uid)))
+        if new is not None and new.request_id:
+            self.requests[new.request_id] = new.uid
+        if old is not None and old.request_id:
+            del self.requests[old.request_id]
+
+    def _index_group(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
+        self.ledger.group_changed(old, new)
+        if old is None and new is not None:
+            self.groups_of_pool.setdefault(new.pool, {})[new.group_id] = None
+        if old is not None and new is None:
+            _link(self.groups_of_pool, (old.pool, old.group_id), None)
+        if old is None or new is None or old.state is not new.state:
+            if old is not None:
+                del self.groups_by_state[old.state][old.group_id]
+            if new is not None:
+                self.groups_by_state[new.state][new.group_id] = None
+        before, after = old.bundles if old else (), new.bundles if new else ()
+        if before is not after:
+            for bundle in before:
+                self.groups_on_node.get(bundle.node_id, {}).pop(cast("GroupRecord", old).group_id, None)
+            for bundle in after:
+                self.groups_on_node.setdefault(bundle.node_id, {})[cast("GroupRecord", new).group_id] = None
+        if old is not None and (
+            new is None or new.state is not old.state or (old.job, old.nominee) != (new.job, new.nominee)
+        ):
+            self.room_version += 1
+        if new is not None:
+            self._deadline(new.deadline_ms, "group", new.group_id)
+            self._deadline(self._idle_end_ms(new), "idle", new.group_id)
+
+    def _idle_end_ms(self, group: GroupRecord) -> int:
+        if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee:
+            return 0
+        pool = self.pools.get(group.pool)
+        return group.idle_since_ms + (pool.spec.pg_pool.idle_ttl_ms if pool else 0)
+
+    def _deadline(self, at_ms: int, kind: str, key: Key) -> None:
+        if at_ms:
+            heapq.heappush(self._deadlines, (at_ms, kind, key))
+
+    def _is_due(self, at_ms: int, kind: str, key: Key) -> bool:
+        if kind == "worker":
+            worker = self.workers.get(cast("int", key))
+            return worker is not None and worker.deadline_ms == at_ms
+        if kind in ("eligible", "job"):
+            job = self.jobs.get(cast("str", key))
+            return job is not None and at_ms == (job.eligible_ms if kind == "eligible" else job.deadline_ms)
+        if kind in ("group", "idle"):
+            group = self.groups.get(cast("str", key))
+            return group is not None and at_ms == (group.deadline_ms if kind == "group" else self._idle_end_ms(group))
+        return self.meta.reconcile_until_ms == at_ms
+
+
+def _ends(
+    old: _R | None, new: _R | None, of: Callable[[_R], tuple[_K, _V]]
+) -> tuple[tuple[_K, _V] | None, tuple[_K, _V] | None]:
+    """The index entries of a record before and after a change."""
+    return (None if old is None else of(old), None if new is None else of(new))
+
+
+def _link(index: dict[_K, dict[_V, None]], old: tuple[_K, _V] | None, new: tuple[_K, _V] | None) -> None:
+    """Moves one entry of a one-to-many index; empty sets are taken out, so that an index never outgrows its records."""
+    if old == new:
+        return
+    if old is not None:
+        members = index[old[0]]
+        del members[old[1]]
+        if not members:
+            del index[old[0]]
+    if new is not None:
+        index.setdefault(new[0], {})[new[1]] = None

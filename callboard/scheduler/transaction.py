@@ -1,0 +1,203 @@
+"""How does one event change the state? All of it or nothing.
+
+A transaction applies each change at once, so that later parts of the decision see it, and remembers how to undo it:
+when the decision raises, everything is taken back (records are frozen, so the old ones are still there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from callboard.scheduler.commands import Command
+from callboard.scheduler.records import (
+    STORY_LIMIT,
+    Change,
+    Drop,
+    EventRecord,
+    GroupRecord,
+    GroupState,
+    JobRecord,
+    JobState,
+    Key,
+    MetaRecord,
+    NodeRecord,
+    NodeState,
+    Put,
+    Record,
+    StoryLine,
+    WorkerRecord,
+    WorkerState,
+)
+from callboard.scheduler.refusals import ImpossibleTransition
+from callboard.scheduler.state import State
+from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, allowed
+
+_Subject = TypeVar("_Subject", JobState, WorkerState, GroupState, NodeState)
+
+
+class Transaction:
+    """The changes, commands and log entries of one event."""
+
+    def __init__(self, state: State, now_ms: int, cause: str) -> None:
+        self.state = state
+        # The wall clock may jump back; the scheduler's time never does.
+        self.now_ms = max(now_ms, state.meta.now_ms)
+        self.cause = cause
+        self.changes: list[Change] = []
+        self.commands: list[Command] = []
+        self.events: list[EventRecord] = []
+        self.fresh: list[str] = []
+        """Jobs that became PENDING or eligible in this transaction: to be looked at, whatever was known before."""
+        self._undo: list[Change] = []
+
+    def put(self, record: Record) -> None:
+        """Adds or replaces a record."""
+        change = Put(record)
+        old = self.state.apply(change)
+        self._undo.append(Put(old) if old is not None else Drop(record.kind, record.key))
+        self.changes.append(change)
+
+    def drop(self, kind: str, key: Key) -> None:
+        """Takes a record out."""
+        change = Drop(kind, key)
+        old = self.state.apply(change)
+        if old is not None:
+            self._undo.append(Put(old))
+            self.changes.append(change)
+
+    def count(self, **fields: Any) -> MetaRecord:
+        """Changes counters and settings of the cluster and returns the record before the change."""
+        before = self.state.meta
+        self.put(replace(before, **fields))
+        return before
+
+    def command(self, command: Command) -> None:
+        """Adds a command."""
+        self.commands.append(command)
+
+    def event(self, kind: str, subject: str, state: str, reason: str, facts: Mapping[str, str] | None = None) -> int:
+        """Adds an entry of the log and returns its revision."""
+        revision = self.state.meta.revision + len(self.events) + 1
+        self.events.append(
+            EventRecord(
+                revision=revision,
+                at_ms=self.now_ms,
+                type=kind,
+                subject=subject,
+                state=state,
+                reason=reason,
+                cause=self.cause,
+                facts=tuple(sorted((facts or {}).items())),
+            )
+        )
+        return revision
+
+    def close(self) -> None:
+        """Ends the transaction: time and revision move on with it, if anything changed."""
+        if self.changes or self.events:
+            revision = self.state.meta.revision + max(len(self.events), 1)
+            self.put(replace(self.state.meta, now_ms=self.now_ms, revision=revision))
+
+    def undo(self) -> None:
+        """Takes everything back."""
+        for change in reversed(self._undo):
+            self.state.apply(change)
+        self.changes.clear()
+        self.commands.clear()
+        self.events.clear()
+
+    # ---- moves: the table is asked, the story is written ----
+
+    def move_job(self, uid: str, state: JobState, reason: str, **fields: Any) -> JobRecord:
+        """Moves a job to a state, with further fields, and writes its story."""
+        job = self.state.jobs[uid]
+        self._check(JOB_MOVES, job.state, state, f"jobs/{job.name}", _story(job))
+        revision = self.event(
+            f"job.{state.value.lower()}", f"jobs/{job.name}", state.value, reason, {"uid": uid, "from": job.state.value}
+        )
+        line = StoryLine(revision, self.now_ms, state.value, reason, self.cause)
+        new = replace(
+            job,
+            state=state,
+            reason=reason,
+            story=(*job.story[-STORY_LIMIT + 1 :], line),
+            cause=self.cause,
+            revision=revision,
+            **fields,
+        )
+        self.put(new)
+        return new
+
+    def change_job(self, uid: str, **fields: Any) -> JobRecord:
+        """Changes fields of a job, not its state."""
+        new = replace(self.state.jobs[uid], **fields)
+        self.put(new)
+        return new
+
+    def move_worker(self, generation: int, state: WorkerState, reason: str, **fields: Any) -> WorkerRecord:
+        """Moves a worker to a state, with further fields."""
+        worker = self.state.workers[generation]
+        subject = self.worker_subject(worker)
+        self._check(WORKER_MOVES, worker.state, state, subject, f"generation {generation}: {worker.reason}")
+        revision = self.event(
+            f"worker.{state.value.lower()}",
+            subject,
+            state.value,
+            reason,
+            {"generation": str(generation), "node": worker.node_id, "attempt": str(worker.attempt)},
+        )
+        new = replace(worker, state=state, reason=reason, revision=revision, **fields)
+        self.put(new)
+        return new
+
+    def move_group(self, group_id: str, state: GroupState, reason: str, **fields: Any) -> GroupRecord:
+        """Moves a placement group to a state, with further fields."""
+        group = self.state.groups[group_id]
+        self._check(GROUP_MOVES, group.state, state, f"placementGroups/{group_id}", group.reason)
+        revision = self.event(
+            f"group.{state.value.lower()}",
+            f"placementGroups/{group_id}",
+            state.value,
+            reason,
+            {"pool": group.pool, "kind": group.group_kind.value},
+        )
+        new = replace(group, state=state, reason=reason, revision=revision, **fields)
+        self.put(new)
+        return new
+
+    def change_group(self, group_id: str, **fields: Any) -> GroupRecord:
+        """Changes fields of a placement group, not its state."""
+        new = replace(self.state.groups[group_id], **fields)
+        self.put(new)
+        return new
+
+    def move_node(self, node_id: str, state: NodeState, reason: str, **fields: Any) -> NodeRecord:
+        """Moves a node to a state, with further fields."""
+        node = self.state.nodes[node_id]
+        self._check(NODE_MOVES, node.state, state, f"nodes/{node_id}", node.reason)
+        revision = self.event(f"node.{state.value.lower()}", f"nodes/{node_id}", state.value, reason)
+        new = replace(node, state=state, reason=reason, revision=revision, **fields)
+        self.put(new)
+        return new
+
+    def worker_subject(self, worker: WorkerRecord) -> str:
+        """Name of a worker in the log."""
+        job = self.state.jobs.get(worker.job)
+        return f"jobs/{job.name if job else worker.job}/workers/{worker.component}/{worker.rank}"
+
+    def _check(
+        self,
+        moves: Mapping[_Subject, frozenset[_Subject]],
+        old: _Subject,
+        new: _Subject,
+        subject: str,
+        story: str,
+    ) -> None:
+        if not allowed(moves, old, new):
+            raise ImpossibleTransition(f"{subject} cannot go from {old} to {new}; its story: {story}")
+
+
+def _story(job: JobRecord) -> str:
+    return " → ".join(f"{line.state} ({line.reason})" for line in job.story) or "none yet"

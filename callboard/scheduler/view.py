@@ -1,0 +1,236 @@
+"""What would be free if …? A view over the state: some jobs gone, some placement groups removed, some nominations
+dropped. Nothing is copied and nothing is changed; a view holds only deltas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from callboard.model.quantities import MILLI, NOTHING, Resources
+from callboard.scheduler.ledger import NodeBook
+from callboard.scheduler.records import (
+    LIVE,
+    BundleRecord,
+    DeviceShare,
+    GroupKind,
+    GroupRecord,
+    GroupState,
+    JobState,
+    NodeRecord,
+)
+from callboard.scheduler.state import State
+
+LEAVING = (JobState.STOPPING, JobState.PREEMPTING)
+"""Jobs whose room is free-to-come. A RECOVERING job is not among them: it queues for its own room again."""
+
+
+class Room:
+    """What is free on one node in a view; :meth:`take` uses it up while a plan is made."""
+
+    __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes", "node")
+
+    def __init__(self, node: NodeRecord, book: NodeBook) -> None:
+        self.node = node
+        booked, claimed = book.booked, book.claimed
+        capacity = node.capacity
+        self.cpu_milli = capacity.cpu_milli - booked.cpu_milli - claimed.cpu_milli
+        self.memory_bytes = capacity.memory_bytes - booked.memory_bytes - claimed.memory_bytes
+        self.custom_milli = {
+            name: milli - booked.custom_milli.get(name, 0) - claimed.custom_milli.get(name, 0)
+            for name, milli in capacity.custom_milli
+        }
+        self.device_milli = [
+            MILLI - booked.device_milli[index] - claimed.device_milli[index] for index in range(len(node.devices))
+        ]
+
+    def give_back(self, bundle: BundleRecord) -> None:
+        """Counts a bundle as free."""
+        self._move(bundle.resources, [(share.index, share.milli) for share in bundle.devices], 1)
+
+    def fits(self, ask: Resources) -> bool:
+        """Whether a worker that asks this finds room, a share never straddling devices (I1)."""
+        if ask.cpu_milli > 0 and ask.cpu_milli > self.cpu_milli:
+            return False
+        if ask.memory_bytes > 0 and ask.memory_bytes > self.memory_bytes:
+            return False
+        for name, milli in ask.custom_milli:
+            if milli > self.custom_milli.get(name, 0):
+                return False
+        if ask.gpu_milli >= MILLI:
+            return self.whole_devices() * MILLI >= ask.gpu_milli
+        return ask.gpu_milli == 0 or any(free >= ask.gpu_milli for free in self.device_milli)
+
+    def whole_devices(self) -> int:
+        """Devices nobody has a share of."""
+        return sum(1 for free in self.device_milli if free >= MILLI)
+
+    def take(self, ask: Resources) -> tuple[DeviceShare, ...]:
+        """Uses room for one worker that :meth:`fits` and names its devices: the lowest whole ones, or for a share
+        the fullest device that still has it, so that whole devices stay whole."""
+        shares: list[tuple[int, int]] = []
+        if ask.gpu_milli >= MILLI:
+            whole = [index for index, free in enumerate(self.device_milli) if free >= MILLI]
+            shares = [(index, MILLI) for index in whole[: ask.gpu_milli // MILLI]]
+        elif ask.gpu_milli > 0:
+            fitting = [(free, index) for index, free in enumerate(self.device_milli) if free >= ask.gpu_milli]
+            shares = [(min(fitting)[1], ask.gpu_milli)]
+        self._move(ask, shares, -1)
+        return tuple(DeviceShare(index, self.node.devices[index].id, milli) for index, milli in shares)
+
+    def untake(self, ask: Resources, devices: Iterable[DeviceShare]) -> None:
+        """The inverse of :meth:`take`."""
+        self._move(ask, [(share.index, share.milli) for share in devices], 1)
+
+    def free(self) -> Resources:
+        """What is free, as one amount."""
+        return Resources.of(
+            cpu_milli=self.cpu_milli,
+            gpu_milli=sum(max(0, free) for free in self.device_milli),
+            memory_bytes=self.memory_bytes,
+            custom=self.custom_milli,
+        )
+
+    def _move(self, resources: Resources, shares: Iterable[tuple[int, int]], sign: int) -> None:
+        self.cpu_milli += sign * resources.cpu_milli
+        self.memory_bytes += sign * resources.memory_bytes
+        for name, milli in resources.custom_milli:
+            self.custom_milli[name] = self.custom_milli.get(name, 0) + sign * milli
+        for index, milli in shares:
+            if index < len(self.device_milli):
+                self.device_milli[index] += sign * milli
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """What a view takes for granted.
+
+    Attributes:
+        subject: uid of the job the plan is for; its own nomination is no obstacle to it.
+        released: uids of jobs taken as gone.
+        trimmed: ids of placement groups taken as removed.
+        overtaken: uids of nominated jobs whose nomination is taken as dropped.
+        future: count what is on its way out (jobs that are stopping, groups being removed) as gone.
+        empty: count nothing as used: what could ever fit?
+    """
+
+    subject: str = ""
+    released: frozenset[str] = frozenset()
+    trimmed: frozenset[str] = frozenset()
+    overtaken: frozenset[str] = frozenset()
+    future: bool = False
+    empty: bool = False
+
+    @property
+    def patient(self) -> bool:
+        """Whether something has to end before it holds."""
+        return self.future or bool(self.released) or bool(self.trimmed)
+
+
+class View:
+    """The state under an assumption."""
+
+    def __init__(self, state: State, assumption: Assumption) -> None:
+        self.state = state
+        self.assumption = assumption
+        self._gone = assumption.released
+        if assumption.future:
+            leaving = {uid for job_state in LEAVING for uid in state.jobs_by_state[job_state]}
+            self._gone = assumption.released | leaving
+        self._ignored = assumption.overtaken | {assumption.subject}
+        self._returns = self._returned_bundles()
+
+    def room(self, node: NodeRecord) -> Room:
+        """What is free on a node."""
+        if self.assumption.empty:
+            return Room(node, NodeBook(node))
+        room = Room(node, self.state.ledger.nodes[node.node_id])
+        for bundle in self._returns.get(node.node_id, ()):
+            room.give_back(bundle)
+        return room
+
+    def open_to_subject(self, group: GroupRecord) -> bool:
+        """Whether the subject may use a placement group once what is assumed has happened."""
+        if group.state not in (GroupState.READY, GroupState.CREATING) or group.destroy:
+            return False
+        if group.group_id in self.assumption.trimmed or (group.nominee and group.nominee not in self._ignored):
+            return False
+        if not all(self.state.nodes[bundle.node_id].usable for bundle in group.bundles):
+            return False
+        return all(
+            worker.state in LIVE and worker.job in self._gone for worker in self.state.workers_in(group.group_id)
+        )
+
+    def charged(self, pool: str) -> Resources:
+        """What counts against a pool's quota beside the subject: usage and other nominations."""
+        if self.assumption.empty:
+            return NOTHING
+        amount = self.state.charged(pool)
+        for uid in self._gone:
+            for generation in self.state.jobs_holding.get(uid, ()):
+                worker = self.state.workers[generation]
+                if worker.pool == pool and worker.state in LIVE:
+                    amount = amount - worker.resources
+        for uid in self.state.nominated:
+            if uid not in self._ignored:
+                spec = self.state.specs[uid].spec
+                for component in spec.components:
+                    if spec.pool_of(component) == pool:
+                        amount = amount + component.resources.scaled(component.min_workers)
+        return amount
+
+    def dynamic_groups(self, pool: str) -> int:
+        """Dynamic groups that count against ``max_dynamic``."""
+        if self.assumption.empty:
+            return 0
+        return sum(
+            1
+            for group_id in self.state.groups_of_pool.get(pool, ())
+            if (group := self.state.groups[group_id]).group_kind is GroupKind.DYNAMIC
+            and group.state is not GroupState.REMOVING
+            and group_id not in self.assumption.trimmed
+            and not (group.state is GroupState.NOMINATED and group.nominee in self._ignored)
+            and not (group.destroy and self.assumption.future)
+        )
+
+    def trimmable(self) -> list[str]:
+        """Dynamic groups nobody uses (once what is assumed has happened), oldest idle first."""
+        found = [
+            group
+            for group in self.state.groups.values()
+            if group.group_kind is GroupKind.DYNAMIC and self.open_to_subject(group)
+        ]
+        found.sort(key=lambda group: (group.idle_since_ms or self.state.meta.now_ms, group.number))
+        return [group.group_id for group in found]
+
+    def _returned_bundles(self) -> dict[str, list[BundleRecord]]:
+        """Bundles by node that the assumption counts as free although the ledger does not."""
+        state, assumption = self.state, self.assumption
+        back: list[GroupRecord] = [state.groups[group_id] for group_id in assumption.trimmed]
+        if assumption.future:
+            back += [state.groups[group_id] for group_id in state.groups_by_state[GroupState.REMOVING]]
+        for uid in self._ignored:
+            job = state.jobs.get(uid)
+            if job is not None and job.nominated:
+                back += [
+                    state.groups[group_id]
+                    for group_id in job.groups
+                    if state.groups[group_id].state is GroupState.NOMINATED
+                ]
+        for uid in self._gone:
+            job = state.jobs[uid]
+            for group_id in job.groups:
+                group = state.groups.get(group_id)
+                if (
+                    group is not None
+                    and group.state in (GroupState.CREATING, GroupState.READY)
+                    and group_id not in assumption.trimmed
+                    and (group.group_kind is GroupKind.PRIVATE or group.destroy)
+                    and all(worker.job in self._gone and worker.state in LIVE for worker in state.workers_in(group_id))
+                ):
+                    back.append(group)
+        by_node: dict[str, list[BundleRecord]] = {}
+        for group in back:
+            for bundle in group.bundles:
+                by_node.setdefault(bundle.node_id, []).append(bundle)
+        return by_node

@@ -1,0 +1,244 @@
+"""What does a report about a worker mean? A table of worker state × report → handler.
+
+Reports may come twice, late or in another order; whatever a record has moved past changes nothing (I9). A pair that
+is not in the table cannot happen and raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from callboard.scheduler import groups, jobs
+from callboard.scheduler.events import (
+    WorkerEvent,
+    WorkerExited,
+    WorkerFinished,
+    WorkerStarted,
+    WorkerStartFailed,
+    WorkerStopped,
+)
+from callboard.scheduler.preemption import stop_timeouts
+from callboard.scheduler.records import (
+    CheckpointRecord,
+    JobState,
+    StopOutcome,
+    WorkerRecord,
+    WorkerState,
+)
+from callboard.scheduler.refusals import ImpossibleTransition
+from callboard.scheduler.transaction import Transaction
+
+Handler = Callable[[Transaction, WorkerRecord, Any], None]
+
+
+def handle(tx: Transaction, event: WorkerEvent) -> None:
+    """Carries out one report. A generation that is unknown is one that was finished with long ago."""
+    worker = tx.state.workers.get(event.generation)
+    if worker is None:
+        _ghost(tx, event)
+        return
+    if worker.node_id != event.node_id:
+        return
+    handler = TABLE.get((worker.state, type(event)))
+    if handler is None:
+        raise ImpossibleTransition(
+            f"{tx.worker_subject(worker)} is {worker.state} and its agent reports {type(event).__name__}; "
+            f"generation {worker.generation}, last: {worker.reason}"
+        )
+    handler(tx, worker, event)
+
+
+def overdue(tx: Transaction, worker: WorkerRecord) -> None:
+    """An agent did not answer in time."""
+    if worker.state is WorkerState.STARTING:
+        job = tx.state.jobs[worker.job]
+        cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[worker.job].spec)
+        reason = f"{worker.component}/{worker.rank} did not start in time on {worker.node_id}"
+        jobs.stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=False)
+        jobs.recover(tx, job.uid, reason, counts=True)
+    elif worker.state is WorkerState.STOPPING:
+        _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)
+        jobs.settle(tx, worker.job)
+
+
+def leave(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> WorkerRecord:
+    """A worker is proved gone: its room is free (I4)."""
+    stopped = tx.move_worker(worker.generation, WorkerState.STOPPED, reason, outcome=outcome, deadline_ms=0)
+    groups.let_go(tx, worker.group_id)
+    return stopped
+
+
+def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> None:
+    tx.move_worker(
+        worker.generation,
+        WorkerState.READY,
+        "constructed and answering",
+        pid=event.pid,
+        pid_start_ms=event.pid_start_ms,
+        actor_name=event.actor_name,
+        start_ms=event.start_ms,
+        visible_devices=event.visible_devices,
+        warm=event.warm,
+        cold_reason=event.cold_reason,
+        ready_ms=tx.now_ms,
+        deadline_ms=0,
+    )
+    job = tx.state.jobs[worker.job]
+    peers = [other for other in tx.state.workers_of(job.uid) if other.attempt == job.attempt]
+    if job.state is JobState.STARTING and all(other.state is WorkerState.READY for other in peers):
+        tx.move_job(job.uid, JobState.RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
+        _finish_if_all_returned(tx, job.uid)
+
+
+def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
+    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
+    _gone_or_quarantined(tx, worker, event.message, outcome)
+    reason = f"{worker.component}/{worker.rank} on {worker.node_id}: {event.message}"
+    job = tx.state.jobs[worker.job]
+    if event.user_fault and job.state is JobState.STARTING:
+        # Its own code raised: another start would raise again.
+        jobs.stop(tx, worker.job, JobState.STOPPING, reason, target=JobState.FAILED, traceback=event.traceback)
+    else:
+        jobs.recover(tx, worker.job, reason, counts=True)
+
+
+def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
+    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
+    _gone_or_quarantined(tx, worker, event.message, outcome)
+    jobs.settle(tx, worker.job)
+
+
+def _stopped(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
+    if event.checkpoint_data or event.checkpoint_uri:
+        tx.put(
+            CheckpointRecord(
+                job=worker.job,
+                component=worker.component,
+                rank=worker.rank,
+                data=event.checkpoint_data,
+                uri=event.checkpoint_uri,
+                at_ms=tx.now_ms,
+            )
+        )
+        tx.change_job(worker.job, checkpoint_ms=tx.now_ms)
+    detail = f": {event.detail}" if event.detail else ""
+    _gone_or_quarantined(tx, worker, f"{event.outcome.value.lower()} in {event.took_ms} ms{detail}", event.outcome)
+    jobs.settle(tx, worker.job)
+
+
+def _stopped_unasked(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
+    _gone_or_quarantined(tx, worker, "stopped by its agent", event.outcome)
+    jobs.recover(tx, worker.job, f"{worker.component}/{worker.rank} was stopped by its agent", counts=False)
+
+
+def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | WorkerExited) -> None:
+    still = isinstance(event, WorkerExited) and event.quarantined
+    still = still or (isinstance(event, WorkerStopped) and event.outcome is StopOutcome.QUARANTINED)
+    if still:
+        return
+    leave(tx, worker, "proved gone at last", StopOutcome.KILLED)
+    jobs.settle(tx, worker.job)
+    job = tx.state.jobs.get(worker.job)
+    if job is None or worker.attempt != job.attempt or job.end_ms:
+        tx.drop("worker", worker.generation)
+
+
+def _exited(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
+    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
+    _gone_or_quarantined(tx, worker, event.message, outcome)
+    reason = f"{worker.component}/{worker.rank} on {worker.node_id} died: {event.message}"
+    jobs.recover(tx, worker.job, reason, counts=True)
+
+
+def _exited_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
+    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
+    _gone_or_quarantined(tx, worker, event.message, outcome)
+    jobs.settle(tx, worker.job)
+
+
+def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> None:
+    if worker.finished:
+        return
+    if not event.succeeded:
+        name = f"{worker.component}/{worker.rank}"
+        tx.change_job(worker.job, traceback=event.traceback)
+        jobs.recover(tx, worker.job, f"the entry method of {name} raised", counts=True)
+        return
+    tx.put(replace(worker, finished=True))
+    tx.event("worker.finished", tx.worker_subject(worker), worker.state.value, "its entry method returned")
+    _finish_if_all_returned(tx, worker.job)
+
+
+def _finish_if_all_returned(tx: Transaction, uid: str) -> None:
+    """A job succeeds when the entry method of every worker that has one returned."""
+    job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
+    entered = {component.name for component in spec.components if component.entry}
+    if job.state is not JobState.RUNNING or not entered:
+        return
+    peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt]
+    if all(worker.finished for worker in peers if worker.component in entered):
+        jobs.stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
+
+
+def _gone_or_quarantined(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> None:
+    if outcome is StopOutcome.QUARANTINED:
+        tx.move_worker(worker.generation, WorkerState.QUARANTINED, reason, outcome=outcome, deadline_ms=0)
+    else:
+        leave(tx, worker, reason, outcome)
+
+
+def _ghost(tx: Transaction, event: WorkerEvent) -> None:
+    """A worker nobody waits for is gone: its node may take work again."""
+    node = tx.state.nodes.get(event.node_id)
+    if node is None or event.generation not in node.ghosts:
+        return
+    quarantined = isinstance(event, WorkerStopped) and event.outcome is StopOutcome.QUARANTINED
+    if isinstance(event, WorkerStopped | WorkerExited | WorkerStartFailed) and not quarantined:
+        left = tuple(generation for generation in node.ghosts if generation != event.generation)
+        tx.put(replace(node, ghosts=left))
+        tx.event(
+            "node.reaped",
+            f"nodes/{node.node_id}",
+            node.state.value,
+            f"an unwanted worker (g{event.generation}) is gone",
+        )
+
+
+def _ignore(tx: Transaction, worker: WorkerRecord, event: WorkerEvent) -> None:
+    """Late or repeated: the record has moved past it."""
+
+
+_S = WorkerState
+TABLE: Mapping[tuple[WorkerState, type[WorkerEvent]], Handler] = {
+    (_S.STARTING, WorkerStarted): _started,
+    (_S.READY, WorkerStarted): _ignore,
+    (_S.STOPPING, WorkerStarted): _ignore,
+    (_S.QUARANTINED, WorkerStarted): _ignore,
+    (_S.STOPPED, WorkerStarted): _ignore,
+    (_S.LOST, WorkerStarted): _ignore,
+    (_S.STARTING, WorkerStartFailed): _start_failed,
+    (_S.STOPPING, WorkerStartFailed): _start_failed_while_stopping,
+    (_S.QUARANTINED, WorkerStartFailed): _ignore,
+    (_S.STOPPED, WorkerStartFailed): _ignore,
+    (_S.LOST, WorkerStartFailed): _ignore,
+    (_S.STARTING, WorkerStopped): _stopped_unasked,
+    (_S.READY, WorkerStopped): _stopped_unasked,
+    (_S.STOPPING, WorkerStopped): _stopped,
+    (_S.QUARANTINED, WorkerStopped): _gone_at_last,
+    (_S.STOPPED, WorkerStopped): _ignore,
+    (_S.LOST, WorkerStopped): _ignore,
+    (_S.STARTING, WorkerExited): _exited,
+    (_S.READY, WorkerExited): _exited,
+    (_S.STOPPING, WorkerExited): _exited_while_stopping,
+    (_S.QUARANTINED, WorkerExited): _gone_at_last,
+    (_S.STOPPED, WorkerExited): _ignore,
+    (_S.LOST, WorkerExited): _ignore,
+    (_S.STARTING, WorkerFinished): _finished,
+    (_S.READY, WorkerFinished): _finished,
+    (_S.STOPPING, WorkerFinished): _ignore,
+    (_S.QUARANTINED, WorkerFinished): _ignore,
+    (_S.STOPPED, WorkerFinished): _ignore,
+    (_S.LOST, WorkerFinished): _ignore,
+}

@@ -1,0 +1,47 @@
+"""Resources and labels as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from callboard.model.quantities import Resources
+from callboard.model.specs import Labels
+from callboard.v1 import common_pb2
+
+FIXED_FIELDS = {"cpu": "cpu_milli", "gpu": "gpu_milli", "memory": "memory_bytes"}
+"""Resource → field of ``callboard.v1.Resources``; every other resource is an entry of ``custom_milli``."""
+
+
+def resources_to_proto(amounts: Resources) -> common_pb2.Resources:
+    """The message of ``amounts``; negative ones (a quota that is over) included."""
+    return common_pb2.Resources(
+        cpu_milli=amounts.cpu_milli,
+        gpu_milli=amounts.gpu_milli,
+        memory_bytes=amounts.memory_bytes,
+        custom_milli=dict(amounts.custom_milli),
+    )
+
+
+def resources_from_proto(message: common_pb2.Resources) -> Resources:
+    """The amounts of a message that a peer of ours wrote. Not validated: specs pass through ``…_spec_from_proto``."""
+    return Resources.of(
+        cpu_milli=message.cpu_milli,
+        gpu_milli=message.gpu_milli,
+        memory_bytes=message.memory_bytes,
+        custom=message.custom_milli,
+    )
+
+
+def amounts_to_proto(amounts: Iterable[tuple[str, int]]) -> common_pb2.Resources:
+    """The message of (name, amount) pairs, such as a quota; zero entries leave no trace in it."""
+    return resources_to_proto(Resources.from_items(amounts))
+
+
+def labels_to_proto(labels: Labels) -> dict[str, str]:
+    """The map field of ``labels``."""
+    return dict(labels)
+
+
+def labels_from_proto(message: Mapping[str, str]) -> Labels:
+    """The sorted form of a map field. Not validated."""
+    return tuple(sorted(message.items()))

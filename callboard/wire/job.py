@@ -1,0 +1,152 @@
+"""Jobs as messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from callboard.model.describe import masked
+from callboard.model.inputs.exact import Exact, JsonText
+from callboard.model.inputs.job import MAX_COMPONENTS, JobInput
+from callboard.model.inputs.located import Misfit
+from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, Strategy
+from callboard.v1 import job_pb2
+from callboard.wire.amounts import resources_to_proto
+from callboard.wire.enums import to_wire
+from callboard.wire.reading import MessageReader, exact_or_none, given, optional
+
+
+def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
+    """The message of ``spec``, every field set.
+
+    Args:
+        spec: the job.
+        mask: mask the values of secret variables, for everything that is shown (SE-04). A masked message must not be
+            submitted again.
+    """
+    return job_pb2.JobSpec(
+        name=spec.name,
+        pool=spec.pool,
+        priority_milli=spec.priority_milli,
+        labels=dict(spec.labels),
+        components=[component_to_proto(component, mask=mask) for component in spec.components],
+        placement=to_wire(job_pb2.PlacementStrategy, spec.placement),
+        gang=spec.gang,
+        session_lease_ms=spec.session_lease_ms,
+        preemptible=spec.preemptible,
+        min_runtime_ms=spec.min_runtime_ms,
+        grace_ms=spec.grace_ms,
+        on_preempt=to_wire(job_pb2.OnPreempt, spec.on_preempt),
+        restart=job_pb2.RestartPolicy(
+            max_restarts=spec.restart.max_restarts,
+            backoff_base_ms=spec.restart.backoff_base_ms,
+            backoff_max_ms=spec.restart.backoff_max_ms,
+            window_ms=spec.restart.window_ms,
+        ),
+        ttl_after_finished_ms=spec.ttl_after_finished_ms,
+        estimated_duration_ms=spec.estimated_duration_ms,
+        wait_for_nodes_ms=spec.wait_for_nodes_ms,
+        fencing=to_wire(job_pb2.Fencing, spec.fencing),
+        node_selector=dict(spec.node_selector),
+        node_selector_soft=spec.node_selector_soft,
+        starvation_after_ms=spec.starvation_after_ms,
+        start_timeout_ms=spec.start_timeout_ms,
+        never_preempts=spec.never_preempts,
+    )
+
+
+def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> JobSpec:
+    """A job, validated in full.
+
+    Args:
+        message: the message.
+        field: path of ``message`` in its request, for faults.
+
+    Raises:
+        InvalidInput: every fault.
+    """
+    reader = MessageReader(field)
+    mapping: dict[str, Any] = {"name": message.name, "pool": message.pool} | given(
+        priority=optional(message, "priority_milli", Exact),
+        labels=dict(message.labels),
+        placement=reader.word(job_pb2.PlacementStrategy, message.placement, Strategy, ("placement",)),
+        gang=optional(message, "gang"),
+        owner={"session": {"lease": Exact(message.session_lease_ms)}} if message.session_lease_ms else None,
+        preemptible=optional(message, "preemptible"),
+        min_runtime=exact_or_none(message.min_runtime_ms),
+        grace=optional(message, "grace_ms", Exact),
+        on_preempt=reader.word(job_pb2.OnPreempt, message.on_preempt, OnPreempt, ("on_preempt",)),
+        restart=_restart_mapping(message.restart) if message.HasField("restart") else None,
+        ttl_after_finished=optional(message, "ttl_after_finished_ms", Exact),
+        estimated_duration=exact_or_none(message.estimated_duration_ms),
+        wait_for_nodes=optional(message, "wait_for_nodes_ms", lambda ms: {"timeout": Exact(ms)}),
+        fencing=reader.word(job_pb2.Fencing, message.fencing, Fencing, ("fencing",)),
+        node_selector=dict(message.node_selector),
+        node_selector_soft=message.node_selector_soft,
+        starvation_after=exact_or_none(message.starvation_after_ms),
+        start_timeout=optional(message, "start_timeout_ms", Exact),
+        never_preempts=message.never_preempts,
+    )
+    # One beyond the bound is enough for the models to refuse the list; the rest of a huge message is not read.
+    components = message.components[: MAX_COMPONENTS + 1]
+    mapping["components"] = [_component_mapping(item, reader, index) for index, item in enumerate(components)]
+    return reader.validated(JobInput, mapping).spec()
+
+
+def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.ComponentSpec:
+    """The message of one component; see :func:`job_spec_to_proto`."""
+    counts = (
+        {"min_workers": spec.min_workers, "max_workers": spec.max_workers}
+        if spec.elastic
+        else {"workers": spec.min_workers}
+    )
+    return job_pb2.ComponentSpec(
+        name=spec.name,
+        role=spec.role,
+        actor=spec.actor,
+        args_json=spec.args_json,
+        kwargs_json=spec.kwargs_json,
+        entry=spec.entry,
+        resources=resources_to_proto(spec.resources),
+        max_concurrency=spec.max_concurrency,
+        env=masked(spec.env, secrets=not mask),
+        pass_env=spec.pass_env,
+        pool=spec.pool,
+        colocation_group=spec.colocation_group,
+        in_bundle=spec.in_bundle,
+        interpreter=spec.interpreter,
+        ray_options={"name": spec.alias} if spec.alias else {},
+        **counts,
+    )
+
+
+def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, index: int) -> dict[str, Any]:
+    place = ("components", index)
+    foreign = sorted(set(message.ray_options) - {"name"})
+    for key in foreign:
+        why = "is refused: memory and max_concurrency have their own fields, the scheduler decides about the rest"
+        reader.misfits.append(Misfit((*place, "ray_options", key), why))
+    return {"name": message.name, "actor": message.actor} | given(
+        role=message.role,
+        args=JsonText(message.args_json) if message.args_json else None,
+        kwargs=JsonText(message.kwargs_json) if message.kwargs_json else None,
+        entry=message.entry,
+        workers=optional(message, "workers"),
+        min_workers=optional(message, "min_workers"),
+        max_workers=optional(message, "max_workers"),
+        resources=reader.amounts(message.resources, (*place, "resources")),
+        max_concurrency=optional(message, "max_concurrency"),
+        env=dict(message.env),
+        pass_env=list(message.pass_env),
+        pool=message.pool,
+        colocation_group=message.colocation_group,
+        in_bundle=message.in_bundle,
+        interpreter=message.interpreter,
+        ray_options={"name": message.ray_options["name"]} if "name" in message.ray_options else None,
+    )
+
+
+def _restart_mapping(message: job_pb2.RestartPolicy) -> dict[str, Any]:
+    return {"max_restarts": message.max_restarts, "window": Exact(message.window_ms)} | given(
+        backoff_base=optional(message, "backoff_base_ms", Exact),
+        backoff_max=optional(message, "backoff_max_ms", Exact),
+    )

@@ -1,0 +1,99 @@
+"""What does a person ask for in Python? Request classes, by way of the same readers."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+import callboard
+from callboard.model import requests
+from callboard.model.faults import InvalidInput
+from callboard.model.inputs import job_spec, policy_overrides, pool_spec
+from callboard.model.inputs.job import ComponentInput, JobInput
+from callboard.model.inputs.policy import PolicyInput
+from callboard.model.inputs.pool import PgPoolInput, PoolInput
+from callboard.model.inputs.reading import Input, keys_of
+from callboard.model.names import is_name
+from callboard.model.quantities import Resources
+from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, PreemptionPolicy
+
+TRAIN = ComponentSpec("train", "my_pkg.workers:Trainer", workers=4, resources={"cpu": 2, "gpu": 1})
+
+
+class TestRequests:
+    def test_the_job_of_the_design(self) -> None:
+        request = JobSpec(pool="rlhf", priority=9, labels={"role": "train"}, components=[TRAIN])
+        spec = job_spec(request)
+        assert spec == job_spec(request.to_mapping())
+        assert (spec.pool, spec.priority_milli, spec.components[0].min_workers) == ("rlhf", 9000, 4)
+        assert spec.components[0].resources == Resources(cpu_milli=2000, gpu_milli=1000)
+
+    def test_a_job_without_a_name_gets_one_and_keeps_it(self) -> None:
+        request = JobSpec(pool="p", components=[TRAIN])
+        assert request.name is not None
+        assert request.name.startswith("train-")
+        assert request.to_mapping()["name"] == request.to_mapping()["name"]
+        assert JobSpec(pool="p", components=[TRAIN]).name != request.name
+
+    @pytest.mark.parametrize("name", ["../x", "x" * 63, ""])
+    def test_the_given_name_is_always_allowed(self, name: str) -> None:
+        made = JobSpec(pool="p", components=[ComponentSpec(name, "a:B")]).name
+        assert made is not None
+        assert is_name(made)
+
+    def test_components_may_be_mappings(self) -> None:
+        spec = job_spec(JobSpec(name="j", pool="p", components=[{"name": "c", "actor": "a:B", "workers": 2}]))
+        assert spec.components[0].min_workers == 2
+
+    def test_pools_nest(self) -> None:
+        request = PoolSpec(
+            name="p",
+            nominal={"cpu": 6},
+            pg_pool=PgPoolSpec(reserved=[{"cpu": 2}], max_dynamic=2),
+            preemption=PreemptionPolicy(label_rules={"role": {"train": ["rollout"]}}, cancel_timeout="0.5s"),
+        )
+        spec = pool_spec(request)
+        assert spec.pg_pool.reserved == (Resources(cpu_milli=2000),)
+        assert spec.preemption.cancel_timeout_ms == 500
+        assert policy_overrides(PreemptionPolicy(aggressiveness="high")).aggressiveness == "HIGH"
+        assert pool_spec({"name": "p", "pg_pool": PgPoolSpec()}).pg_pool.enable
+
+    def test_faults_are_those_of_mappings(self) -> None:
+        with pytest.raises(InvalidInput, match=r"components\[0\]\.workers: 0 is out of bounds"):
+            job_spec(JobSpec(name="j", pool="p", components=[ComponentSpec("c", "a:B", workers=0)]))
+
+    @pytest.mark.parametrize(
+        ("request_class", "model"),
+        [
+            (JobSpec, JobInput),
+            (ComponentSpec, ComponentInput),
+            (PoolSpec, PoolInput),
+            (PgPoolSpec, PgPoolInput),
+            (PreemptionPolicy, PolicyInput),
+        ],
+    )
+    def test_they_offer_every_key_that_a_file_may_have(self, request_class: type, model: type[Input]) -> None:
+        assert {field.name for field in dataclasses.fields(request_class)} == set(keys_of(model))
+
+
+class TestNamesOfThePackage:
+    def test_callboard_offers_the_classes_people_write(self) -> None:
+        for name in ("JobSpec", "ComponentSpec", "PoolSpec", "PgPoolSpec", "PreemptionPolicy"):
+            assert getattr(callboard, name) is getattr(requests, name)
+
+    def test_importing_the_model_loads_no_pydantic(self) -> None:
+        program = "import callboard.model, callboard.model.requests, sys; print(*sys.modules)"
+        loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        assert not {"pydantic", "yaml", "grpc"} & set(loaded.split())
+
+    def test_every_name_of_the_model_loads_and_is_listed(self) -> None:
+        from callboard import model
+
+        for name in model._PUBLIC:
+            assert getattr(model, name) is not None
+            assert name in dir(model)
+        with pytest.raises(AttributeError, match="no attribute 'Jobspec'"):
+            _ = model.Jobspec

@@ -1,0 +1,94 @@
+"""Where in the file is it, and which files are refused?"""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs import job_spec, pool_spec, read_yaml
+
+
+def faults_of(text: str) -> tuple[Fault, ...]:
+    with pytest.raises(InvalidInput) as caught:
+        read_yaml(text)
+    return caught.value.faults
+
+
+class TestReading:
+    def test_yaml_and_json(self) -> None:
+        assert read_yaml("a: 1\nb: [x, {c: 2}]\n") == {"a": 1, "b": ["x", {"c": 2}]}
+        assert read_yaml('{"a": 1, "b": [null, true, 0.5]}') == {"a": 1, "b": [None, True, 0.5]}
+
+    def test_merges_yield_to_what_is_stated(self) -> None:
+        text = "base: &base {cpu: 1, gpu: 1}\nmore: &more {gpu: 2, x: 3}\nown: {<<: [*base, *more], cpu: 4}\n"
+        assert read_yaml(text)["own"] == {"cpu": 4, "gpu": 1, "x": 3}
+
+
+class TestWhereFaultsAre:
+    def test_a_key_twice_is_refused_with_both_places(self) -> None:
+        (fault,) = faults_of("name: a\npool: p\nname: b\n")
+        assert (fault.field, fault.line, fault.column) == ("name", 3, 1)
+        assert fault.message == "the key 'name' occurs twice, first in line 1"
+
+    def test_every_key_that_occurs_twice_is_told_at_any_depth(self) -> None:
+        faults = faults_of("a: {x: 1, x: 2}\nb:\n- y: 1\n  y: 2\n")
+        assert [(fault.field, fault.line, fault.column) for fault in faults] == [("a.x", 1, 11), ("b[0].y", 4, 3)]
+
+    def test_faults_of_a_job_have_line_and_column(self) -> None:
+        text = "name: j\npool: p\ncomponents:\n- name: c\n  actor: nothing\n  resources: {cpu: 1, gpu: 1.5}\n- nam: d\n"
+        with pytest.raises(InvalidInput) as caught:
+            job_spec(read_yaml(text))
+        assert [(fault.field, fault.line, fault.column) for fault in caught.value.faults] == [
+            ("components[0].actor", 5, 3),
+            ("components[0].resources.gpu", 6, 23),
+            ("components[1].name", 7, 3),
+            ("components[1].actor", 7, 3),
+            ("components[1].nam", 7, 3),
+        ]
+        assert str(caught.value.faults[0]).startswith("5:3: components[0].actor: 'nothing' is not")
+
+    def test_faults_of_a_pool_have_line_and_column(self) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            pool_spec(read_yaml("name: p\nnominal:\n  cpu: -1\n"))
+        assert [(fault.field, fault.line) for fault in caught.value.faults] == [("nominal.cpu", 3)]
+
+    def test_words_that_yaml_takes_for_truth_values_are_refused_as_labels(self) -> None:
+        with pytest.raises(InvalidInput, match=r"labels\.stage: true .* put it in quotes"):
+            pool_spec(read_yaml("name: p\nlabels: {stage: on}\n"))
+
+
+class TestFilesThatAreRefused:
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "the file is empty"),
+            ("# nothing\n", "the file is empty"),
+            ("- a\n", "holds a list, not a mapping"),
+            ("just words", "holds 'just words', not a mapping"),
+            ("a: [", "no YAML"),
+            ("a: 'x", "no YAML"),
+            ("a: \x07", "no YAML"),
+            ("a: b: c", "no YAML"),
+            ("a: 1\n---\nb: 2\n", "another document"),
+            ("a: !!python/object/apply:os.system [x]", "is not allowed"),
+            ("a: !!set {x, y}", "is not allowed"),
+            ("a: !thing x", "could not determine a constructor"),
+            ("? [1]\n: 2", "a key is not a text"),
+            ("a: *nowhere", "undefined alias"),
+            ("a: 2024-13-45", "no YAML"),
+            ("&a [*a]", "nested deeper"),
+            ("[" * 2000, "nested deeper"),
+            ("a: {<<: 3}", "<< needs a mapping"),
+            ("a: " + "x" * (5 << 20), "larger than"),
+        ],
+    )
+    def test_with_a_reason(self, text: str, reason: str) -> None:
+        assert reason in faults_of(text)[0].message
+
+    def test_ten_lines_that_mean_a_thousand_million_values(self) -> None:
+        lines = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
+        lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 9)]
+        assert "more than 200000 values" in faults_of("\n".join(lines))[0].message
+
+    def test_no_tag_runs_code(self) -> None:
+        assert faults_of("a: !!python/object/new:os.system ['echo']")[0].line == 1

@@ -1,0 +1,331 @@
+"""Preemption: scenarios from public reports (PC-…), each by its id, and the rules of design 02."""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.model.policy import Aggressiveness
+from callboard.model.specs import ComponentSpec, PoolSpec
+from callboard.model.quantities import Resources
+from callboard.scheduler import commands as cmd
+from callboard.scheduler import events as ev
+from callboard.scheduler.records import JobState, StopOutcome, WorkerState
+from tests.scheduler.world import World, job_spec, pool_spec
+
+
+def world_of(**nodes: int) -> World:
+    world = World(nodes)
+    world.pool()
+    return world
+
+
+def test_pc01_victims_that_end_at_different_times_do_not_come_back_in_between() -> None:
+    world = world_of(n1=2)
+    world.submit("a", priority=1)
+    world.submit("b", priority=1)
+    world.hold_stops_of("a", "b")
+    world.submit("h", priority=10, workers=2)
+    world.tick(100)
+    world.let_stop("a")
+    assert world.status("a") is JobState.PENDING
+    assert world.status("h") is JobState.PENDING
+    world.tick(900)
+    world.let_stop("b")
+    assert world.status("h") is JobState.RUNNING
+    assert sorted(world.preempted()) == [("a", "h"), ("b", "h")]
+    assert world.status("a") is JobState.PENDING
+    world.complete("h")
+    assert world.status("a") is JobState.RUNNING
+    assert world.status("b") is JobState.RUNNING
+
+
+def test_pc02_a_job_is_evicted_once_however_often_it_comes_back() -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=1)
+    world.submit("high", priority=10)
+    for n in range(20):
+        world.submit(f"again-{n}", priority=1)
+        world.tick(1000)
+    assert world.preempted() == [("low", "high")]
+    assert world.status("high") is JobState.RUNNING
+
+
+def test_pc02_an_impossible_job_evicts_nobody() -> None:
+    world = world_of(n1=3)
+    world.submit("low", priority=1)
+    refusal = world.refused("m", priority=10, workers=4)
+    assert refusal.code == "UNSCHEDULABLE"
+    world.submit("m2", priority=10, workers=4, wait_for_nodes_ms=60_000)
+    world.tick(10_000)
+    assert world.preempted() == []
+    assert world.status("low") is JobState.RUNNING
+
+
+def test_pc04_nobody_is_evicted_for_a_job_that_still_could_not_start() -> None:
+    world = World({"n1": 2, "n2": 2})
+    world.join("n3", 1, labels=(("zone", "b"),))
+    world.pool()
+    for n in range(4):
+        world.submit(f"l{n}", priority=1)
+    spec = job_spec("h", priority=10, ask={"gpu": 2}, node_selector=(("zone", "b"),), wait_for_nodes_ms=10**7)
+    world.submit(spec)
+    world.tick(5000)
+    assert world.preempted() == []
+    assert world.status("h") is JobState.PENDING
+    account = world.explain("h")
+    assert any(reason.code == "LABEL_MISMATCH" for reason in account.reasons)
+    assert any(reason.code == "NODE_LACKS" and reason.subject == "nodes/n3" for reason in account.reasons)
+
+
+def test_pc05_a_gang_takes_the_free_node_and_one_victim() -> None:
+    world = world_of(n1=2, n2=2)
+    world.submit("low", priority=1, ask={"gpu": 2})
+    world.submit("h", priority=10, workers=2, ask={"gpu": 2})
+    assert world.preempted() == [("low", "h")]
+    assert world.status("h") is JobState.RUNNING
+    assert sorted(world.devices("h")) == ["n1:0,1", "n2:0,1"]
+
+
+def test_pc07_one_victim_serves_two_components() -> None:
+    world = world_of(n1=2)
+    world.submit("low", priority=1, ask={"gpu": 2})
+    gpu = Resources.parse({"gpu": 1})
+    components = [ComponentSpec(name=name, actor="a:B", resources=gpu) for name in ("actor", "rollout")]
+    world.submit(job_spec("h", priority=10, components=components))
+    assert world.preempted() == [("low", "h")]
+    assert world.status("h") is JobState.RUNNING
+
+
+def test_pc08_a_preempted_job_runs_again() -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=1)
+    submitted = world.job("low").submit_ms
+    world.submit("high", priority=10)
+    world.submit("later", priority=1)
+    world.tick(1000)
+    world.complete("high")
+    low = world.job("low")
+    assert low.state is JobState.RUNNING
+    assert (low.attempt, low.submit_ms, low.restarts, low.failures) == (2, submitted, 0, ())
+    assert world.status("later") is JobState.PENDING
+
+
+def test_pc08_the_checkpoint_is_handed_to_the_next_attempt() -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=1)
+    world.checkpoints["low"] = b"step 7"
+    world.submit("high", priority=10)
+    world.auto = False
+    world.complete("high")
+    world.answer(lambda command: not isinstance(command, cmd.StartWorker))
+    start = next(c for c in world.held if isinstance(c, cmd.StartWorker))
+    assert start.checkpoint is not None
+    assert start.checkpoint.data == b"step 7"
+
+
+def test_pc13_cancel_at_any_moment_leaves_nothing() -> None:
+    for answered in range(4):
+        world = world_of(n1=1)
+        world.auto = False
+        world.submit("a")
+        for _ in range(answered):
+            if world.held:
+                world.reply(world.held.pop(0))
+        world.cancel("a")
+        world.auto = True
+        world.answer()
+        assert world.status("a") is JobState.CANCELLED
+        world.submit("b")
+        assert world.status("b") is JobState.RUNNING, f"after {answered} answers"
+
+
+def test_pc14_a_name_is_free_as_soon_as_its_job_has_ended() -> None:
+    world = world_of(n1=1)
+    seen = set()
+    for _ in range(50):
+        world.submit("j")
+        generation = world.workers("j")[0].generation
+        assert generation not in seen
+        seen.add(generation)
+        world.cancel("j")
+        assert world.job("j").state is JobState.CANCELLED
+
+
+def test_pc16_a_resource_nobody_is_short_of_never_blocks() -> None:
+    world = World({"n1": 4})
+    world.pool(pool_spec("p1", gpu=2))
+    world.pool(pool_spec("p2"))
+    for n in range(4):
+        world.submit(f"low{n}", pool="p2", priority=1)
+    world.submit("h", pool="p1", priority=9, ask={"gpu": 1, "cpu": 1})
+    assert world.status("h") is JobState.RUNNING
+    world.submit("zero", pool="p1", priority=1, ask={"gpu": 0, "cpu": 1})
+    assert world.status("zero") is JobState.RUNNING
+
+
+def test_pc17_a_victim_that_is_gone_already_counts_as_gone() -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=1)
+    world.hold_stops_of("low")
+    world.submit("high", priority=10)
+    world.cancel("low")
+    world.outcomes["low"] = StopOutcome.ALREADY_GONE
+    world.let_stop("low")
+    assert world.status("low") is JobState.CANCELLED
+    assert world.status("high") is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("victim", "preemptor", "yields"), [(5, 5, False), (5, 5.9, False), (5, 6, True)])
+def test_pc19_the_gap_must_reach_the_threshold_inclusive(victim: float, preemptor: float, yields: bool) -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=victim)
+    world.submit("high", priority=preemptor)
+    assert world.preempted() == ([("low", "high")] if yields else [])
+
+
+def test_pc19_of_equal_victims_the_youngest_yields() -> None:
+    world = world_of(n1=2)
+    world.submit("old", priority=1)
+    world.tick(99_000)
+    world.submit("young", priority=1)
+    world.tick(1_000)
+    world.submit("high", priority=9)
+    assert world.preempted() == [("young", "high")]
+
+
+def test_pc19_a_job_never_preempts_its_own_components() -> None:
+    world = world_of(n1=1)
+    gpu = Resources.parse({"gpu": 1})
+    components = [ComponentSpec(name=name, actor="a:B", resources=gpu) for name in ("actor", "rollout")]
+    assert world.refused(job_spec("j", priority=10, components=components)).code == "UNSCHEDULABLE"
+
+
+def test_pc20_what_a_victim_frees_goes_to_nobody_but_the_preemptor() -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=1)
+    world.hold_stops_of("low")
+    world.submit("high", priority=10)
+    for n in range(100):
+        world.submit(f"small{n}", priority=1)
+    world.let_stop("low")
+    for n in range(100):
+        assert world.status(f"small{n}") is JobState.PENDING
+    assert world.status("high") is JobState.RUNNING
+
+
+def test_a_nominee_is_overtaken_by_one_who_may_preempt_it() -> None:
+    world = world_of(n1=1)
+    world.submit("low", priority=1)
+    world.hold_stops_of("low")
+    world.submit("high", priority=5)
+    world.submit("higher", priority=9)
+    world.let_stop("low")
+    assert world.status("higher") is JobState.RUNNING
+    assert world.status("high") is JobState.PENDING
+    assert world.preempted() == [("low", "high")]
+
+
+def test_a_second_preemptor_waits_for_victims_that_stop_already() -> None:
+    world = world_of(n1=2)
+    world.submit("a", priority=1, ask={"gpu": 2})
+    world.hold_stops_of("a")
+    world.submit("h1", priority=9)
+    world.submit("h2", priority=9)
+    assert world.preempted() == [("a", "h1")]
+    world.let_stop("a")
+    assert world.status("h1") is JobState.RUNNING
+    assert world.status("h2") is JobState.RUNNING
+
+
+def test_the_lowest_level_yields_and_the_set_is_irreducible() -> None:
+    world = world_of(n1=2, n2=2)
+    world.submit("p1", priority=1)
+    world.submit("p2", priority=2)
+    world.submit("p3", priority=3, ask={"gpu": 2})
+    world.submit("h", priority=9, ask={"gpu": 2})
+    assert sorted(victim for victim, _ in world.preempted()) == ["p1", "p2"]
+
+
+def test_a_label_shields_whatever_the_numbers_say() -> None:
+    world = world_of(n1=1)
+    world.policy({"role": {"train": ["rollout"]}})
+    world.submit("train", priority=1, labels={"role": "train"})
+    world.submit("rollout", priority=100, labels={"role": "rollout"})
+    assert world.preempted() == []
+    assert any("above" in reason.message for reason in world.explain("rollout").reasons)
+
+
+def test_a_matching_label_lowers_the_gap() -> None:
+    world = world_of(n1=1)
+    world.policy({"role": {"train": ["rollout"]}}, aggressiveness=Aggressiveness.MEDIUM)
+    world.submit("rollout", priority=5, labels={"role": "rollout"})
+    world.submit("close", priority=5.4, labels={"role": "train"})
+    assert world.preempted() == []
+    world.submit("train", priority=5.5, labels={"role": "train"})
+    assert world.preempted() == [("rollout", "train")]
+
+
+def test_another_pool_yields_only_from_the_larger_gap_and_never_when_protected() -> None:
+    world = World({"n1": 3})
+    for pool in (pool_spec("a"), pool_spec("b"), PoolSpec(name="c", protected=True)):
+        world.pool(pool)
+    world.submit("b1", pool="b", priority=3)
+    world.submit("c1", pool="c", priority=1)
+    world.submit("b2", pool="b", priority=8)
+    world.submit("a1", pool="a", priority=7.9)
+    assert world.preempted() == []
+    world.submit("a2", pool="a", priority=8)
+    assert world.preempted() == [("b1", "a2")]
+
+
+def test_not_preemptible_and_min_runtime_are_kept() -> None:
+    world = world_of(n1=2)
+    world.submit("fixed", priority=1, preemptible=False)
+    world.submit("fresh", priority=1, min_runtime_ms=10_000)
+    world.submit("high", priority=9)
+    assert world.preempted() == []
+    world.tick(9_000)
+    assert world.preempted() == []
+    world.tick(1_500)
+    assert world.preempted() == [("fresh", "high")]
+
+
+def test_on_preempt_cancel_ends_the_victim() -> None:
+    from callboard.model.specs import OnPreempt
+
+    world = world_of(n1=1)
+    world.submit("low", priority=1, on_preempt=OnPreempt.CANCEL)
+    world.submit("high", priority=9)
+    assert world.status("low") is JobState.CANCELLED
+    assert world.status("high") is JobState.RUNNING
+
+
+def test_i6_a_stop_without_an_answer_ends_quarantined_and_its_device_is_not_used() -> None:
+    world = world_of(n1=2)
+    world.policy(cancel_timeout_ms=500, kill_timeout_ms=1000)
+    world.submit("low", priority=1)
+    world.submit("low2", priority=1)
+    world.hold_stops_of("low2")
+    world.submit("high", priority=9)
+    assert world.status("low2") is JobState.PREEMPTING
+    world.tick(60_000)
+    # low2's worker could not be proved gone: high takes the next victim's device instead.
+    assert world.status("low2") is JobState.PENDING
+    assert [w.state for w in world.state.workers.values()].count(WorkerState.QUARANTINED) == 1
+    assert world.status("high") is JobState.RUNNING
+    quarantined = next(w for w in world.state.workers.values() if w.state is WorkerState.QUARANTINED)
+    assert world.devices("high") != [f"n1:{quarantined.devices[0].id}"]
+    assert world.state.node_use("n1").quarantined.gpu_milli == 1000
+    world.let_stop("low2")
+    assert world.state.node_use("n1").quarantined.gpu_milli == 0
+
+
+def test_by_hand_a_job_yields_to_another_whatever_the_rules_say() -> None:
+    world = world_of(n1=1)
+    world.submit("a", priority=9, preemptible=False)
+    world.submit("b", priority=1)
+    world.submit("c", priority=1.5)
+    world.send(ev.JobPreempted(now_ms=world.now_ms, uid=world.job("a").uid, for_uid=world.job("b").uid))
+    assert world.status("b") is JobState.RUNNING
+    assert world.status("a") is JobState.PENDING
+    assert world.preempted() == [("a", "b")]

@@ -1,0 +1,234 @@
+"""Hypothesis strategies for every spec that may exist, canonical as the readers make them."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from callboard.model.environment import why_refused
+from callboard.model.policy import Aggressiveness, LabelRules, PolicyOverrides, PreemptionPolicy, label_rules
+from callboard.model.quantities import MAX_MEMORY_BYTES, MAX_MILLI, Resources
+from callboard.model.specs import (
+    NO_PG_POOL,
+    ComponentSpec,
+    Fencing,
+    JobSpec,
+    OnPreempt,
+    PgPoolSpec,
+    PoolSpec,
+    RestartPolicy,
+    StopPolicy,
+    Strategy,
+)
+
+DAY_MS = 86_400_000
+YEAR_MS = 366 * DAY_MS
+_ALNUM = string.ascii_letters + string.digits
+
+names = st.builds(
+    lambda head, tail: head + tail,
+    st.sampled_from(string.ascii_letters),
+    st.text(_ALNUM + "_.-", max_size=12),
+)
+label_texts = st.builds(
+    lambda head, middle, tail: head + middle + tail,
+    st.sampled_from(_ALNUM),
+    st.text(_ALNUM + "_./-", max_size=8),
+    st.sampled_from(_ALNUM),
+)
+labels = st.dictionaries(label_texts, label_texts, max_size=4).map(lambda found: tuple(sorted(found.items())))
+custom_names = names.filter(lambda name: name.lower() not in ("cpu", "gpu", "memory"))
+milli = st.integers(0, MAX_MILLI)
+memory = st.one_of(st.integers(0, MAX_MEMORY_BYTES), st.integers(0, 1 << 20).map(lambda mib: mib << 20))
+gpu_asks = st.one_of(st.integers(0, 1000), st.integers(1, 64).map(lambda count: count * 1000))
+resources = st.builds(
+    lambda cpu, gpu, memory_bytes, custom: Resources.of(
+        cpu_milli=cpu, gpu_milli=gpu, memory_bytes=memory_bytes, custom=custom
+    ),
+    milli,
+    gpu_asks,
+    memory,
+    st.dictionaries(custom_names, milli, max_size=3),
+)
+timeouts = st.integers(0, DAY_MS)
+positive_timeouts = st.integers(1, DAY_MS)
+durations = st.integers(0, YEAR_MS)
+priorities = st.integers(-1_000_000, 1_000_000)
+
+variables = st.builds(
+    lambda head, tail: head + tail, st.sampled_from(string.ascii_letters + "_"), st.text(_ALNUM + "_", max_size=10)
+).filter(lambda name: why_refused(name) is None)
+env = st.dictionaries(variables, st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=12)).map(
+    lambda found: tuple(sorted(found.items()))
+)
+
+_json_leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda number: 0.0 if math.isclose(number, 0) else number),
+    st.text(st.characters(codec="utf-8"), max_size=8),
+)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    _json_leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+@st.composite
+def components(draw: st.DrawFn, name: str = "train") -> ComponentSpec:
+    """One component; its counts equal or not."""
+    low = draw(st.integers(1, 1000))
+    high = draw(st.one_of(st.just(low), st.integers(low, 1000)))
+    return ComponentSpec(
+        name=name,
+        actor=draw(st.sampled_from(["pkg:Actor", "my_pkg.workers:Trainer", "a.b.c:D.E"])),
+        role=draw(st.one_of(st.just(""), names)),
+        args_json=draw(st.lists(json_values, max_size=3).map(_as_json)),
+        kwargs_json=draw(st.dictionaries(st.text("xyz", max_size=3), json_values, max_size=3).map(_as_json)),
+        entry=draw(st.sampled_from(["", "run", "train_loop"])),
+        min_workers=low,
+        max_workers=high,
+        resources=draw(resources),
+        max_concurrency=draw(st.integers(1, 10_000)),
+        env=draw(env),
+        pass_env=draw(st.lists(variables, max_size=3).map(lambda found: tuple(sorted(set(found))))),
+        pool=draw(st.one_of(st.just(""), names)),
+        in_bundle=draw(st.booleans()),
+        interpreter=draw(st.sampled_from(["", "/usr/bin/python3"])),
+        alias=draw(st.one_of(st.just(""), names)),
+    )
+
+
+@st.composite
+def restarts(draw: st.DrawFn) -> RestartPolicy:
+    """A restart policy whose backoff rises."""
+    base, longest = sorted((draw(positive_timeouts), draw(positive_timeouts)))
+    return RestartPolicy(
+        max_restarts=draw(st.integers(0, 10_000)),
+        backoff_base_ms=base,
+        backoff_max_ms=longest,
+        window_ms=draw(durations),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> JobSpec:
+    """Any job that may exist."""
+    found = draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    group = draw(st.one_of(st.just(""), names))
+    parts = [draw(components(name)) for name in found]
+    if group:
+        low, high = parts[0].min_workers, parts[0].max_workers
+        parts = [replace(part, colocation_group=group, min_workers=low, max_workers=high) for part in parts]
+    return JobSpec(
+        name=draw(names),
+        pool=draw(names),
+        components=tuple(parts),
+        priority_milli=draw(priorities),
+        labels=draw(labels),
+        placement=draw(st.sampled_from(Strategy)),
+        gang=draw(st.booleans()),
+        session_lease_ms=draw(durations),
+        preemptible=draw(st.booleans()),
+        min_runtime_ms=draw(timeouts),
+        grace_ms=draw(st.none() | timeouts),
+        on_preempt=draw(st.sampled_from(OnPreempt)),
+        restart=draw(st.one_of(st.just(RestartPolicy()), restarts())),
+        ttl_after_finished_ms=draw(st.none() | durations),
+        estimated_duration_ms=draw(durations),
+        wait_for_nodes_ms=draw(st.none() | durations),
+        fencing=draw(st.sampled_from(Fencing)),
+        node_selector=draw(labels),
+        node_selector_soft=draw(st.booleans()),
+        starvation_after_ms=draw(durations),
+        start_timeout_ms=draw(positive_timeouts),
+        never_preempts=draw(st.booleans()),
+    )
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> LabelRules:
+    """Label rules without a cycle: a value beats only values after it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in draw(st.lists(label_texts, max_size=2, unique=True)):
+        order = draw(st.lists(label_texts, min_size=2, max_size=4, unique=True))
+        found[key] = {
+            winner: draw(st.lists(st.sampled_from(order[index + 1 :]), max_size=3))
+            for index, winner in enumerate(order[:-1])
+        }
+    return label_rules(found)
+
+
+_policy_fields: dict[str, st.SearchStrategy[Any]] = {
+    "enable_label_preemption": st.booleans(),
+    "label_rules": rules(),
+    "aggressiveness": st.sampled_from(Aggressiveness),
+    "enable_cross_pool": st.booleans(),
+    "cross_pool_threshold_milli": st.integers(0, 2_000_000),
+    "protected_pools": st.lists(names, max_size=3).map(lambda found: tuple(sorted(set(found)))),
+    "cancel_timeout_ms": timeouts,
+    "kill_timeout_ms": timeouts,
+    "min_runtime_ms": timeouts,
+    "preemption_delay_ms": timeouts,
+    "max_victims_per_round": st.integers(0, 1_000_000),
+    "max_preemptions_per_job": st.integers(0, 1_000_000),
+}
+policies = st.builds(PreemptionPolicy, **_policy_fields)
+overrides = st.builds(PolicyOverrides, **{name: st.none() | field for name, field in _policy_fields.items()})
+
+
+def _quota(found: dict[str, int], memory_bytes: int | None) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((found | ({} if memory_bytes is None else {"memory": memory_bytes})).items()))
+
+
+quotas = st.builds(
+    _quota, st.dictionaries(st.one_of(st.sampled_from(["cpu", "gpu"]), custom_names), milli), st.none() | memory
+)
+
+
+@st.composite
+def pg_pools(draw: st.DrawFn) -> PgPoolSpec:
+    """A placement-group pool; one that keeps nothing reserves and reuses nothing."""
+    enable = draw(st.booleans())
+    return PgPoolSpec(
+        enable=enable,
+        reserved=tuple(draw(st.lists(resources.filter(bool), max_size=3))) if enable else (),
+        dynamic=draw(st.booleans()),
+        max_dynamic=draw(st.integers(0, 10_000)),
+        reuse=draw(st.booleans()) if enable else False,
+        reserved_min_priority_milli=draw(priorities),
+        reserved_lendable=draw(st.booleans()),
+        reuse_slack_milli=draw(st.integers(1000, 1_000_000)),
+        idle_ttl_ms=draw(durations),
+        charge_reserved=draw(st.booleans()),
+        creation_timeout_ms=draw(positive_timeouts),
+        retry_attempts=draw(st.integers(1, 1000)),
+        retry_base_ms=draw(positive_timeouts),
+    )
+
+
+pools = st.builds(
+    PoolSpec,
+    name=names,
+    nominal=quotas,
+    borrow_limit=quotas,
+    lend_limit=quotas,
+    cohort=st.one_of(st.just(""), names),
+    labels=labels,
+    node_selector=labels,
+    protected=st.booleans(),
+    stop_policy=st.sampled_from(StopPolicy),
+    pg_pool=st.one_of(st.just(NO_PG_POOL), pg_pools()),
+    preemption=overrides,
+)
