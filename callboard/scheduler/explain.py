@@ -349,7 +349,7 @@ def _node_change(state: State, view: View, spec: JobSpec, ask: Ask) -> list[str]
 
     best = min(usable, key=shortage)
     return [
-        f"{_change(resource, asked - have)} more {resource.upper() if resource in ('cpu', 'gpu') else resource} on {best.node_id}"
+        f"{_change(resource, asked - have)} more {_shown(resource)} on {best.node_id}"
         for resource, asked, have in lacks(view.room(best), ask_here)
     ]
 
@@ -396,8 +396,11 @@ def _nominated_workers(state: State, job: JobRecord, spec: JobSpec) -> tuple[Pla
 
 
 def _missing(resource: str, asked: int, have: int) -> str:
-    name = resource.upper() if resource in ("cpu", "gpu") else resource
-    return f"{format_amount(resource, asked - have)} {name}"
+    return f"{format_amount(resource, asked - have)} {_shown(resource)}"
+
+
+def _shown(resource: str) -> str:
+    return resource.upper() if resource in ("cpu", "gpu") else resource
 
 
 def _change(resource: str, amount: int) -> str:

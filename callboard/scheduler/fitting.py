@@ -175,7 +175,7 @@ def _one_by_one(
 
 
 def _exhaustive(rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
-    """Tries every node for every ask; the first complete assignment in rank order. Equal asks are tried in order only."""
+    """The first complete assignment in rank order, of all. Equal asks are only tried in order."""
     if strategy is Strategy.STRICT_PACK:
         return None  # _one_node already is exact
     chosen: list[Room] = []

@@ -88,7 +88,7 @@ def choose_groups(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) 
         if pool is None or pool.deleting or pool.spec.stop_policy is not StopPolicy.NONE:
             return None
         use = reuse(state, view, spec, ask) or _make(state, view, spec, ask, rooms)
-        if use is None or quota_shortage(view, pool.spec, ask.resources, _refund(state, pool.spec, use)):
+        if use is None or quota_shortage(view, pool.spec, ask.resources, reserved_refund(state, pool.spec, use)):
             return None
         uses.append(use)
     return tuple(uses)
@@ -189,9 +189,9 @@ def new_kind(pg_pool: PgPoolSpec) -> GroupKind | None:
     return GroupKind.DYNAMIC if pg_pool.dynamic else None
 
 
-def _refund(state: State, pool: PoolSpec, use: GroupUse) -> Resources:
+def reserved_refund(state: State, pool: PoolSpec, use: GroupUse) -> Resources:
     """What the pool already charges for a reserved group that the job would take."""
-    if not pool.pg_pool.charge_reserved or use.kind is not GroupKind.RESERVED or use.later:
+    if not pool.pg_pool.charge_reserved or use.kind is not GroupKind.RESERVED:
         return NOTHING
     return total(bundle.resources for bundle in state.groups[use.group_id].bundles)
 

@@ -12,6 +12,7 @@ from callboard.scheduler.records import (
     LIVE,
     GroupState,
     JobState,
+    WorkerRecord,
     WorkerState,
 )
 from callboard.scheduler.state import State
@@ -38,32 +39,34 @@ def _fail(invariant: str, message: str) -> None:
 
 def _device_shares(state: State) -> None:
     booked: Counter[tuple[str, int]] = Counter()
-    worn: Counter[tuple[str, int, int]] = Counter()
     for group in state.groups.values():
         if group.state in BOOKED:
             for bundle in group.bundles:
                 for share in bundle.devices:
                     booked[bundle.node_id, share.index] += share.milli
-    for worker in state.workers.values():
-        if worker.state not in HOLDING:
-            continue
-        held = state.groups.get(worker.group_id)
-        if held is None or held.state not in (GroupState.CREATING, GroupState.READY):
-            _fail(
-                "I4", f"worker g{worker.generation} holds {worker.group_id}, which is {held.state if held else 'gone'}"
-            )
-            continue
-        bundle = held.bundles[worker.bundle_index]
-        have = {share.index: share.milli for share in bundle.devices}
-        for share in worker.devices:
-            worn[worker.group_id, worker.bundle_index, share.index] += share.milli
-            if worn[worker.group_id, worker.bundle_index, share.index] > have.get(share.index, 0):
-                _fail("I1", f"worker g{worker.generation} has device {share.index} beyond its bundle")
-        if not bundle.resources.covers(worker.resources) or bundle.node_id != worker.node_id:
-            _fail("I1", f"worker g{worker.generation} does not fit bundle {worker.bundle_index} of {worker.group_id}")
     for (node_id, index), milli in booked.items():
         if milli > MILLI:
             _fail("I1", f"device {index} of {node_id} is booked {milli} milli")
+    worn: Counter[tuple[str, int, int]] = Counter()
+    for worker in state.workers.values():
+        if worker.state in HOLDING:
+            _inside_its_bundle(state, worker, worn)
+
+
+def _inside_its_bundle(state: State, worker: WorkerRecord, worn: Counter[tuple[str, int, int]]) -> None:
+    group = state.groups.get(worker.group_id)
+    if group is None or group.state not in (GroupState.CREATING, GroupState.READY):
+        _fail("I4", f"worker g{worker.generation} holds {worker.group_id}, which is {group.state if group else 'gone'}")
+        return
+    bundle = group.bundles[worker.bundle_index]
+    have = {share.index: share.milli for share in bundle.devices}
+    for share in worker.devices:
+        place = (worker.group_id, worker.bundle_index, share.index)
+        worn[place] += share.milli
+        if worn[place] > have.get(share.index, 0):
+            _fail("I1", f"worker g{worker.generation} has device {share.index} beyond its bundle")
+    if not bundle.resources.covers(worker.resources) or bundle.node_id != worker.node_id:
+        _fail("I1", f"worker g{worker.generation} does not fit bundle {worker.bundle_index} of {worker.group_id}")
 
 
 def _pool_usage(state: State) -> None:
@@ -101,9 +104,9 @@ def _gangs(state: State) -> None:
 
 def _groups(state: State) -> None:
     for group in state.groups.values():
-        if group.state in (GroupState.NOMINATED, GroupState.BACKOFF, GroupState.REMOVING):
-            if state.workers_in(group.group_id):
-                _fail("I4", f"{group.group_id} is {group.state} and workers hold it")
+        unheld = (GroupState.NOMINATED, GroupState.BACKOFF, GroupState.REMOVING)
+        if group.state in unheld and state.workers_in(group.group_id):
+            _fail("I4", f"{group.group_id} is {group.state} and workers hold it")
         holders = {worker.job for worker in state.workers_in(group.group_id) if worker.state in LIVE}
         if len(holders) > 1:
             _fail("I7", f"{group.group_id} is held by {sorted(holders)}")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from callboard.model.specs import ComponentSpec, JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
 from callboard.scheduler.grouping import GroupUse
-from callboard.scheduler.planning import Plan
-from callboard.scheduler.preemption import stop_timeouts
+from callboard.scheduler.planning import Plan, Victim
+from callboard.scheduler.preemption import lost_work_ms, stop_timeouts
 from callboard.scheduler.records import (
     ENDED,
     LIVE,
@@ -21,7 +21,6 @@ from callboard.scheduler.records import (
     PoolRecord,
     PreemptionRecord,
     Removal,
-    Rule,
     StopOutcome,
     WorkerRecord,
     WorkerState,
@@ -218,8 +217,9 @@ def stop_one(
     tx.command(orders.stop_worker(stopping))
 
 
-def preempt(tx: Transaction, uid: str, preemptor: JobRecord | None, rule: Rule, reason: str, lost_work_ms: int) -> None:
+def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None) -> None:
     """Makes a job yield."""
+    uid, rule, reason = victim.uid, victim.rule, victim.reason
     job = tx.state.jobs[uid]
     meta = tx.count(
         next_preemption=tx.state.meta.next_preemption + 1, total_preemptions=tx.state.meta.total_preemptions + 1
@@ -234,7 +234,7 @@ def preempt(tx: Transaction, uid: str, preemptor: JobRecord | None, rule: Rule, 
         rule=rule,
         reason=reason,
         decided_ms=tx.now_ms,
-        lost_work_ms=lost_work_ms,
+        lost_work_ms=lost_work_ms(job, tx.now_ms),
     )
     tx.put(record)
     tx.drop("preemption", meta.next_preemption - KEPT_PREEMPTIONS)
@@ -379,18 +379,23 @@ def _backoff_ms(spec: JobSpec, failures: int) -> int:
     return min(spec.restart.backoff_max_ms, spec.restart.backoff_base_ms << min(failures - 1, 30))
 
 
-def requeue(tx: Transaction, uid: str, reason: str, pool: PoolRecord | None, failed_group: str) -> None:
-    """A starting job one of whose groups could not be made waits again (STARTING → PENDING)."""
+def requeue(tx: Transaction, uid: str, reason: str, *, pool: PoolRecord | None = None, failed_group: str = "") -> None:
+    """A starting job one of whose groups can't be had waits again (STARTING → PENDING).
+
+    Args:
+        pool: whose backoff applies before the next try; None: at once.
+        failed_group: the group that its caller takes care of.
+    """
     job = tx.state.jobs[uid]
     if any(worker.state in (WorkerState.STARTING, WorkerState.READY) for worker in tx.state.workers_of(uid)):
         recover(tx, uid, reason, counts=False)
         return
-    base_ms = pool.spec.pg_pool.retry_base_ms if pool else 1_000
-    wait_ms = min(60_000, base_ms << min(job.attempt - 1, 16))
+    wait_ms = min(60_000, pool.spec.pg_pool.retry_base_ms << min(job.attempt - 1, 16)) if pool else 0
     for worker in tx.state.workers_of(uid):
         if worker.state is WorkerState.ASSIGNED:
             tx.move_worker(worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
-    tx.move_job(uid, JobState.PENDING, reason, groups=(), eligible_ms=tx.now_ms + wait_ms)
+    tx.move_job(uid, JobState.PENDING, reason, groups=(), eligible_ms=tx.now_ms + wait_ms if wait_ms else 0)
+    tx.fresh.append(uid)
     for group_id in job.groups:
         if group_id != failed_group:
             groups.let_go(tx, group_id)

@@ -128,9 +128,9 @@ def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
     return term
 
 
-def _tick(tx: Transaction, event: ev.Tick) -> None:
+def _tick(tx: Transaction, _: ev.Tick) -> None:
     """Carries out what is due."""
-    for _, kind, key in tx.state.due(tx.now_ms):
+    for _at_ms, kind, key in tx.state.due(tx.now_ms):
         if kind == "worker":
             workers.overdue(tx, tx.state.workers[int(str(key))])
         elif kind == "eligible":
@@ -177,10 +177,8 @@ def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
     if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
         return
     groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
-    if group.destroy:
-        groups.let_go(tx, event.group_id)
-    else:
-        jobs.start_assigned(tx, event.group_id)
+    jobs.start_assigned(tx, event.group_id)
+    groups.let_go(tx, event.group_id)
 
 
 def _group_failed(tx: Transaction, event: ev.GroupFailed) -> None:
@@ -188,7 +186,9 @@ def _group_failed(tx: Transaction, event: ev.GroupFailed) -> None:
     if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
         return
     _fail_creation(tx, event.group_id, event.message)
-    groups.failed(tx, event.group_id, event.message)
+    left = tx.state.groups.get(event.group_id)
+    if left is not None and left.state is GroupState.CREATING:
+        groups.failed(tx, event.group_id, event.message)
 
 
 def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
@@ -198,7 +198,9 @@ def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
     for uid in dict.fromkeys(worker.job for worker in tx.state.workers_in(group_id)):
         job = tx.state.jobs[uid]
         if job.state is JobState.STARTING:
-            jobs.requeue(tx, uid, f"placement group {group_id} could not be made: {message}", pool, group_id)
+            jobs.requeue(
+                tx, uid, f"placement group {group_id} could not be made: {message}", pool=pool, failed_group=group_id
+            )
 
 
 def _group_removed(tx: Transaction, event: ev.GroupRemoved) -> None:

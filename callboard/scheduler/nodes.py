@@ -62,7 +62,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
     if old is None:
         tx.put(NodeRecord(node_id=event.node_id, state=NodeState.JOINING, **fields))
     elif old.ray is not None and (event.ray is None or event.ray.ray_node_id != old.ray.ray_node_id):
-        groups.lose_node(tx, event.node_id, "its Ray node was replaced")
+        _lose_groups(tx, event.node_id, "its Ray node was replaced")
     tx.move_node(event.node_id, state, why if ready else f"{why}; its Ray node is not up yet", **fields)
     keep = _compare(tx, event)
     for command in orders.owed(tx.state, event.node_id):
@@ -80,7 +80,7 @@ def ray_changed(tx: Transaction, event: NodeRayChanged) -> None:
     if node is None or node.state in _GONE or node.ray == event.ray:
         return
     if node.ray is not None:
-        groups.lose_node(tx, node.node_id, "its Ray node ended")
+        _lose_groups(tx, node.node_id, "its Ray node ended")
     if event.ray is None:
         tx.move_node(node.node_id, NodeState.JOINING, "its Ray node ended; another is being started", ray=None)
     else:
@@ -143,7 +143,9 @@ def session_lost(tx: Transaction, event: RaySessionLost) -> None:
             if group_state is GroupState.REMOVING:
                 groups.removed(tx, group_id)
             else:
-                groups.doom(tx, group_id, Removal.NODE_LOST, event.reason or "Ray's head died")
+                reason = event.reason or "Ray's head died"
+                _requeue_assigned(tx, group_id, reason)
+                groups.doom(tx, group_id, Removal.NODE_LOST, reason)
 
 
 def end_reconciling_if_complete(tx: Transaction) -> None:
@@ -231,7 +233,20 @@ def _give_up(tx: Transaction, node: NodeRecord, reason: str) -> None:
         tx.move_worker(worker.generation, WorkerState.LOST, reason, outcome=StopOutcome.ALREADY_GONE, deadline_ms=0)
     for uid in dict.fromkeys(worker.job for worker in gone):
         _lose_workers(tx, uid, gone, node)
-    groups.lose_node(tx, node.node_id, reason)
+    _lose_groups(tx, node.node_id, reason)
+
+
+def _lose_groups(tx: Transaction, node_id: str, reason: str) -> None:
+    for group_id in list(tx.state.groups_on_node.get(node_id, ())):
+        _requeue_assigned(tx, group_id, f"placement group {group_id}: {reason}")
+    groups.lose_node(tx, node_id, reason)
+
+
+def _requeue_assigned(tx: Transaction, group_id: str, reason: str) -> None:
+    """Jobs that wait for a group which will never be ready queue again."""
+    for worker in tx.state.workers_in(group_id):
+        if worker.state is WorkerState.ASSIGNED and tx.state.workers[worker.generation].state is WorkerState.ASSIGNED:
+            jobs.requeue(tx, worker.job, reason)
 
 
 def _lose_workers(tx: Transaction, uid: str, gone: list[WorkerRecord], node: NodeRecord) -> None:

@@ -103,7 +103,7 @@ def creation_timeout_ms(state: State, group: GroupRecord) -> int:
 
 
 def pick_executor(state: State, group: GroupRecord) -> str:
-    """Node whose agent acts on a group in Ray: one that holds a bundle, else any that is connected; empty if none is."""
+    """Node whose agent acts on a group in Ray: one with a bundle, else any that is connected; empty if none is."""
     holders = [bundle.node_id for bundle in group.bundles]
     connected = [node for node in state.nodes.values() if node.state in (NodeState.READY, NodeState.DRAINING)]
     connected.sort(key=lambda node: (node.node_id not in holders, node.rank))

@@ -10,12 +10,11 @@ import heapq
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import groups, jobs, requests
-from callboard.scheduler.grouping import GroupUse, asks_of, match, quota_shortage
+from callboard.scheduler.grouping import GroupUse, asks_of, match, quota_shortage, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan
-from callboard.scheduler.preemption import lost_work_ms
 from callboard.scheduler.records import GroupState, JobRecord, JobState
 from callboard.scheduler.transaction import Transaction
-from callboard.scheduler.view import Assumption, View
+from callboard.scheduler.view import Assumption, Room, View
 
 Shape = tuple[object, ...]
 
@@ -116,8 +115,7 @@ def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
         groups.trim(tx, group_id, f"makes room for {job.name}")
     nominee = tx.state.jobs[job.uid]
     for victim in found.victims:
-        lost_ms = lost_work_ms(tx.state.jobs[victim.uid], tx.now_ms)
-        jobs.preempt(tx, victim.uid, nominee, victim.rule, victim.reason, lost_ms)
+        jobs.preempt(tx, victim, nominee)
 
 
 def _advance_nominee(tx: Transaction, uid: str) -> None:
@@ -129,6 +127,7 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
     broken = ""
     free = True
     view = View(state, Assumption(subject=uid))
+    rooms: dict[str, Room] = {}
     for ask, group_id in zip(asks, job.groups, strict=True):
         group = state.groups.get(group_id)
         if group is None or group.nominee != uid:
@@ -143,52 +142,64 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
             break
         if group.state is GroupState.NOMINATED:
             bundle_of: tuple[int, ...] | None = tuple(range(len(group.bundles)))
-            free = free and _room_is_free(tx, group_id)
+            free = free and _room_is_free(tx, group_id, rooms)
         else:
             bundle_of = match(state, group, spec, pool.spec, ask)
             free = free and not state.workers_in(group_id)
         if bundle_of is None:
             broken = f"placement group {group_id} fits no longer"
             break
-        free = free and not _charged_too_much(tx, view, ask.pool, uid)
-        uses.append(GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of))
+        use = GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of)
+        free = free and not _charged_too_much(tx, view, use, uid)
+        uses.append(use)
     if broken:
         jobs.drop_nomination(tx, uid, broken)
     elif free:
         jobs.admit(tx, uid, tuple(uses), "its room is free")
-    elif not any(_still_leaving(tx, awaited) for awaited in job.waits_for):
-        jobs.drop_nomination(tx, uid, "what it waited for is over and its room is not free")
+    elif not _will_be_free(tx, uid, uses):
+        jobs.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
 
 
-def _charged_too_much(tx: Transaction, view: View, pool: str, uid: str) -> bool:
+def _charged_too_much(tx: Transaction, view: View, use: GroupUse, uid: str) -> bool:
     """Whether the quota doesn't hold the ask yet; other nominations don't count here, they were planned around."""
-    spec = tx.state.specs[uid].spec
-    record = tx.state.pools[pool]
-    ask = next(ask for ask in asks_of(spec) if ask.pool == pool)
-    others = tx.state.nominated_ask(pool, but=uid)
-    return bool(quota_shortage(view, record.spec, ask.resources, refund=others))
+    pool = tx.state.pools[use.ask.pool].spec
+    refund = reserved_refund(tx.state, pool, use) + tx.state.nominated_ask(use.ask.pool, but=uid)
+    return bool(quota_shortage(view, pool, use.ask.resources, refund))
 
 
-def _room_is_free(tx: Transaction, group_id: str) -> bool:
-    """Whether nobody holds the room a planned group claims: it would fit beside what is booked."""
+def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> bool:
+    """Whether nobody holds the room a planned group claims. Other claims don't count: they were planned beside it.
+
+    Args:
+        rooms: what is free by node, less what the nominee's groups before this one take.
+    """
     state = tx.state
-    by_node: dict[str, list[tuple[int, int]]] = {}
     for bundle in state.groups[group_id].bundles:
         book = state.ledger.nodes[bundle.node_id]
-        capacity = book.node.capacity
-        shares = by_node.setdefault(bundle.node_id, [])
-        shares.extend((share.index, share.milli) for share in bundle.devices)
-        total = [b.resources for b in state.groups[group_id].bundles if b.node_id == bundle.node_id]
-        need = sum(total[1:], start=total[0])
-        if not (capacity - book.booked.resources()).covers(need):
+        room = rooms.setdefault(bundle.node_id, Room(book.node, book.booked))
+        if not room.holds(bundle):
             return False
-        if any(book.booked.device_milli[index] + milli > 1000 for index, milli in shares):
-            return False
+        room.use(bundle)
     return True
 
 
-def _still_leaving(tx: Transaction, awaited: str) -> bool:
-    job = tx.state.jobs.get(awaited)
-    if job is not None:
-        return job.state in (JobState.PREEMPTING, JobState.STOPPING)
-    return awaited in tx.state.groups
+def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
+    """Whether a nominated job can start once everything that is on its way out is gone."""
+    state = tx.state
+    view = View(state, Assumption(subject=uid, future=True))
+    rooms: dict[str, Room] = {}
+    for use in uses:
+        group = state.groups[use.group_id]
+        pool = state.pools[use.ask.pool].spec
+        if quota_shortage(view, pool, use.ask.resources, reserved_refund(state, pool, use)):
+            return False
+        if group.state is not GroupState.NOMINATED:
+            if not view.open_to_subject(group):
+                return False
+            continue
+        for bundle in group.bundles:
+            room = rooms.setdefault(bundle.node_id, view.room(state.nodes[bundle.node_id]))
+            if not room.holds(bundle):
+                return False
+            room.use(bundle)
+    return True

@@ -130,13 +130,13 @@ class _Search:
         slim = self._slim(*final)
         return replace(slim, victims=tuple(_victim(uid, verdicts[uid]) for uid in chosen), waits=True)
 
-    def with_one(self, victim: str, rule: Rule, reason: str) -> Plan | None:
+    def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""
-        assumption = Assumption(subject=self._uid, future=True, released=frozenset({victim}))
+        assumption = Assumption(subject=self._uid, future=True, released=frozenset({victim.uid}))
         found = self._try(assumption) or self._try_trimmed(assumption)
         if found is None:
             return None
-        return replace(self._slim(*found), victims=(Victim(victim, rule, reason),), waits=True)
+        return replace(self._slim(*found), victims=(victim,), waits=True)
 
     def _lowest_level(
         self, found: list[tuple[JobRecord, Verdict]], feasible: Callable[[Sequence[str]], bool]
@@ -205,7 +205,6 @@ def _victim(uid: str, verdict: Verdict) -> Victim:
     return Victim(uid, verdict.rule, verdict.reason)
 
 
-def plan_with(state: State, uid: str, spec: JobSpec, victim: str, rule: Rule, reason: str) -> Plan | None:
+def plan_with(state: State, uid: str, spec: JobSpec, victim: Victim) -> Plan | None:
     """A plan for a job under the assumption that one named victim yields, by hand and not by the rules."""
-    search = _Search(state, uid, spec)
-    return search.with_one(victim, rule, reason)
+    return _Search(state, uid, spec).with_one(victim)

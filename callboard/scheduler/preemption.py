@@ -38,17 +38,9 @@ def may_yield(state: State, victim: JobRecord, preemptor: JobSpec, preemptor_uid
     preemptions are those of the victim's, since they protect it.
     """
     spec = state.specs[victim.uid].spec
-    if victim.uid == preemptor_uid:
-        return Verdict(None, "a job never preempts itself")
-    if not spec.preemptible:
-        return Verdict(None, f"{victim.name} is not preemptible")
-    own = policy_for(state, spec.pool)
-    if own.max_preemptions_per_job and victim.preemptions >= own.max_preemptions_per_job:
-        return Verdict(None, f"{victim.name} was preempted {victim.preemptions} times already, which is the limit")
-    min_runtime_ms = max(own.min_runtime_ms, spec.min_runtime_ms)
-    if victim.state is JobState.RUNNING and now_ms < victim.running_ms + min_runtime_ms:
-        until_ms = victim.running_ms + min_runtime_ms
-        return Verdict(None, f"{victim.name} has not run for its minimal runtime yet", until_ms)
+    refused = _guarded(state, victim, spec, preemptor, preemptor_uid, now_ms=now_ms)
+    if refused is not None:
+        return refused
     policy = policy_for(state, preemptor.pool)
     if shielded(policy, spec, preemptor):
         return Verdict(None, f"a label rule puts {victim.name} above {preemptor.name}")
@@ -69,6 +61,29 @@ def may_yield(state: State, victim: JobRecord, preemptor: JobSpec, preemptor_uid
     if gap >= threshold:
         return Verdict(rule, f"{where} and {_gap(gap)} ≥ {_milli(threshold)}")
     return Verdict(None, f"{where} and {_gap(gap)} < {_milli(threshold)}")
+
+
+def _guarded(
+    state: State, victim: JobRecord, spec: JobSpec, preemptor: JobSpec, preemptor_uid: str, *, now_ms: int
+) -> Verdict | None:
+    """What keeps a job from yielding whoever asks, or None."""
+    if victim.uid == preemptor_uid:
+        return Verdict(None, "a job never preempts itself")
+    if any(
+        record.rule is Rule.MANUAL and record.victim == preemptor_uid for record in state.preemptions_for(victim.uid)
+    ):
+        # Else the job that was told to yield would take its place back at once.
+        return Verdict(None, f"{preemptor.name} was told to yield to {victim.name}")
+    if not spec.preemptible:
+        return Verdict(None, f"{victim.name} is not preemptible")
+    own = policy_for(state, spec.pool)
+    if own.max_preemptions_per_job and victim.preemptions >= own.max_preemptions_per_job:
+        return Verdict(None, f"{victim.name} was preempted {victim.preemptions} times already, which is the limit")
+    min_runtime_ms = max(own.min_runtime_ms, spec.min_runtime_ms)
+    if victim.state is JobState.RUNNING and now_ms < victim.running_ms + min_runtime_ms:
+        until_ms = victim.running_ms + min_runtime_ms
+        return Verdict(None, f"{victim.name} has not run for its minimal runtime yet", until_ms)
+    return None
 
 
 def label_rule(policy: PreemptionPolicy, winner: JobSpec, loser: JobSpec) -> str:
@@ -117,7 +132,7 @@ def left_ms(job: JobRecord, spec: JobSpec, now_ms: int) -> int:
 
 
 def cheapness(state: State, job: JobRecord, now_ms: int) -> tuple[int, int, int, int, str]:
-    """Key that sorts victims of one priority, the best first: fewest workers, least lost work, longest left, youngest."""
+    """Key that sorts victims of one priority: fewest workers, least lost work, longest left, youngest first."""
     spec = state.specs[job.uid].spec
     return (
         len(state.jobs_holding.get(job.uid, ())),

@@ -20,8 +20,7 @@ from callboard.scheduler.events import (
 )
 from callboard.scheduler.explain import explain_spec, unschedulable_reasons
 from callboard.scheduler.grouping import asks_of
-from callboard.scheduler.planning import could_ever_fit, plan_with
-from callboard.scheduler.preemption import lost_work_ms
+from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
 from callboard.scheduler.records import (
     ENDED,
     GroupKind,
@@ -256,7 +255,8 @@ def preempt(tx: Transaction, event: JobPreempted) -> str:
                 "for_job",
             )
         reason = event.reason or "asked by hand"
-        found = plan_with(tx.state, preemptor.uid, tx.state.specs[preemptor.uid].spec, job.uid, Rule.MANUAL, reason)
+        spec = tx.state.specs[preemptor.uid].spec
+        found = plan_with(tx.state, preemptor.uid, spec, Victim(job.uid, Rule.MANUAL, reason))
         if found is None:
             raise Refusal(
                 RefusalCode.PREEMPTION_REFUSED,
@@ -268,8 +268,7 @@ def preempt(tx: Transaction, event: JobPreempted) -> str:
         jobs.nominate(tx, preemptor.uid, found)
         for group_id in found.trims:
             groups.trim(tx, group_id, f"makes room for {preemptor.name}")
-    lost_ms = lost_work_ms(job, tx.now_ms)
-    jobs.preempt(tx, job.uid, preemptor, Rule.MANUAL, event.reason or "asked by hand", lost_ms)
+    jobs.preempt(tx, Victim(job.uid, Rule.MANUAL, event.reason or "asked by hand"), preemptor)
     return job.uid
 
 

@@ -16,6 +16,7 @@ from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.records import (
     ENDED,
     HOLDING,
+    LIVE,
     Change,
     CheckpointRecord,
     GroupKind,
@@ -268,8 +269,11 @@ class State:
             _link(self._workers_in_group, *_ends(before, after, lambda it: (it.group_id, it.generation)))
             _link(self._workers_on_node, *_ends(before, after, lambda it: (it.node_id, it.generation)))
             _link(self.jobs_holding, *_ends(before, after, lambda it: (it.job, it.generation)))
-            if before is not None:
-                self.room_version += 1
+        if old is not None and old.state in LIVE and (new is None or new.state not in LIVE):
+            # Also when it is quarantined: whoever waits for its room must look elsewhere.
+            self.room_version += 1
+        elif (before is None) != (after is None):
+            self.room_version += 1
         if new is not None:
             self._deadline(new.deadline_ms, "worker", new.generation)
 

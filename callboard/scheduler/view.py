@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from callboard.model.quantities import MILLI, NOTHING, Resources
-from callboard.scheduler.ledger import NodeBook
+from callboard.model.quantities import MILLI, NOTHING, Resources, total
+from callboard.scheduler.ledger import Amounts
 from callboard.scheduler.records import (
     LIVE,
     BundleRecord,
@@ -30,23 +30,40 @@ class Room:
 
     __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes", "node")
 
-    def __init__(self, node: NodeRecord, book: NodeBook) -> None:
-        self.node = node
-        booked, claimed = book.booked, book.claimed
+    def __init__(self, node: NodeRecord, *sums: Amounts) -> None:
+        """Capacity less the given sums: what is booked, and what is claimed where claims count."""
         capacity = node.capacity
-        self.cpu_milli = capacity.cpu_milli - booked.cpu_milli - claimed.cpu_milli
-        self.memory_bytes = capacity.memory_bytes - booked.memory_bytes - claimed.memory_bytes
-        self.custom_milli = {
-            name: milli - booked.custom_milli.get(name, 0) - claimed.custom_milli.get(name, 0)
-            for name, milli in capacity.custom_milli
-        }
-        self.device_milli = [
-            MILLI - booked.device_milli[index] - claimed.device_milli[index] for index in range(len(node.devices))
-        ]
+        self.node = node
+        self.cpu_milli = capacity.cpu_milli
+        self.memory_bytes = capacity.memory_bytes
+        self.custom_milli = dict(capacity.custom_milli)
+        self.device_milli = [MILLI] * len(node.devices)
+        for amounts in sums:
+            self.cpu_milli -= amounts.cpu_milli
+            self.memory_bytes -= amounts.memory_bytes
+            for name, milli in amounts.custom_milli.items():
+                self.custom_milli[name] = self.custom_milli.get(name, 0) - milli
+            for index in range(len(node.devices)):
+                self.device_milli[index] -= amounts.device_milli[index]
 
     def give_back(self, bundle: BundleRecord) -> None:
         """Counts a bundle as free."""
         self._move(bundle.resources, [(share.index, share.milli) for share in bundle.devices], 1)
+
+    def use(self, bundle: BundleRecord) -> None:
+        """The inverse of :meth:`give_back`."""
+        self._move(bundle.resources, [(share.index, share.milli) for share in bundle.devices], -1)
+
+    def holds(self, bundle: BundleRecord) -> bool:
+        """Whether exactly this bundle, on its very devices, finds room."""
+        if any(self.device_milli[share.index] < share.milli for share in bundle.devices):
+            return False
+        ask = bundle.resources
+        return (
+            ask.cpu_milli <= max(0, self.cpu_milli)
+            and ask.memory_bytes <= max(0, self.memory_bytes)
+            and all(milli <= self.custom_milli.get(name, 0) for name, milli in ask.custom_milli)
+        )
 
     def fits(self, ask: Resources) -> bool:
         """Whether a worker that asks this finds room, a share never straddling devices (I1)."""
@@ -143,8 +160,9 @@ class View:
     def room(self, node: NodeRecord) -> Room:
         """What is free on a node."""
         if self.assumption.empty:
-            return Room(node, NodeBook(node))
-        room = Room(node, self.state.ledger.nodes[node.node_id])
+            return Room(node)
+        book = self.state.ledger.nodes[node.node_id]
+        room = Room(node, book.booked, book.claimed)
         for bundle in self._returns.get(node.node_id, ()):
             room.give_back(bundle)
         return room
@@ -171,6 +189,7 @@ class View:
                 worker = self.state.workers[generation]
                 if worker.pool == pool and worker.state in LIVE:
                     amount = amount - worker.resources
+        amount = amount + self._reserved_left_idle(pool)
         for uid in self.state.nominated:
             if uid not in self._ignored:
                 spec = self.state.specs[uid].spec
@@ -178,6 +197,20 @@ class View:
                     if spec.pool_of(component) == pool:
                         amount = amount + component.resources.scaled(component.min_workers)
         return amount
+
+    def _reserved_left_idle(self, pool: str) -> Resources:
+        """What a pool that charges idle reserved groups is charged once those who use them are gone."""
+        record = self.state.pools.get(pool)
+        if record is None or not record.spec.pg_pool.charge_reserved:
+            return NOTHING
+        return total(
+            bundle.resources
+            for group_id in self.state.groups_of_pool.get(pool, ())
+            if (group := self.state.groups[group_id]).group_kind is GroupKind.RESERVED
+            and (holders := self.state.workers_in(group_id))
+            and all(worker.state in LIVE and worker.job in self._gone for worker in holders)
+            for bundle in group.bundles
+        )
 
     def dynamic_groups(self, pool: str) -> int:
         """Dynamic groups that count against ``max_dynamic``."""
@@ -212,11 +245,8 @@ class View:
         for uid in self._ignored:
             job = state.jobs.get(uid)
             if job is not None and job.nominated:
-                back += [
-                    state.groups[group_id]
-                    for group_id in job.groups
-                    if state.groups[group_id].state is GroupState.NOMINATED
-                ]
+                held = (state.groups.get(group_id) for group_id in job.groups)
+                back += [group for group in held if group is not None and group.state is GroupState.NOMINATED]
         for uid in self._gone:
             job = state.jobs[uid]
             for group_id in job.groups:

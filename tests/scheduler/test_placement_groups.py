@@ -293,7 +293,9 @@ def test_two_pools_in_one_job_are_charged_each_with_a_group_of_its_own() -> None
     world.pool(pool_spec("cpus", cpu=4))
     world.pool(pool_spec("gpus", gpu=2))
     components = [
-        ComponentSpec(name="env", actor="a:B", pool="cpus", min_workers=4, max_workers=4, resources=Resources.parse({"cpu": 1})),
+        ComponentSpec(
+            name="env", actor="a:B", pool="cpus", min_workers=4, max_workers=4, resources=Resources.parse({"cpu": 1})
+        ),
         ComponentSpec(name="actor", actor="a:B", resources=Resources.parse({"gpu": 1})),
     ]
     world.submit(job_spec("j", pool="gpus", components=components))

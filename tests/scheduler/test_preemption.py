@@ -329,3 +329,5 @@ def test_by_hand_a_job_yields_to_another_whatever_the_rules_say() -> None:
     assert world.status("b") is JobState.RUNNING
     assert world.status("a") is JobState.PENDING
     assert world.preempted() == [("a", "b")]
+    world.complete("b")
+    assert world.status("a") is JobState.RUNNING

@@ -168,9 +168,7 @@ class World:
         """A worker of a job dies."""
         worker = self.workers(name)[rank]
         self.send(
-            ev.WorkerExited(
-                now_ms=self.now_ms, node_id=worker.node_id, generation=worker.generation, message=message
-            )
+            ev.WorkerExited(now_ms=self.now_ms, node_id=worker.node_id, generation=worker.generation, message=message)
         )
 
     # ---- agents ----
