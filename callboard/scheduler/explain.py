@@ -80,16 +80,16 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         return Explanation("NONE", summary, _waiting_workers(state, job), (), workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
-        reasons = _awaited(state, job)
-        summary = f"{job.name} holds its room and waits for {_join([reason.message for reason in reasons])}"
+        reasons = (*_backoff(job, now_ms), *_awaited(state, job))
+        what = _join([reason.message for reason in reasons]) or "what is on its way out"
         workers = _nominated_workers(state, job, spec)
+        summary = f"{job.name} holds its room and waits for {what}"
         return Explanation("WAIT", summary, reasons, (), workers, victims, position)
     found = _account(state, uid, spec, job.submit_ms, now_ms)
-    if job.eligible_ms > now_ms:
-        wait = Reason(
-            "BACKOFF", f"jobs/{job.name}", f"waits {job.eligible_ms - now_ms} ms more after a failure: {job.reason}"
-        )
-        found = replace(found, verdict="WAIT", summary=wait.message, reasons=(wait, *found.reasons))
+    backoff = _backoff(job, now_ms)
+    if backoff:
+        summary = f"{job.name} waits for {backoff[0].message}"
+        found = replace(found, verdict="WAIT", summary=summary, reasons=(*backoff, *found.reasons))
     return replace(found, queue_position=position, victims=victims or found.victims)
 
 
@@ -352,6 +352,13 @@ def _node_change(state: State, view: View, spec: JobSpec, ask: Ask) -> list[str]
         f"{_change(resource, asked - have)} more {_shown(resource)} on {best.node_id}"
         for resource, asked, have in lacks(view.room(best), ask_here)
     ]
+
+
+def _backoff(job: JobRecord, now_ms: int) -> tuple[Reason, ...]:
+    if job.eligible_ms <= now_ms:
+        return ()
+    message = f"its backoff, {job.eligible_ms - now_ms} ms more, after: {job.reason}"
+    return (Reason("BACKOFF", f"jobs/{job.name}", message),)
 
 
 def _awaited(state: State, job: JobRecord) -> tuple[Reason, ...]:

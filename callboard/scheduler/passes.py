@@ -7,6 +7,7 @@ that could help it: the memory of that is no part of the state, and losing it on
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import groups, jobs, requests
@@ -84,14 +85,19 @@ def _look_at_some(tx: Transaction, memory: Memory) -> None:
             memory.blocked.discard(shape_of(tx.state.specs[uid].spec))
             uids[uid] = None
     for uid in sorted(uids, key=lambda uid: tx.state.queue_key(tx.state.jobs[uid])):
+        if tx.state.jobs[uid].nominated:
+            _advance_nominee(tx, uid)
         _look_at(tx, memory, uid)
 
 
 def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
     job = tx.state.jobs[uid]
-    if job.state is not JobState.PENDING or job.nominated or job.eligible_ms > tx.now_ms:
+    if job.state is not JobState.PENDING or job.nominated:
         return
     spec = tx.state.specs[uid].spec
+    if job.eligible_ms > tx.now_ms:
+        _keep_place(tx, job, spec)
+        return
     shape = shape_of(spec)
     if shape in memory.blocked:
         return
@@ -102,6 +108,16 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
             heapq.heappush(memory.retries, (found.retry_ms, uid))
         return
     _carry_out(tx, job, found)
+
+
+def _keep_place(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
+    """A job that restarts after a failure keeps its room while it backs off, if nobody must give up anything for it:
+    else its ranks would come back to a pool that others have filled (QL-02)."""
+    if not job.restarts:
+        return
+    found = plan(tx.state, job.uid, replace(spec, never_preempts=True), job.submit_ms, tx.now_ms)
+    if isinstance(found, Plan) and not found.overtakes and not found.trims:
+        jobs.nominate(tx, job.uid, found)
 
 
 def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
@@ -154,9 +170,9 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
         uses.append(use)
     if broken:
         jobs.drop_nomination(tx, uid, broken)
-    elif free:
+    elif free and job.eligible_ms <= tx.now_ms:
         jobs.admit(tx, uid, tuple(uses), "its room is free")
-    elif not _will_be_free(tx, uid, uses):
+    elif not free and not _will_be_free(tx, uid, uses):
         jobs.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
 
 

@@ -30,7 +30,9 @@ Answer = Callable[[cmd.Command], bool]
 
 def pool_spec(name: str = "pool", *, pg_pool: PgPoolSpec = NO_PG_POOL, **nominal: Number) -> PoolSpec:
     """A pool with human amounts: ``pool_spec("p", cpu=4, memory="8GiB")``."""
-    return PoolSpec(name=name, nominal=tuple(Resources.parse(nominal).items()), pg_pool=pg_pool)
+    # One by one, since a limit of 0 is a limit and an amount of 0 is nothing.
+    limits = tuple((key, Resources.parse({key: value}).get(key)) for key, value in nominal.items())
+    return PoolSpec(name=name, nominal=limits, pg_pool=pg_pool)
 
 
 def job_spec(

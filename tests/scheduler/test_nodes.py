@@ -1,0 +1,327 @@
+"""Nodes that join, fall silent, die and come back; restarts of the controller (NJ-…, QL-…)."""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.model.quantities import Resources
+from callboard.model.specs import RestartPolicy
+from callboard.scheduler import Refusal, Scheduler, State, check_invariants
+from callboard.scheduler import commands as cmd
+from callboard.scheduler import events as ev
+from callboard.scheduler.records import (
+    DeviceInfo,
+    JobState,
+    NodeState,
+    RayInfo,
+    StopOutcome,
+    WorkerState,
+)
+from tests.scheduler.world import World, pool_spec
+
+
+def reports(world: World, *names: str) -> tuple[ev.RunningWorker, ...]:
+    return tuple(
+        ev.RunningWorker(
+            generation=worker.generation,
+            job=worker.job,
+            component=worker.component,
+            rank=worker.rank,
+            state=WorkerState.READY,
+        )
+        for name in names
+        for worker in world.workers(name)
+    )
+
+
+def test_nj01_the_same_devices_cannot_join_twice() -> None:
+    world = World()
+    devices = (DeviceInfo(id="0", uuid="GPU-1"), DeviceInfo(id="1", uuid="GPU-2"))
+    event = {"capacity": Resources.parse({"cpu": 4, "gpu": 2}), "devices": devices, "runtime": "process"}
+    world.send(ev.NodeJoined(now_ms=1, node_id="n1", instance="a", **event))
+    with pytest.raises(Refusal, match="GPU-1"):
+        world.send(ev.NodeJoined(now_ms=2, node_id="n2", instance="b", **event))
+    with pytest.raises(Refusal, match="a live agent has the node id n1"):
+        world.send(ev.NodeJoined(now_ms=3, node_id="n1", instance="c", previous_alive=True, **event))
+    # The same program that reconnects is welcome, also while its old stream seems alive.
+    again = world.send(ev.NodeJoined(now_ms=4, node_id="n1", instance="a", previous_alive=True, **event))
+    assert again.result.epoch == 2
+
+
+def test_nj02_a_fenced_node_ends_its_workers_before_it_takes_work_again() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.submit("j")
+    old = reports(world, "j")
+    world.lose("n1")
+    assert world.status("j") is JobState.RUNNING
+    assert world.devices("j") == ["n2:0"]
+    world.hold = lambda command: command.command_id.startswith("reap-")
+    admission = world.join("n1", 1, running=old)
+    assert admission.keep == ()
+    # What an old generation reports changes nothing.
+    world.send(ev.WorkerExited(now_ms=world.now_ms, node_id="n1", generation=old[0].generation + 100, message="late"))
+    world.submit("k")
+    assert world.status("k") is JobState.PENDING
+    assert any(reason.code == "NODE_STATE" for reason in world.explain("k").reasons)
+    world.hold = lambda command: False
+    world.answer()
+    assert world.status("k") is JobState.RUNNING
+    assert world.devices("k") == ["n1:0"]
+
+
+def test_nj07_a_second_node_that_dies_during_recovery_does_not_leave_it_half_placed() -> None:
+    world = World({f"n{n}": 1 for n in range(5)})
+    world.pool()
+    world.submit("j", workers=3)
+    world.auto = False
+    first, second, *_ = [worker.node_id for worker in world.workers("j")]
+    world.lose(first)
+    world.lose(second)
+    world.auto = True
+    world.answer()
+    assert world.status("j") is JobState.RUNNING
+    assert len(world.workers("j")) == 3
+    assert world.job("j").restarts == 1
+
+
+def test_nj08_two_half_lost_gangs_do_not_wait_for_each_other() -> None:
+    world = World({f"n{n}": 1 for n in range(4)})
+    world.pool()
+    world.submit("a", workers=2)
+    world.submit("b", workers=2)
+    world.auto = False
+    world.lose(world.workers("a")[0].node_id)
+    world.lose(world.workers("b")[0].node_id)
+    world.auto = True
+    world.answer()
+    states = sorted([world.status("a"), world.status("b")])
+    assert states == [JobState.PENDING, JobState.RUNNING]
+    waiting = "a" if world.status("a") is JobState.PENDING else "b"
+    assert not world.state.jobs_holding.get(world.job(waiting).uid)
+
+
+def test_nj10_a_cordoned_node_takes_nothing_new() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("a")
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=True))
+    world.submit("b")
+    assert world.status("a") is JobState.RUNNING
+    assert world.status("b") is JobState.PENDING
+    assert "uncordon n1" in world.explain("b").unblock
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=False))
+    assert world.status("b") is JobState.RUNNING
+
+
+def test_nj11_history_is_capped() -> None:
+    world = World({"n1": 1})
+    world.scheduler = Scheduler(world.state, history_limit=50)
+    world.pool()
+    for n in range(300):
+        world.submit(f"j{n}")
+        world.complete(f"j{n}")
+    assert len(world.state.jobs) <= 51
+    assert len(world.state.specs) == len(world.state.jobs)
+    assert not world.state.workers
+
+
+def test_nj13_ranks_are_unique_the_lowest_free_and_kept() -> None:
+    world = World()
+    assert world.join("a", 1, rank=0).rank == 0
+    with pytest.raises(Refusal, match="rank 0 belongs to node a"):
+        world.join("b", 1, rank=0)
+    assert world.join("b", 1).rank == 1
+    assert world.join("c", 1, rank=5).rank == 5
+    assert world.join("d", 1).rank == 2
+    world.lose("b")
+    assert world.join("b", 1).rank == 1
+
+
+def test_nj14_after_a_restart_both_jobs_can_be_stopped() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("a")
+    world.submit("b")
+    running = reports(world, "a", "b")
+    world.scheduler = Scheduler(State.of(list(world.state.records())))
+    world.send(ev.ControllerStarted(now_ms=world.now_ms, grace_ms=5000))
+    assert world.join("n1", 2, running=running).keep == tuple(worker.generation for worker in running)
+    world.cancel("a")
+    world.cancel("b")
+    assert world.status("a") is JobState.CANCELLED
+    assert world.status("b") is JobState.CANCELLED
+    assert not world.state.jobs_holding
+
+
+def test_ql03_nothing_is_admitted_before_running_work_is_counted() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool(pool_spec(gpu=2))
+    world.submit("a")
+    world.submit("b")
+    for n in range(3):
+        world.submit(f"p{n}")
+    on_n1 = [name for name in ("a", "b") if world.workers(name)[0].node_id == "n1"]
+    on_n2 = [name for name in ("a", "b") if world.workers(name)[0].node_id == "n2"]
+    first, second = reports(world, *on_n1), reports(world, *on_n2)
+    world.scheduler = Scheduler(State.of(list(world.state.records())))
+    world.send(ev.ControllerStarted(now_ms=world.now_ms, grace_ms=10_000))
+    world.complete(on_n1[0])
+    world.join("n1", 1, running=first)
+    assert all(world.status(f"p{n}") is JobState.PENDING for n in range(3))
+    assert world.explain("p0").reasons[0].code == "RECONCILING"
+    world.tick(2000)
+    world.join("n2", 1, running=second)
+    used = world.state.pool_use("pool").used.gpu_milli
+    assert used == 2000
+    assert world.status("p0") is JobState.RUNNING
+    assert [world.status(f"p{n}") for n in (1, 2)] == [JobState.PENDING, JobState.PENDING]
+
+
+def test_ql03_the_grace_ends_the_wait_for_a_node_that_never_comes() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.scheduler = Scheduler(State.of(list(world.state.records())))
+    world.send(ev.ControllerStarted(now_ms=world.now_ms, grace_ms=10_000))
+    world.join("n1", 1)
+    world.submit("a")
+    assert world.status("a") is JobState.PENDING
+    world.tick(10_000)
+    assert world.status("a") is JobState.RUNNING
+
+
+def test_ql11_reports_twice_late_and_swapped_move_no_counter() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    world.auto = False
+    world.submit("a")
+    world.answer(lambda command: isinstance(command, cmd.CreateGroup))
+    (worker,) = world.workers("a")
+    started = ev.WorkerStarted(now_ms=world.now_ms, node_id="n1", generation=worker.generation)
+    stopped = ev.WorkerStopped(
+        now_ms=world.now_ms, node_id="n1", generation=worker.generation, outcome=StopOutcome.KILLED
+    )
+    world.send(started)
+    before = list(world.state.records())[1:]
+    world.send(started)
+    assert list(world.state.records())[1:] == before
+    world.cancel("a")
+    world.send(stopped)
+    before = list(world.state.records())[1:]
+    for late in (started, stopped, stopped, started):
+        world.send(late)
+        assert list(world.state.records())[1:] == before
+    assert not world.state.pool_use("pool").used
+
+
+def test_ql04_a_quota_lowered_under_use_shows_over_and_admits_nothing() -> None:
+    world = World({"n1": 4})
+    world.pool(pool_spec(gpu=4))
+    for n in range(3):
+        world.submit(f"j{n}")
+    for limit, over in ((1, 2), (0, 3)):
+        world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=limit)))
+        use = world.state.pool_use("pool")
+        assert (use.used.gpu_milli, use.over.gpu_milli, use.available.gpu_milli) == (3000, over * 1000, 0)
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=3)))
+    world.submit("more")
+    assert world.status("more") is JobState.PENDING
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec()))
+    assert world.status("more") is JobState.RUNNING
+
+
+def test_ql02_a_restarted_gang_is_charged_whole_before_its_ranks_start() -> None:
+    world = World({"n1": 4})
+    world.pool(pool_spec(gpu=3))
+    world.submit("gang", workers=3, entry="main", restart=RestartPolicy(max_restarts=1, backoff_base_ms=1))
+    for rank in (0, 1):
+        worker = world.workers("gang")[rank]
+        world.send(ev.WorkerFinished(now_ms=world.now_ms, node_id="n1", generation=worker.generation, succeeded=True))
+    world.submit("other", workers=2)
+    world.exit("gang", rank=2)
+    world.tick(1)
+    assert world.status("gang") is JobState.RUNNING
+    assert world.state.pool_use("pool").used.gpu_milli == 3000
+    assert world.status("other") is JobState.PENDING
+
+
+def test_a_job_fails_when_its_restart_budget_is_spent_and_backs_off_before() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    world.submit("j", restart=RestartPolicy(max_restarts=2, backoff_base_ms=1000))
+    for wait_ms in (1000, 2000):
+        world.exit("j")
+        assert world.status("j") is JobState.PENDING
+        world.tick(wait_ms - 1)
+        assert world.status("j") is JobState.PENDING
+        world.tick(1)
+        assert world.status("j") is JobState.RUNNING
+    world.exit("j")
+    assert world.status("j") is JobState.FAILED
+    assert "killed by signal 9" in world.job("j").reason
+
+
+def test_losing_a_node_does_not_count_against_the_restart_budget() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.submit("j")
+    for node_id in ("n1", "n2"):
+        world.lose(node_id)
+        world.join(node_id, 1)
+    assert world.status("j") is JobState.RUNNING
+    assert world.job("j").failures == ()
+
+
+def test_a_constructor_that_raises_fails_the_job_with_its_traceback() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker)
+    world.submit("j", workers=2, restart=RestartPolicy(max_restarts=5))
+    first = next(c for c in world.held if isinstance(c, cmd.StartWorker))
+    world.held.remove(first)
+    world.send(
+        ev.WorkerStartFailed(
+            now_ms=world.now_ms,
+            node_id="n1",
+            generation=first.worker.generation,
+            message="ValueError: no",
+            traceback="Traceback …",
+            user_fault=True,
+        )
+    )
+    assert world.status("j") is JobState.FAILED
+    assert world.job("j").traceback == "Traceback …"
+    assert not world.state.workers
+
+
+def test_a_raylet_that_ends_takes_its_groups_and_the_job_starts_elsewhere() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.auto = False
+    world.submit("j")
+    epoch = world.state.nodes["n1"].epoch
+    world.send(ev.NodeRayChanged(now_ms=world.now_ms, node_id="n1", epoch=epoch, ray=None))
+    assert world.state.nodes["n1"].state is NodeState.JOINING
+    world.auto = True
+    world.answer()
+    assert world.devices("j") == ["n2:0"]
+    ray = RayInfo(gcs_address="h:1", session="s", ray_node_id="ray-new")
+    world.send(ev.NodeRayChanged(now_ms=world.now_ms, node_id="n1", epoch=epoch, ray=ray))
+    assert world.state.nodes["n1"].usable
+
+
+def test_rays_head_dies_and_every_group_is_void() -> None:
+    from callboard.model.specs import PgPoolSpec
+
+    world = World({"n1": 2})
+    shape = Resources.parse({"cpu": 1, "gpu": 1})
+    world.pool(pool_spec(pg_pool=PgPoolSpec(reserved=(shape,))))
+    world.submit("j", restart=RestartPolicy(max_restarts=1, backoff_base_ms=1))
+    world.hold = lambda command: True
+    world.send(ev.RaySessionLost(now_ms=world.now_ms, session="s"))
+    world.exit("j")
+    world.hold = lambda command: False
+    world.answer()
+    world.tick(10)
+    assert world.status("j") is JobState.RUNNING
+    check_invariants(world.state)
