@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from callboard.model.quantities import MILLI, Resources, format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
 from callboard.scheduler.fitting import candidates, could_return, fit
-from callboard.scheduler.grouping import Ask, asks_of, new_kind, node_filter, quota_shortage, reuse
+from callboard.scheduler.grouping import Ask, asks_of, new_kind, node_filter, reuse
 from callboard.scheduler.planning import Blocked, Plan, could_ever_fit, plan
 from callboard.scheduler.preemption import lost_work_ms, may_yield
+from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import (
     DeviceShare,
     GroupKind,
@@ -198,15 +199,15 @@ def _blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
 
 def _quota_reasons(view: View, state: State, ask: Ask) -> list[Reason]:
     spec = state.pools[ask.pool].spec
-    nominal = dict(spec.nominal)
     reasons = []
-    for resource, asked, available in quota_shortage(view, spec, ask.resources):
-        used = nominal[resource] - available
+    for short in shortages(state.pools, view.charged, spec, ask.resources):
+        resource, nominal = short.resource, dict(spec.nominal)[short.resource]
+        lent = f" and {format_amount(resource, short.limit - nominal)} that others may lend" if spec.cohort else ""
         message = (
-            f"pool {ask.pool}: {format_amount(resource, used)} of {format_amount(resource, nominal[resource])} "
-            f"{resource} used, asks {format_amount(resource, asked)}"
+            f"pool {ask.pool}: {format_amount(resource, short.used)} of {format_amount(resource, nominal)} "
+            f"{resource} used{lent}, asks {format_amount(resource, short.asked)}"
         )
-        reasons.append(Reason("QUOTA_SHORT", f"pools/{ask.pool}", message, resource, asked, available))
+        reasons.append(Reason("QUOTA_SHORT", f"pools/{ask.pool}", message, resource, short.asked, short.available))
     return reasons
 
 
@@ -321,8 +322,9 @@ def _unblock(state: State, spec: JobSpec, view: View) -> tuple[str, ...]:
         if pool is None:
             changes.append(f"create pool {ask.pool}")
             continue
-        for resource, asked, available in quota_shortage(view, pool.spec, ask.resources):
-            changes.append(f"raise pool {ask.pool} {resource} by {_change(resource, asked - available)}")
+        for short in shortages(state.pools, view.charged, pool.spec, ask.resources):
+            more = _change(short.resource, short.asked - short.available)
+            changes.append(f"raise pool {ask.pool} {short.resource} by {more}")
         group_rules = _group_reasons(state, view, ask)
         if group_rules and reuse(state, view, spec, ask) is None:
             changes.append(f"raise pool {ask.pool} max_dynamic by 1")

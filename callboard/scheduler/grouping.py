@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.fitting import NodeFilter, Slot, candidates, fit
+from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Room, View
@@ -62,33 +63,19 @@ def node_filter(spec: JobSpec, pool: PoolSpec) -> NodeFilter:
     return NodeFilter(required, tuple(spec.node_selector) if spec.node_selector_soft else ())
 
 
-def quota_shortage(
-    view: View, pool: PoolSpec, ask: Resources, refund: Resources = NOTHING
-) -> list[tuple[str, int, int]]:
-    """(resource, asked, available) of every limited resource that the ask is short of; empty when the quota holds it.
-
-    Only resources that are asked for count: one that nobody is short of never blocks (PC-16).
-    """
-    charged = view.charged(pool.name) - refund
-    short = []
-    for resource, nominal in pool.nominal:
-        asked = ask.get(resource)
-        available = max(0, nominal - charged.get(resource))
-        if asked > available:
-            short.append((resource, asked, available))
-    return short
-
-
 def choose_groups(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> tuple[GroupUse, ...] | None:
     """Groups for every ask of a job, or None when one of them finds none or its pool's quota is short."""
     rooms: dict[NodeFilter, list[Room]] = {}
     uses: list[GroupUse] = []
     for ask in asks:
         pool = state.pools.get(ask.pool)
-        if pool is None or pool.deleting or pool.spec.stop_policy is not StopPolicy.NONE:
+        if pool is None or pool.deleting:
+            return None
+        if pool.spec.stop_policy is not StopPolicy.NONE and not view.assumption.empty:
             return None
         use = reuse(state, view, spec, ask) or _make(state, view, spec, ask, rooms)
-        if use is None or quota_shortage(view, pool.spec, ask.resources, reserved_refund(state, pool.spec, use)):
+        refund = reserved_refund(state, pool.spec, use) if use is not None else NOTHING
+        if use is None or shortages(state.pools, view.charged, pool.spec, ask.resources, refund):
             return None
         uses.append(use)
     return tuple(uses)

@@ -8,7 +8,7 @@ from callboard.model.specs import ComponentSpec, JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
 from callboard.scheduler.grouping import GroupUse
 from callboard.scheduler.planning import Plan, Victim
-from callboard.scheduler.preemption import lost_work_ms, stop_timeouts
+from callboard.scheduler.preemption import lost_work_ms, stop_timeouts, yield_backoff_ms
 from callboard.scheduler.records import (
     ENDED,
     LIVE,
@@ -21,6 +21,7 @@ from callboard.scheduler.records import (
     PoolRecord,
     PreemptionRecord,
     Removal,
+    Rule,
     StopOutcome,
     WorkerRecord,
     WorkerState,
@@ -238,7 +239,7 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None) -> Non
     )
     tx.put(record)
     tx.drop("preemption", meta.next_preemption - KEPT_PREEMPTIONS)
-    by = f"by {preemptor.name}" if preemptor else "by hand"
+    by = f"by {preemptor.name}" if preemptor else "by hand" if rule is Rule.MANUAL else "to drain"
     tx.event(
         "preemption.decided",
         f"jobs/{job.name}",
@@ -247,7 +248,16 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None) -> Non
         {"victim": job.name, "preemptor": record.preemptor_name, "rule": rule.value},
     )
     tx.change_job(uid, preemptions=job.preemptions + 1)
+    if preemptor is not None:
+        note_yield(tx, uid, preemptor.uid)
     stop(tx, uid, JobState.PREEMPTING, f"preempted {by}", checkpoint=True)
+
+
+def note_yield(tx: Transaction, uid: str, winner: str) -> None:
+    """Remembers that a job yielded to another, as long as that one has not ended."""
+    known = tx.state.jobs[uid].yielded_to
+    live = [other for other in known if other in tx.state.jobs and tx.state.jobs[other].state not in ENDED]
+    tx.change_job(uid, yielded_to=(*[other for other in live if other != winner], winner))
 
 
 def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
@@ -289,8 +299,11 @@ def settle(tx: Transaction, uid: str) -> None:
     elif job.state is JobState.PREEMPTING and spec.on_preempt is OnPreempt.CANCEL:
         end(tx, uid, JobState.CANCELLED, job.reason)
     else:
-        failed = job.state is JobState.RECOVERING and job.failures and job.failures[-1] == _last_failure(job)
-        wait_ms = _backoff_ms(spec, len(job.failures)) if failed else 0
+        if job.state is JobState.PREEMPTING:
+            wait_ms = yield_backoff_ms(tx.state, spec, job.preemptions)
+        else:
+            failed = job.failures and job.failures[-1] == _last_failure(job)
+            wait_ms = _backoff_ms(spec, len(job.failures)) if failed else 0
         restarts = job.restarts + (job.state is JobState.RECOVERING)
         tx.move_job(
             uid,

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import groups, jobs, requests
-from callboard.scheduler.grouping import GroupUse, asks_of, match, quota_shortage, reserved_refund
+from callboard.scheduler.grouping import GroupUse, asks_of, match, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan
+from callboard.scheduler.quota import borrows, shortages
 from callboard.scheduler.records import GroupState, JobRecord, JobState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, Room, View
@@ -55,10 +56,28 @@ def run(tx: Transaction, memory: Memory) -> None:
                 groups.ensure_reserved(tx, pool)
         for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
             _advance_nominee(tx, uid)
-        for key in list(state.queue):
-            _look_at(tx, memory, key[-1])
+        for uid in _in_order(tx):
+            _look_at(tx, memory, uid)
     tx.fresh.clear()
     memory.version = state.room_version if state.room_version == version else -1
+
+
+def _in_order(tx: Transaction) -> list[str]:
+    """The queue; where pools lend to each other, jobs within their own quota come before borrowers (QL-10)."""
+    state = tx.state
+    uids = [key[-1] for key in state.queue]
+    if not any(record.spec.cohort for record in state.pools.values()):
+        return uids
+    own: list[str] = []
+    borrowers: list[str] = []
+    for uid in uids:
+        charged = View(state, Assumption(subject=uid)).charged
+        asks = asks_of(state.specs[uid].spec)
+        borrowing = any(
+            ask.pool in state.pools and borrows(charged, state.pools[ask.pool].spec, ask.resources) for ask in asks
+        )
+        (borrowers if borrowing else own).append(uid)
+    return own + borrowers
 
 
 def shape_of(spec: JobSpec) -> Shape:
@@ -123,6 +142,7 @@ def _keep_place(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
 def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
     for other in found.overtakes:
         jobs.drop_nomination(tx, other, f"overtaken by {job.name}")
+        jobs.note_yield(tx, other, job.uid)
     if not found.waits:
         jobs.admit(tx, job.uid, found.uses, "has its room")
         return
@@ -180,7 +200,7 @@ def _charged_too_much(tx: Transaction, view: View, use: GroupUse, uid: str) -> b
     """Whether the quota doesn't hold the ask yet; other nominations don't count here, they were planned around."""
     pool = tx.state.pools[use.ask.pool].spec
     refund = reserved_refund(tx.state, pool, use) + tx.state.nominated_ask(use.ask.pool, but=uid)
-    return bool(quota_shortage(view, pool, use.ask.resources, refund))
+    return bool(shortages(tx.state.pools, view.charged, pool, use.ask.resources, refund))
 
 
 def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> bool:
@@ -207,7 +227,7 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
     for use in uses:
         group = state.groups[use.group_id]
         pool = state.pools[use.ask.pool].spec
-        if quota_shortage(view, pool, use.ask.resources, reserved_refund(state, pool, use)):
+        if shortages(state.pools, view.charged, pool, use.ask.resources, reserved_refund(state, pool, use)):
             return False
         if group.state is not GroupState.NOMINATED:
             if not view.open_to_subject(group):

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
-from callboard.scheduler.preemption import Verdict, candidates, overtakable, policy_for
+from callboard.scheduler.preemption import (
+    Verdict,
+    candidates,
+    overtakable,
+    policy_for,
+    takes_only_what_is_owed,
+)
 from callboard.scheduler.records import JobRecord, Rule
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, View
@@ -124,6 +130,8 @@ class _Search:
         chosen = self._fewest(level, feasible)
         if max_victims and len(chosen) > max_victims:
             return Blocked(retry_ms)
+        if not takes_only_what_is_owed(state, self._uid, [(uid, _rule(verdicts[uid])) for uid in chosen]):
+            return Blocked(retry_ms)
         assumption = replace(base, released=frozenset(chosen))
         final = self._try(assumption) or self._try_trimmed(assumption)
         assert final is not None, "a set that was feasible a moment ago is not"
@@ -201,8 +209,12 @@ class _Search:
 
 
 def _victim(uid: str, verdict: Verdict) -> Victim:
-    assert verdict.rule is not None
-    return Victim(uid, verdict.rule, verdict.reason)
+    return Victim(uid, _rule(verdict), verdict.reason)
+
+
+def _rule(verdict: Verdict) -> Rule:
+    assert verdict.rule is not None, "a victim must yield by some rule"
+    return verdict.rule
 
 
 def plan_with(state: State, uid: str, spec: JobSpec, victim: Victim) -> Plan | None:

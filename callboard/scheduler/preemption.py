@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from callboard.model.policy import LabelRules, PreemptionPolicy
 from callboard.model.specs import JobSpec
+from callboard.scheduler.grouping import asks_of
+from callboard.scheduler.quota import borrowed, borrows, cohort_of
 from callboard.scheduler.records import ENDED, JobRecord, JobState, Rule
 from callboard.scheduler.state import State
+from callboard.scheduler.view import Assumption, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +28,76 @@ class Verdict:
     retry_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What quota gives a job against jobs of other pools in its cohort.
+
+    Attributes:
+        reclaimable: pools that are beyond their own quota in a resource that the job needs and has a right to: they
+            give back what was lent, whatever the priorities.
+        owners: pools that use no more than is theirs while the job would borrow: nothing there yields to it by
+            priority, else the owner would take its quota back at once, for ever.
+    """
+
+    reclaimable: frozenset[str] = frozenset()
+    owners: frozenset[str] = frozenset()
+
+
+NO_CLAIMS = Claims()
+
+
 def policy_for(state: State, pool: str) -> PreemptionPolicy:
     """The cluster's policy with a pool's overrides."""
     record = state.pools.get(pool)
     return record.spec.preemption.over(state.meta.policy) if record else state.meta.policy
 
 
-def may_yield(state: State, victim: JobRecord, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> Verdict:
+def may_yield(
+    state: State,
+    victim: JobRecord,
+    preemptor: JobSpec,
+    preemptor_uid: str,
+    now_ms: int,
+    *,
+    claims: Claims = NO_CLAIMS,
+) -> Verdict:
     """Whether ``victim`` must yield to a job with the spec ``preemptor``.
 
     Thresholds and label rules are those of the preemptor's pool; protection, minimal runtime and the limit of
     preemptions are those of the victim's, since they protect it.
+
+    Args:
+        claims: what quota says. Neither priorities, shields nor protection keep borrowed quota from its owner.
     """
     spec = state.specs[victim.uid].spec
     refused = _guarded(state, victim, spec, preemptor, preemptor_uid, now_ms=now_ms)
     if refused is not None:
         return refused
     policy = policy_for(state, preemptor.pool)
-    if shielded(policy, spec, preemptor):
-        return Verdict(None, f"a label rule puts {victim.name} above {preemptor.name}")
     victim_pools, own_pools = pools_of(spec), pools_of(preemptor)
     outside = [pool for pool in victim_pools if pool not in own_pools]
+    if outside and all(pool in claims.reclaimable for pool in outside):
+        return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
+    if shielded(policy, spec, preemptor):
+        return Verdict(None, f"a label rule puts {victim.name} above {preemptor.name}")
     guarded = [pool for pool in outside if is_protected(state, policy, pool)]
     if guarded:
         return Verdict(None, f"pool {guarded[0]} is protected")
+    owners = [pool for pool in outside if pool in claims.owners]
+    if owners:
+        return Verdict(None, f"pool {owners[0]} uses only what is its own, and {preemptor.name} would borrow")
     if outside and not policy.enable_cross_pool:
         return Verdict(None, f"{victim.name} is in pool {outside[0]} and preemption across pools is off")
+    return _by_gap(policy, spec, preemptor, outside=bool(outside))
+
+
+def _by_gap(policy: PreemptionPolicy, spec: JobSpec, preemptor: JobSpec, *, outside: bool) -> Verdict:
+    """The verdict that the gap of priorities gives, by label rule, within a pool or across pools."""
     gap = preemptor.priority_milli - spec.priority_milli
     label = label_rule(policy, preemptor, spec)
-    if label and gap >= policy.aggressiveness.label_threshold_milli:
-        return Verdict(Rule.LABEL, f"{label} and {_gap(gap)} ≥ {_milli(policy.aggressiveness.label_threshold_milli)}")
+    label_threshold = policy.aggressiveness.label_threshold_milli
+    if label and gap >= label_threshold:
+        return Verdict(Rule.LABEL, f"{label} and {_gap(gap)} ≥ {_milli(label_threshold)}")
     threshold = policy.cross_pool_threshold_milli if outside else policy.aggressiveness.same_pool_threshold_milli
     rule = Rule.CROSS_POOL if outside else Rule.SAME_POOL
     where = "another pool" if outside else "the same pool"
@@ -63,17 +106,37 @@ def may_yield(state: State, victim: JobRecord, preemptor: JobSpec, preemptor_uid
     return Verdict(None, f"{where} and {_gap(gap)} < {_milli(threshold)}")
 
 
+def claims_of(state: State, preemptor: JobSpec, preemptor_uid: str) -> Claims:
+    """The claims of a job, once what is on its way out is gone."""
+    reclaimable: set[str] = set()
+    owners: set[str] = set()
+    view: View | None = None
+    for ask in asks_of(preemptor):
+        record = state.pools.get(ask.pool)
+        if record is None or not record.spec.cohort:
+            continue
+        view = view or View(state, Assumption(subject=preemptor_uid, future=True))
+        borrowing = borrows(view.charged, record.spec, ask.resources)
+        own = {resource for resource, _ in record.spec.nominal if ask.resources.get(resource)}
+        for other in cohort_of(state.pools, record.spec):
+            if other.name == record.spec.name:
+                continue
+            beyond = borrowed(view.charged, other)
+            if borrowing and not beyond:
+                owners.add(other.name)
+            elif not borrowing and own & set(beyond):
+                reclaimable.add(other.name)
+    return Claims(frozenset(reclaimable), frozenset(owners))
+
+
 def _guarded(
     state: State, victim: JobRecord, spec: JobSpec, preemptor: JobSpec, preemptor_uid: str, *, now_ms: int
 ) -> Verdict | None:
     """What keeps a job from yielding whoever asks, or None."""
     if victim.uid == preemptor_uid:
         return Verdict(None, "a job never preempts itself")
-    if any(
-        record.rule is Rule.MANUAL and record.victim == preemptor_uid for record in state.preemptions_for(victim.uid)
-    ):
-        # Else the job that was told to yield would take its place back at once.
-        return Verdict(None, f"{preemptor.name} was told to yield to {victim.name}")
+    if yielded_before(state, preemptor_uid, victim.uid):
+        return Verdict(None, f"{preemptor.name} yielded to {victim.name}, or to one that did")
     if not spec.preemptible:
         return Verdict(None, f"{victim.name} is not preemptible")
     own = policy_for(state, spec.pool)
@@ -84,6 +147,24 @@ def _guarded(
         until_ms = victim.running_ms + min_runtime_ms
         return Verdict(None, f"{victim.name} has not run for its minimal runtime yet", until_ms)
     return None
+
+
+def yielded_before(state: State, uid: str, other: str) -> bool:
+    """Whether a job yielded to another, directly or through jobs that have not ended."""
+    job = state.jobs.get(uid)
+    if job is None or not job.yielded_to:
+        return False
+    waiting, seen = [uid], {uid}
+    while waiting:
+        for winner in state.jobs[waiting.pop()].yielded_to:
+            record = state.jobs.get(winner)
+            if winner in seen or record is None or record.state in ENDED:
+                continue
+            if winner == other:
+                return True
+            seen.add(winner)
+            waiting.append(winner)
+    return False
 
 
 def label_rule(policy: PreemptionPolicy, winner: JobSpec, loser: JobSpec) -> str:
@@ -107,6 +188,13 @@ def is_protected(state: State, policy: PreemptionPolicy, pool: str) -> bool:
 def pools_of(spec: JobSpec) -> tuple[str, ...]:
     """Every pool that a job is charged to."""
     return tuple(dict.fromkeys(spec.pool_of(component) for component in spec.components))
+
+
+def yield_backoff_ms(state: State, spec: JobSpec, preemptions: int) -> int:
+    """How long a job waits after it yielded, where its pool limits preemptions: 60 s · 2ⁿ, at most an hour."""
+    if not policy_for(state, spec.pool).max_preemptions_per_job:
+        return 0
+    return min(3_600_000, 60_000 << min(max(0, preemptions - 1), 16))
 
 
 def stop_timeouts(state: State, spec: JobSpec) -> tuple[int, int]:
@@ -150,10 +238,11 @@ def candidates(
     time (ms) at which there may be more, 0 if there is none."""
     found: list[tuple[JobRecord, Verdict]] = []
     retry_ms = 0
+    claims = claims_of(state, preemptor, preemptor_uid)
     for job_state in (JobState.RUNNING, JobState.STARTING):
         for uid in state.jobs_by_state[job_state]:
             job = state.jobs[uid]
-            verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms)
+            verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
             if verdict.rule is not None:
                 found.append((job, verdict))
             elif verdict.retry_ms and (not retry_ms or verdict.retry_ms < retry_ms):
@@ -162,14 +251,31 @@ def candidates(
     return found, retry_ms
 
 
+def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: list[tuple[str, Rule]]) -> bool:
+    """Whether every reclaimed victim's pool is beyond its own quota until that victim goes: a lender takes back what it
+    lent and no more (QL-08)."""
+    gone: set[str] = set()
+    for uid, rule in victims:
+        if rule is Rule.RECLAIM:
+            view = View(state, Assumption(subject=preemptor_uid, future=True, released=frozenset(gone)))
+            pools = pools_of(state.specs[uid].spec)
+            if not any(name in state.pools and borrowed(view.charged, state.pools[name].spec) for name in pools):
+                return False
+        gone.add(uid)
+    return True
+
+
 def overtakable(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> list[str]:
     """Nominated jobs whose nomination the preemptor may take (I7), the least important first."""
+    if not state.nominated:
+        return []
+    claims = claims_of(state, preemptor, preemptor_uid)
     found = [
         uid
         for uid in state.nominated
         if uid != preemptor_uid
         and state.jobs[uid].state not in ENDED
-        and may_yield(state, state.jobs[uid], preemptor, preemptor_uid, now_ms).rule is not None
+        and may_yield(state, state.jobs[uid], preemptor, preemptor_uid, now_ms, claims=claims).rule is not None
     ]
     found.sort(key=lambda uid: state.queue_key(state.jobs[uid]), reverse=True)
     return found

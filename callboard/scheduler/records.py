@@ -105,6 +105,7 @@ class Rule(StrEnum):
     CROSS_POOL = "CROSS_POOL"
     RECLAIM = "RECLAIM"
     MANUAL = "MANUAL"
+    DRAIN = "DRAIN"
 
 
 class Removal(StrEnum):
@@ -312,6 +313,8 @@ class JobRecord:
         nominated: its ask charges its pools and its groups are held for it, though it has not started (I7).
         waits_for: uids of the victims and ids of the groups (being removed) whose end it waits for when nominated.
         target: state it ends in, while STOPPING.
+        yielded_to: uids of jobs that it was preempted for or that overtook its nomination; it never takes their place,
+            nor that of one they yielded to, so that no set of rules makes jobs evict each other in a circle.
         failures: times of failures that count against the restart budget.
         eligible_ms: not looked at before.
         destroy_groups: its groups are removed when it lets go of them.
@@ -333,6 +336,7 @@ class JobRecord:
     waits_for: tuple[str, ...] = ()
     target: JobState | None = None
     preemptions: int = 0
+    yielded_to: tuple[str, ...] = ()
     restarts: int = 0
     failures: tuple[int, ...] = ()
     eligible_ms: int = 0

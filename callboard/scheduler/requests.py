@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from callboard.model.quantities import format_amount
-from callboard.model.specs import JobSpec
+from callboard.model.specs import JobSpec, StopPolicy
 from callboard.scheduler import groups, jobs
 from callboard.scheduler.events import (
     GroupDeleted,
@@ -21,6 +21,7 @@ from callboard.scheduler.events import (
 from callboard.scheduler.explain import explain_spec, unschedulable_reasons
 from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
+from callboard.scheduler.quota import borrowable
 from callboard.scheduler.records import (
     ENDED,
     GroupKind,
@@ -65,6 +66,8 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
     revision = tx.event("pool.updated", f"pools/{event.spec.name}", "", "changed")
     old, new = pool.spec.pg_pool, event.spec.pg_pool
     tx.put(replace(pool, spec=event.spec, spec_version=pool.spec_version + 1, destroyed_reserved=(), revision=revision))
+    if event.spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
+        _drain_pool(tx, event.spec.name)
     for group_id in list(tx.state.groups_of_pool.get(event.spec.name, ())):
         group = tx.state.groups[group_id]
         index = group.reserved_index
@@ -73,6 +76,13 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
         ):
             groups.doom(tx, group_id, Removal.REQUESTED, "its pool was changed")
     return event.spec.name
+
+
+def _drain_pool(tx: Transaction, name: str) -> None:
+    """Preempts what runs in a pool that holds and drains."""
+    for uid in jobs_in(tx, name):
+        if tx.state.jobs[uid].state in (JobState.RUNNING, JobState.STARTING):
+            jobs.preempt(tx, Victim(uid, Rule.DRAIN, f"pool {name} drains (stop policy)"), None)
 
 
 def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
@@ -193,12 +203,13 @@ def check_spec(tx: Transaction, spec: JobSpec) -> None:
             raise Refusal(RefusalCode.NOT_FOUND, f"pools/{ask.pool}", f"pool {ask.pool} {what}", "spec.pool")
         for resource, nominal in pool.spec.nominal:
             asked = ask.resources.get(resource)
-            if asked > nominal:
+            limit = nominal + borrowable(tx.state.pools, pool.spec, resource)
+            if asked > limit:
                 raise Refusal(
                     RefusalCode.QUOTA_EXCEEDED,
                     f"pools/{ask.pool}",
                     f"{spec.name} asks {format_amount(resource, asked)} {resource}, "
-                    f"pool {ask.pool} has {format_amount(resource, nominal)} in all; ask for less or raise the quota",
+                    f"pool {ask.pool} can have {format_amount(resource, limit)}; ask for less or raise the quota",
                     "spec.components",
                     unschedulable_reasons(tx.state, spec),
                 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from callboard.model.quantities import Resources
 from callboard.scheduler.ledger import PoolUse
+from callboard.scheduler.quota import usable
 from callboard.scheduler.records import ENDED, GroupKind, GroupState, JobState
 
 if TYPE_CHECKING:
@@ -42,10 +43,15 @@ def pool_use(state: State, name: str) -> PoolUse:
     """The account of one pool."""
     spec = state.pools[name].spec
     used, nominated = state.charged(name), state.nominated_ask(name)
+
+    def charged(pool: str) -> Resources:
+        return state.charged(pool) + state.nominated_ask(pool)
+
     # A nominee's ask counts beside its victims' usage, which may exceed the quota for a while; available is never
     # shown below zero, and only usage makes a pool "over" (QL-04).
     available = {
-        resource: max(0, nominal - used.get(resource) - nominated.get(resource)) for resource, nominal in spec.nominal
+        resource: max(0, usable(state.pools, charged, spec, resource, charged(name).get(resource)))
+        for resource, _ in spec.nominal
     }
     over = {resource: max(0, used.get(resource) - nominal) for resource, nominal in spec.nominal}
     pending = active = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from callboard.model.policy import Aggressiveness
-from callboard.model.specs import ComponentSpec, PoolSpec
 from callboard.model.quantities import Resources
+from callboard.model.specs import ComponentSpec, PoolSpec
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.records import JobState, StopOutcome, WorkerState

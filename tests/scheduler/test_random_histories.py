@@ -6,12 +6,21 @@ Each seed is one history. A failure prints the seed and the last things that hap
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, OnPreempt, PgPoolSpec, RestartPolicy, Strategy
+from callboard.model.specs import (
+    NO_PG_POOL,
+    ComponentSpec,
+    OnPreempt,
+    PgPoolSpec,
+    RestartPolicy,
+    StopPolicy,
+    Strategy,
+)
 from callboard.scheduler import Refusal, Scheduler, State
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
@@ -58,6 +67,11 @@ class History:
             )
         )
         self.world.pool(pool_spec("b", cpu=choose([2, 8])))
+        cohort = choose(["", "team"])
+        for name, gpu in (("c", 1), ("d", 3)):
+            spec = pool_spec(name, gpu=gpu, pg_pool=choose([NO_PG_POOL, PgPoolSpec(max_dynamic=2)]))
+            lend = choose([(), (("gpu", 1000),)])
+            self.world.pool(replace(spec, cohort=cohort, lend_limit=lend, borrow_limit=choose([(), (("gpu", 2000),)])))
 
     def join(self, node_id: str, running: tuple[ev.RunningWorker, ...] = ()) -> None:
         self.world.join(node_id, {"cpu": 4, "memory": "8GiB", "gpu": 2}, running=running)
@@ -80,6 +94,7 @@ class History:
             (self.suspect, 1),
             (self.delete_group, 1),
             (self.ray_restarts, 1),
+            (self.change_pool, 2),
         ]
         action = self.random.choices([a for a, _ in actions], [w for _, w in actions])[0]
         self.story.append(action.__name__)
@@ -108,7 +123,7 @@ class History:
             )
         spec = job_spec(
             f"j{self.names}",
-            pool=choose(["a", "a", "b"]),
+            pool=choose(["a", "a", "b", "c", "d", "c"]),
             priority=choose([1, 2, 3, 5, 8, 9, 9.5]),
             workers=choose([1, 1, 1, 2, 3]),
             labels=choose([{}, {"role": "train"}, {"role": "rollout"}, {"role": "reward"}]),
@@ -209,8 +224,6 @@ class History:
         """Anything an agent said comes a second time, late."""
         reports = [event for event in self.sent if isinstance(event, ev.WorkerEvent | ev.GroupFailed)]
         if reports:
-            from dataclasses import replace
-
             event = replace(self.random.choice(reports), now_ms=self.world.now_ms)
             worker = self.world.state.workers.get(getattr(event, "generation", -1))
             if worker is not None and worker.state in HOLDING:
@@ -282,6 +295,12 @@ class History:
                 self.send(ev.GroupDeleted(now_ms=self.world.now_ms, group_id=group_id))
             except Refusal as refusal:
                 self.story.append(str(refusal))
+
+    def change_pool(self) -> None:
+        name = self.random.choice(list(self.world.state.pools))
+        spec = self.world.state.pools[name].spec
+        policy = self.random.choice([*StopPolicy, StopPolicy.NONE, StopPolicy.NONE])
+        self.send(ev.PoolUpdated(now_ms=self.world.now_ms, spec=replace(spec, stop_policy=policy)))
 
     def restart(self) -> None:
         """The controller dies and another takes over what was journaled."""

@@ -1,0 +1,129 @@
+"""Cohorts: who borrows, who lends, and how exactly a lender takes back (QL-…)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from callboard.model.specs import PoolSpec, StopPolicy
+from callboard.scheduler import events as ev
+from callboard.scheduler.records import JobState
+from tests.scheduler.world import World, pool_spec
+
+
+def cohort(gpus: int, **pools: PoolSpec) -> World:
+    world = World({"n1": gpus})
+    for name, spec in pools.items():
+        world.pool(replace(spec, name=name, cohort="team"))
+    return world
+
+
+def test_a_pool_borrows_what_others_leave_and_no_more() -> None:
+    world = cohort(4, p1=pool_spec(gpu=3), p2=pool_spec(gpu=1))
+    for n in range(4):
+        world.submit(f"b{n}", pool="p2")
+    assert all(world.status(f"b{n}") is JobState.RUNNING for n in range(4))
+    assert world.refused("five", pool="p2", workers=5).code == "QUOTA_EXCEEDED"
+
+
+def test_borrow_and_lend_limits_are_kept() -> None:
+    world = cohort(
+        8,
+        p1=replace(pool_spec(gpu=4), lend_limit=(("gpu", 3000),)),
+        p2=replace(pool_spec(gpu=1), borrow_limit=(("gpu", 2000),)),
+        p3=pool_spec(gpu=0),
+    )
+    for n in range(4):
+        world.submit(f"b{n}", pool="p2")
+    running = [n for n in range(4) if world.status(f"b{n}") is JobState.RUNNING]
+    assert len(running) == 3
+    assert "others may lend" in world.explain("b3").summary
+    for n in range(3):
+        world.submit(f"c{n}", pool="p3")
+    # p1 lends three: two to p2, one is left.
+    assert [world.status(f"c{n}") for n in range(3)].count(JobState.RUNNING) == 1
+    assert world.state.pool_use("p1").available.gpu_milli == 1000
+
+
+def test_ql05_a_deleted_pool_lends_nothing() -> None:
+    world = cohort(4, p1=pool_spec(gpu=4), p2=pool_spec(gpu=0))
+    world.submit("own", pool="p1")
+    world.submit("borrower", pool="p2")
+    world.send(ev.PoolDeleted(now_ms=world.now_ms, name="p1", force=True))
+    assert "p1" not in world.state.pools
+    assert world.refused("late", pool="p2").code == "QUOTA_EXCEEDED"
+    assert world.state.pool_use("p2").over.gpu_milli == 1000
+
+
+def test_ql08_a_lender_takes_back_exactly_what_its_gang_needs() -> None:
+    world = cohort(4, p1=pool_spec(gpu=4), p2=pool_spec(gpu=0))
+    for n in range(4):
+        world.submit(f"b{n}", pool="p2", priority=9)
+    world.submit("gang", pool="p1", priority=1, workers=4)
+    assert world.status("gang") is JobState.RUNNING
+    assert len(world.preempted()) == 4
+
+
+def test_ql08_nobody_is_evicted_when_one_cannot_be() -> None:
+    world = cohort(4, p1=pool_spec(gpu=4), p2=pool_spec(gpu=0))
+    for n in range(4):
+        world.submit(f"b{n}", pool="p2", priority=9, preemptible=n != 2)
+    world.submit("gang", pool="p1", priority=1, workers=4)
+    assert world.status("gang") is JobState.PENDING
+    assert world.preempted() == []
+
+
+def test_a_lender_takes_back_the_lowest_and_youngest_first_and_leaves_what_is_the_borrowers_own() -> None:
+    world = cohort(4, p1=pool_spec(gpu=2), p2=pool_spec(gpu=2))
+    for n, priority in enumerate((3, 2, 2, 9)):
+        world.submit(f"b{n}", pool="p2", priority=priority)
+        world.tick(1000)
+    world.submit("two", pool="p1", priority=1, workers=2)
+    assert sorted(victim for victim, _ in world.preempted()) == ["b1", "b2"]
+    world.submit("third", pool="p1", priority=1)
+    assert world.status("third") is JobState.PENDING
+    assert len(world.preempted()) == 2
+
+
+def test_ql10_who_is_within_the_own_quota_goes_before_borrowers() -> None:
+    world = cohort(2, p1=pool_spec(gpu=1), p2=pool_spec(gpu=1))
+    world.submit("x", pool="p1", preemptible=False)
+    world.submit("y", pool="p1", preemptible=False)
+    world.submit("borrower", pool="p1")
+    world.submit("owner", pool="p2")
+    assert world.status("owner") is JobState.PENDING
+    world.complete("y")
+    assert world.status("owner") is JobState.RUNNING
+    assert world.status("borrower") is JobState.PENDING
+
+
+def test_hold_admits_nothing_and_hold_and_drain_empties_the_pool() -> None:
+    world = World({"n1": 2})
+    spec = pool_spec()
+    world.pool(spec)
+    world.submit("a")
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=replace(spec, stop_policy=StopPolicy.HOLD)))
+    world.submit("b", wait_for_nodes_ms=10**6)
+    assert (world.status("a"), world.status("b")) == (JobState.RUNNING, JobState.PENDING)
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=replace(spec, stop_policy=StopPolicy.HOLD_AND_DRAIN)))
+    assert world.status("a") is JobState.PENDING
+    assert "stop policy" in world.explain("a").summary
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=spec))
+    assert (world.status("a"), world.status("b")) == (JobState.RUNNING, JobState.RUNNING)
+
+
+def test_a_limit_of_preemptions_makes_victims_back_off_and_then_stay() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    world.policy(max_preemptions_per_job=2)
+    world.submit("low", priority=1)
+    for n, wait_ms in enumerate((60_000, 120_000)):
+        world.submit(f"high{n}", priority=9)
+        world.complete(f"high{n}")
+        assert world.status("low") is JobState.PENDING
+        world.tick(wait_ms - 1)
+        assert world.status("low") is JobState.PENDING
+        world.tick(1)
+        assert world.status("low") is JobState.RUNNING
+    world.submit("high9", priority=9)
+    assert world.status("low") is JobState.RUNNING
+    assert "which is the limit" in world.explain("high9").reasons[-1].message
