@@ -1,0 +1,11 @@
+"""The node agent: one process per node that acts for the controller.
+
+Its modules answer one question each, and `agent` puts them together:
+
+what is this node, and where does it keep its things – options, inventory, devices, loopback, run_dir;
+what was asked of it, and what did it answer – session, channel, lease, outbox, commands;
+what runs, and how is it ended with proof – workers, worker, stop_ladder, endings, process_tree, pid_watch;
+how is a worker hosted – runtime, process_runtime, ray_runtime, driver, and in the worker itself worker_host;
+how does the node take part in Ray – ray_membership, ray_node, ray_command, driver_client;
+when does it end – departure.
+"""

@@ -1,0 +1,113 @@
+"""What does a command of the controller make the agent do?
+
+A command that was seen before gets its first answer again and does nothing; one of an older term than the controller's
+current one is refused (I9). Everything else is handed to the workers or the placement groups, which answer by
+reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from callboard.agents.groups import Groups
+from callboard.agents.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.outbox import Outbox
+from callboard.agents.runtime import Launch
+from callboard.agents.worker_env import (
+    NodeIdentity,
+    PlanRefused,
+    worker_environment,
+    worker_marker,
+    worker_name,
+    worker_plan,
+)
+from callboard.agents.worker_order import WorkerOrder
+from callboard.agents.workers import StaleGeneration, WorkerTable
+from callboard.model.names import is_name
+from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+class Commands:
+    """Carries out commands."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeIdentity,
+        workers: WorkerTable,
+        groups: Groups,
+        interpreters: Interpreters,
+        outbox: Outbox,
+        on_shutdown: Callable[[str], None],
+    ) -> None:
+        self.term = 0
+        """Newest term heard of."""
+        self.leaving = False
+        """Once set, nothing new is started."""
+        self._node = node
+        self._workers = workers
+        self._groups = groups
+        self._interpreters = interpreters
+        self._outbox = outbox
+        self._on_shutdown = on_shutdown
+
+    def handle(self, command: agent_pb2.Command) -> None:
+        """Begin what is asked; reports will answer."""
+        if not self._outbox.begin(command.command_id):
+            return
+        if command.term < self.term:
+            self._refuse(command, f"term {command.term} is over, {self.term} is current")
+            return
+        self.term = command.term
+        match command.WhichOneof("action"):
+            case "start_worker":
+                self._start(command)
+            case "stop_worker":
+                self._workers.stop(command.command_id, command.stop_worker)
+            case "create_placement_group":
+                self._groups.create(command.command_id, command.create_placement_group)
+            case "remove_placement_group":
+                self._groups.remove(command.command_id, command.remove_placement_group)
+            case "shutdown":
+                self._on_shutdown(command.shutdown.reason or "the controller asked for it")
+            case _:
+                self._refuse(command, "this agent doesn't know the action; is it older?")
+
+    def _start(self, command: agent_pb2.Command) -> None:
+        try:
+            self._workers.start(self._order(command.command_id, command.start_worker))
+        except (PlanRefused, InterpreterRefused, StaleGeneration) as error:
+            self._refuse(command, str(error))
+
+    def _order(self, command_id: str, start: agent_pb2.StartWorker) -> WorkerOrder:
+        if self.leaving:
+            raise PlanRefused("this node is leaving")
+        key = start.worker
+        if not is_name(key.job_id) or not is_name(key.component) or key.rank < 0:
+            raise PlanRefused(f"worker: {key.job_id!r}/{key.component!r}/{key.rank} can't be a worker")
+        name = worker_name(start)
+        variables = worker_environment(start, self._node)
+        launch = Launch(
+            name=name,
+            interpreter=self._interpreters.allowed(start.interpreter),
+            variables=variables,
+            placement_group_id=start.ray_placement_group_id if start.in_bundle else "",
+            bundle_index=start.allocation.bundle_index,
+        )
+        return WorkerOrder(
+            command_id=command_id,
+            command=start,
+            launch=launch,
+            plan=worker_plan(start, self._node, variables),
+            marker=worker_marker(self._node, name),
+            received_at=asyncio.get_running_loop().time(),
+        )
+
+    def _refuse(self, command: agent_pb2.Command, why: str) -> None:
+        _log.warning("command_refused", command=command.command_id, why=why)
+        self._outbox.report(command.command_id, command_refused=agent_pb2.CommandRefused(message=why))

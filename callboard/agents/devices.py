@@ -1,0 +1,199 @@
+"""Which accelerators may this node offer, and under which names does a worker see them?
+
+One table says which variable of which vendor selects devices. The agent's own visible list bounds what it offers:
+positions in that list are what placements count (GV-01), the ids in it are what workers get (GV-02).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+
+class DeviceError(Exception):
+    """The node's devices can't be offered as asked; the text says what to change."""
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """How one kind of accelerator is selected."""
+
+    name: str
+    variables: tuple[str, ...]
+    """Variables that select devices; the first one set is the agent's visible list, and a worker gets all."""
+    order: tuple[tuple[str, str], ...] = ()
+    """Further variables that make indices mean the same everywhere."""
+
+
+CUDA = Vendor("cuda", ("CUDA_VISIBLE_DEVICES",), (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),))
+ROCM = Vendor("rocm", ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
+ASCEND = Vendor("ascend", ("ASCEND_RT_VISIBLE_DEVICES",))
+VENDORS = (CUDA, ROCM, ASCEND)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What is known of one device."""
+
+    id: str
+    """What a worker's variable names: an index, a UUID or a MIG id."""
+    uuid: str = ""
+    bus_id: str = ""
+    model: str = ""
+    memory_bytes: int = 0
+    numa_node: int = -1
+
+
+@dataclass(frozen=True)
+class NodeDevices:
+    """What a node offers, in the order of its visible list."""
+
+    vendor: Vendor
+    devices: tuple[DeviceFacts, ...]
+    simulated: bool = False
+
+
+Probe = Callable[[], Sequence[DeviceFacts]]
+"""Lists the devices that a driver knows; empty when there is no driver."""
+
+
+def parse_visible(text: str) -> tuple[str, ...]:
+    """The ids in a visible list: "" is none, `-1` ends the list, blanks are ignored.
+
+    Raises:
+        DeviceError: an id is named twice.
+    """
+    ids: list[str] = []
+    for part in text.split(","):
+        name = part.strip()
+        if name == "-1":
+            break
+        if not name:
+            continue
+        if name in ids:
+            raise DeviceError(f"device {name} is named twice in {text!r}")
+        ids.append(name)
+    return tuple(ids)
+
+
+def vendor_of(environment: Mapping[str, str]) -> Vendor:
+    """The vendor whose variable is set; CUDA when none is."""
+    return next((each for each in VENDORS if any(name in environment for name in each.variables)), CUDA)
+
+
+def find_devices(
+    environment: Mapping[str, str], *, count: int | None, simulate: int | None, probe: Probe
+) -> NodeDevices:
+    """What the node offers (GV-10).
+
+    Args:
+        environment: the agent's own.
+        count: `--gpus`: offer the first so many; None: all that are visible.
+        simulate: `--simulate-gpus`: so many ids without hardware; excludes `count`.
+        probe: asked for what the driver knows.
+
+    Raises:
+        DeviceError: more asked for than is visible, or an impossible list.
+    """
+    vendor = vendor_of(environment)
+    if simulate is not None:
+        if count is not None:
+            raise DeviceError("--gpus and --simulate-gpus exclude each other")
+        return NodeDevices(vendor, _simulated(environment, vendor, simulate), simulated=True)
+    visible = _visible(environment, vendor, probe)
+    if count is None:
+        return NodeDevices(vendor, visible)
+    if count > len(visible):
+        names = ", ".join(device.id for device in visible) or "none"
+        raise DeviceError(
+            f"{count} GPUs asked for, {len(visible)} visible ({names}); ask for fewer, widen "
+            f"{vendor.variables[0]}, or simulate them with --simulate-gpus {count}"
+        )
+    return NodeDevices(vendor, visible[:count])
+
+
+def _listed(environment: Mapping[str, str], vendor: Vendor) -> str | None:
+    return next((environment[name] for name in vendor.variables if name in environment), None)
+
+
+def _simulated(environment: Mapping[str, str], vendor: Vendor, count: int) -> tuple[DeviceFacts, ...]:
+    """Ids from the visible list where one is set, so that simulated nodes can number as real ones do."""
+    listed = _listed(environment, vendor)
+    ids = parse_visible(listed) if listed else tuple(str(index) for index in range(count))
+    if count > len(ids):
+        raise DeviceError(f"{count} simulated GPUs asked for, but {vendor.variables[0]} names {len(ids)}")
+    return tuple(DeviceFacts(id=name, model="simulated") for name in ids[:count])
+
+
+def _visible(environment: Mapping[str, str], vendor: Vendor, probe: Probe) -> tuple[DeviceFacts, ...]:
+    listed = _listed(environment, vendor)
+    if listed is not None:
+        ids = parse_visible(listed)
+        known = probe() if ids else ()
+        return tuple(_described(name, known) for name in ids)
+    return tuple(probe())
+
+
+def _described(name: str, known: Sequence[DeviceFacts]) -> DeviceFacts:
+    """A listed id with what the driver says of it; an index or (the beginning of) a UUID."""
+    for device in known:
+        if name == device.id or (device.uuid and device.uuid.startswith(name)):
+            return replace(device, id=name)
+    if known and name.isdigit():
+        raise DeviceError(f"device {name} isn't there; the driver knows 0 … {len(known) - 1}")
+    return DeviceFacts(id=name)
+
+
+def visibility_variables(vendor: Vendor, ids: Sequence[str]) -> dict[str, str]:
+    """The variables that make a worker see exactly these devices; for none the empty string (GV-11)."""
+    variables = {name: ",".join(ids) for name in vendor.variables}
+    # A framework may look for CUDA's whatever the vendor.
+    if vendor is not CUDA and not ids:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return variables | dict(vendor.order)
+
+
+def probe_nvml() -> tuple[DeviceFacts, ...]:
+    """What NVIDIA's driver knows, in PCI order; nothing where there is no driver."""
+    try:
+        import pynvml  # noqa: PLC0415 - only agents have it, and only this question needs it
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        return ()
+    except pynvml.NVMLError_DriverNotLoaded:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return tuple(_facts(index, handle) for index, handle in enumerate(handles))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _facts(index: int, handle: object) -> DeviceFacts:
+    import pynvml  # noqa: PLC0415 - see probe_nvml
+
+    return DeviceFacts(
+        id=str(index),
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+        model=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        numa_node=_numa_node(handle),
+    )
+
+
+def _numa_node(handle: object) -> int:
+    import pynvml  # noqa: PLC0415 - see probe_nvml
+
+    try:
+        return int(pynvml.nvmlDeviceGetNumaNodeId(handle))
+    except pynvml.NVMLError_NotSupported:
+        return -1
+
+
+def _text(value: object) -> str:
+    """Older bindings answer bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,275 @@
+"""The Ray driver of one agent: `python -m callboard.agents.driver FD`. The only process of ours that imports Ray.
+
+A child, because a driver dies with its cluster: after the death of the GCS Ray ends the process about 60 s
+later, and calls hang before that (design 05). It keeps nothing that can't be had again: hosts are detached
+actors found by name, placement groups are found by id or name. The end of its socket ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from callboard.agents.framing import Json, serve
+from callboard.agents.worker_host import WorkerHost
+
+NAMESPACE = "callboard"
+
+CONTROL_GROUP = "control"
+CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report")
+_CONTROL_CALLS = 64
+"""Control calls at once in one host; hanging hooks hold theirs, so more than a host has hooks."""
+
+_HOST_CALLS = 1000
+"""Calls the actor accepts at once; the host's own lane holds them to the component's max_concurrency."""
+
+_THREADS = 64
+"""For Ray's blocking calls: more than a node has placement groups under way."""
+
+_SLICE_S = 0.5
+"""Between looks at whether a group that is being made is still wanted."""
+
+_POLL_S = 0.02
+"""Between looks at whether a removed group is gone: Ray has no call that waits for it."""
+
+
+class NotBooked(Exception):
+    """A placement group can't be made as asked; nothing of it is left."""
+
+
+class Driver:
+    """Answers the agent's requests."""
+
+    def __init__(self) -> None:
+        self._host_class = _host_class()
+        self._actors: dict[str, Any] = {}
+        self._unwanted: set[str] = set()
+
+    async def handle(self, method: str, argument: Json) -> Json:
+        """One request."""
+        match method:
+            case "ping":
+                return None
+            case "connect":
+                return await asyncio.to_thread(self._connect, **argument)
+            case "launch":
+                return await self._launch(**argument)
+            case "control":
+                return await self._control(**argument)
+            case "kill":
+                return await asyncio.to_thread(self._kill, **argument)
+            case "book":
+                return await self._book(**argument)
+            case "unbook":
+                return await self._unbook(**argument)
+            case _:
+                raise ValueError(f"unknown method {method!r}")
+
+    @staticmethod
+    def _connect(address: str, node_ip: str) -> Json:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            _node_ip_address=node_ip or None,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        context = ray.get_runtime_context()
+        node_id = context.get_node_id()
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        node = next(each for each in nodes if each["NodeID"] == node_id)
+        return {
+            "ray_node_id": node_id,
+            "gcs_address": context.gcs_address,
+            "session": context.get_session_name(),
+            "node_ip": node["NodeManagerAddress"],
+        }
+
+    # Hosts.
+
+    async def _launch(
+        self, actor_name: str, node_id: str, interpreter: str, placement_group_id: str, bundle_index: int
+    ) -> Json:
+        """Make a host, or find it when a driver before us made it; returns who its process is."""
+        # Neither restarts nor retries: a new generation is the controller's decision.
+        options: dict[str, Any] = {
+            "name": actor_name,
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "max_concurrency": _HOST_CALLS,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        }
+        if placement_group_id:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                _group(placement_group_id),
+                placement_group_bundle_index=bundle_index,
+                placement_group_capture_child_tasks=True,
+            )
+        if interpreter:
+            # Only where asked for: a runtime_env doubles the cold start (m).
+            options["runtime_env"] = {"py_executable": interpreter}
+        actor = await asyncio.to_thread(self._host_class.options(**options).remote)
+        self._actors[actor_name] = actor
+        return await actor.ping.remote()
+
+    async def _control(self, actor_name: str, method: str, argument: Json) -> Json:
+        if method not in CONTROL_METHODS:
+            raise ValueError(f"{method!r} is not a control method")
+        actor = await asyncio.to_thread(self._actor, actor_name)
+        arguments = {} if argument is None else argument
+        if method == "assign":
+            return await actor.assign.remote(arguments)
+        return await getattr(actor, method).remote(**arguments)
+
+    def _kill(self, actor_name: str) -> Json:
+        """Tell Ray that an actor is over; also before it is up. Returns whether there was one."""
+        try:
+            actor = self._actor(actor_name)
+        except ValueError:
+            return False
+        ray.kill(actor, no_restart=True)
+        self._actors.pop(actor_name, None)
+        return True
+
+    def _actor(self, actor_name: str) -> Any:
+        if actor_name not in self._actors:
+            self._actors[actor_name] = ray.get_actor(actor_name, namespace=NAMESPACE)
+        return self._actors[actor_name]
+
+    # Placement groups.
+
+    async def _book(self, name: str, bundles: list[dict[str, Any]], timeout_s: float) -> Json:
+        """Make a group, wait until it is ready, and compare what Ray says of it with what was asked."""
+        self._unwanted.discard(name)
+        # A driver before us may have made it.
+        group = await asyncio.to_thread(_find_or_make_group, name, bundles)
+        problem = await self._wait_ready(group, name, timeout_s)
+        if not problem:
+            problem = difference(bundles, await asyncio.to_thread(placement_group_table, group))
+        if problem:
+            # At once: a pending group would steal the next node that joins.
+            await self._remove(group)
+            raise NotBooked(problem)
+        return group.id.hex()
+
+    async def _wait_ready(self, group: PlacementGroup, name: str, timeout_s: float) -> str:
+        """Empty when the group is ready, else why it isn't."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left_s := deadline - loop.time()) > 0:
+            if name in self._unwanted:
+                return "it was removed while it was being made"
+            if await asyncio.to_thread(group.wait, min(left_s, _SLICE_S)):
+                return ""
+        return f"not ready after {timeout_s:g} s"
+
+    async def _unbook(self, name: str, ray_id: str) -> Json:
+        """Remove a group, by id or else by name; returns once Ray says it is gone."""
+        self._unwanted.add(name)
+        group = _group(ray_id) if ray_id else await asyncio.to_thread(_find_group, name)
+        if group is not None:
+            await self._remove(group)
+
+    @staticmethod
+    async def _remove(group: PlacementGroup) -> None:
+        await asyncio.to_thread(remove_placement_group, group)
+        while await asyncio.to_thread(_state, group) not in {"", "REMOVED"}:  # noqa: ASYNC110 - Ray has no such event
+            await asyncio.sleep(_POLL_S)
+
+
+def difference(bundles: list[dict[str, Any]], table: dict[str, Any]) -> str:
+    """What Ray booked otherwise than asked; empty when nothing."""
+    if table.get("state") != "CREATED":
+        return f"Ray says {table.get('state')}"
+    for index, asked in enumerate(bundles):
+        node = table["bundles_to_node_id"].get(index)
+        if node != asked["ray_node_id"]:
+            return f"bundle {index} is on Ray node {node}, not on {asked['ray_node_id']}"
+        booked = table["bundles"][index]
+        if {name: float(amount) for name, amount in booked.items()} != {
+            name: float(amount) for name, amount in asked["resources"].items()
+        }:
+            return f"bundle {index} books {booked}, not {asked['resources']}"
+    return ""
+
+
+def _group(ray_id: str) -> PlacementGroup:
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ray_id)))
+
+
+def _find_or_make_group(name: str, bundles: list[dict[str, Any]]) -> PlacementGroup:
+    found = _find_group(name)
+    return _make_group(name, bundles) if found is None else found
+
+
+def _make_group(name: str, bundles: list[dict[str, Any]]) -> PlacementGroup:
+    """Ask Ray for a group; returns at once.
+
+    Always PACK: the nodes are ours to choose, and STRICT_SPREAD with two bundles for one node never gets ready (m).
+    Pinned by Ray's own node id: by a label of ours the group would come back on the node's next raylet as a ghost (m).
+    """
+    group: PlacementGroup = placement_group(
+        [each["resources"] for each in bundles],
+        strategy="PACK",
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=[{"ray.io/node-id": each["ray_node_id"]} for each in bundles],
+    )
+    return group
+
+
+def _find_group(name: str) -> PlacementGroup | None:
+    try:
+        group: PlacementGroup = get_placement_group(name)
+    except ValueError:  # Ray's way to say that there is none.
+        return None
+    return group
+
+
+def _state(group: PlacementGroup) -> str:
+    return str(placement_group_table(group).get("state", ""))
+
+
+def _host_class() -> Any:
+    """The worker host as an actor class whose control methods have a group of their own."""
+    for method in CONTROL_METHODS:
+        function: Callable[..., Any] = getattr(WorkerHost, method)
+        setattr(WorkerHost, method, ray.method(concurrency_group=CONTROL_GROUP)(function))
+    remote: Any = ray.remote  # Its overloads don't know actors with groups.
+    return remote(concurrency_groups={CONTROL_GROUP: _CONTROL_CALLS})(WorkerHost)
+
+
+async def _serve(descriptor: int) -> None:
+    # Groups that wait to be ready must not hold up the calls beside them.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
+    await serve(socket.socket(fileno=descriptor), Driver().handle)
+
+
+def main() -> None:
+    """Serve until the agent is gone."""
+    asyncio.run(_serve(int(sys.argv[1])))
+    # Not by way of Ray's exit handlers, which wait for a cluster that may be gone.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

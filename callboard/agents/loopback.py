@@ -1,0 +1,78 @@
+"""Which address do this node's Ray services listen on?
+
+On one machine every node needs a loopback address of its own: Ray silently replaces 127.0.0.1 by the address of an
+interface (m), and tells nodes apart by address. An address is taken by a name that ends with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from callboard.agents.options import AgentOptions, split_address
+
+_FIRST, _LAST = 10, 250
+"""127.0.0.10 … 127.0.0.250: clear of the addresses that people use by hand."""
+
+
+class NoAddress(Exception):
+    """No address is free for this node."""
+
+
+class NodeAddress:
+    """The address of this node while its agent lives."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        """Take an address: the one asked for, a loopback one of our own, or the one that reaches the cluster.
+
+        Raises:
+            NoAddress: every loopback address is taken, or the cluster's host can't be resolved.
+        """
+        self._claim: socket.socket | None = None
+        host, port = split_address(options.ray_address or options.controller)
+        if options.node_ip:
+            self.ip = options.node_ip
+        elif _is_loopback(host):
+            self.ip, self._claim = _take_loopback()
+        else:
+            self.ip = _local_end(host, port)
+
+    def close(self) -> None:
+        """Give it up."""
+        if self._claim is not None:
+            self._claim.close()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _take_loopback() -> tuple[str, socket.socket]:
+    for number in range(_FIRST, _LAST + 1):
+        ip = f"127.0.0.{number}"
+        # An abstract name: no file to leave behind, and like loopback itself it belongs to the network namespace.
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0callboard/address/{ip}")
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        return ip, claim
+    raise NoAddress(f"127.0.0.{_FIRST} … 127.0.0.{_LAST} are all taken by other agents")
+
+
+def _local_end(host: str, port: int) -> str:
+    """The address of the interface that leads there; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise NoAddress(f"no way to {host}: {error}") from error

@@ -1,0 +1,163 @@
+"""What can an agent be told when it is started, and which of that is refused at once?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from callboard.model.names import is_label, is_name
+
+MAX_DEVICES = 1024
+MAX_CPU_MILLI = 100_000 * 1000
+MAX_MEMORY_BYTES = 1 << 50
+MAX_CUSTOM_MILLI = 10**12
+"""Above any machine; a node that claims more is a mistake or a lie (SE-07)."""
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
+
+
+class OptionError(ValueError):
+    """An option can't be used as given."""
+
+    def __init__(self, option: str, why: str) -> None:
+        super().__init__(f"{option}: {why}")
+        self.option = option
+        self.why = why
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """Everything an agent is started with. Raises `OptionError` for what can't be meant."""
+
+    node_id: str
+    """Stable id of the node."""
+    controller: str = "127.0.0.1:7700"
+    """Address "host:port" of the controller."""
+    cluster: str = "default"
+    """Name of the cluster; part of paths and markers, so that two clusters share a machine."""
+    token: str = field(default="", repr=False)
+    """Join token; empty where the controller asks for none."""
+    rank: int | None = None
+    """Rank asked for; None: the lowest free one."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    node_group: str = ""
+
+    runtime: Literal["ray", "process"] = "ray"
+    """How workers are hosted."""
+    gpus: int | None = None
+    """Offer the first so many visible devices; None: all."""
+    simulate_gpus: int | None = None
+    """Offer so many ids without hardware instead."""
+    cpu_milli: int | None = None
+    """CPUs to offer, in milli-CPU; None: those this process may use."""
+    memory_bytes: int | None = None
+    """Memory to offer, in bytes; None: what the machine (or its container) has."""
+    custom_milli: Mapping[str, int] = field(default_factory=dict)
+    """Custom resources, in milli-units."""
+    interpreters: tuple[str, ...] = ()
+    """Python interpreters that jobs may name, absolute paths; the agent's own may always."""
+
+    ray_head: bool = False
+    """Start the head of a new Ray cluster here."""
+    ray_address: str = ""
+    """Join this existing Ray cluster ("host:port") instead of the one the controller tells of."""
+    ray_token_path: str = ""
+    """File with the authentication token of that cluster; empty: Ray's own rules."""
+    ray_port: int = 6379
+    """GCS port of the head; 0: any free one."""
+    dashboard_port: int | None = None
+    """Start Ray's dashboard on the head at this port; None: don't."""
+    node_ip: str = ""
+    """Address of the node's Ray services; empty: a loopback address of its own when the controller is on
+    loopback, else what Ray finds. (Ray silently replaces 127.0.0.1 by an interface address.)"""
+    port_base: int | None = None
+    """First of ten ports for the node's own Ray services; None: any free ones."""
+    object_store_bytes: int | None = None
+    """Size of Ray's object store; None: Ray's default."""
+
+    run_dir: str = ""
+    """Directory for sockets, logs, records; empty: `$XDG_RUNTIME_DIR/callboard/{cluster}/{node_id}` or
+    `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
+    exit_with_parent: int | None = None
+    """Leave when the process with this pid, our parent, is gone; None: live on."""
+    leave_hooks_s: float = 2.0
+    """Seconds that the hooks of workers may take when the agent leaves."""
+    leave_s: float = 20.0
+    """Seconds after which a leaving agent gives up on what is left and says so."""
+    http_proxy: bool = False
+    """Let proxy variables of the environment apply to the controller's address (GC-10)."""
+    log_format: Literal["console", "json"] = "console"
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        self._check_amounts()
+        self._check_ray()
+
+    def _check_names(self) -> None:
+        _need(is_name(self.node_id), "node_id", f"{self.node_id!r} can't be a name")
+        _need(is_name(self.cluster), "cluster", f"{self.cluster!r} can't be a name")
+        group_fine = not self.node_group or is_name(self.node_group)
+        _need(group_fine, "node_group", f"{self.node_group!r} can't be a name")
+        for key, value in self.labels.items():
+            _need(is_label(key), "labels", f"{key!r} can't be a label key")
+            _need(not value or is_label(value), "labels", f"{key}={value!r} can't be a label value")
+        _need_address("controller", self.controller)
+        for path in self.interpreters:
+            _need(path.startswith("/"), "interpreters", f"{path!r} is not an absolute path")
+
+    def _check_amounts(self) -> None:
+        rank = self.rank if self.rank is not None else 0
+        _need(0 <= rank < 1_000_000, "rank", f"{rank} is no rank")
+        for name, count in (("gpus", self.gpus), ("simulate_gpus", self.simulate_gpus)):
+            within = count is None or 0 <= count <= MAX_DEVICES
+            _need(within, name, f"{count} is not 0 … {MAX_DEVICES}")
+        cpu = self.cpu_milli if self.cpu_milli is not None else 0
+        _need(0 <= cpu <= MAX_CPU_MILLI, "cpu_milli", f"{cpu} is not 0 … {MAX_CPU_MILLI}")
+        memory = self.memory_bytes if self.memory_bytes is not None else 0
+        _need(0 <= memory <= MAX_MEMORY_BYTES, "memory_bytes", f"{memory} is not 0 … 2^50")
+        for name, amount in self.custom_milli.items():
+            _need(is_name(name), "custom_milli", f"{name!r} can't be a name")
+            within = 0 <= amount <= MAX_CUSTOM_MILLI
+            _need(within, "custom_milli", f"{name}={amount} is not 0 … {MAX_CUSTOM_MILLI}")
+        for name, seconds in (("leave_hooks_s", self.leave_hooks_s), ("leave_s", self.leave_s)):
+            _need(math.isfinite(seconds) and seconds >= 0, name, f"{seconds} s is no time")
+
+    def _check_ray(self) -> None:
+        wants_ray = self.ray_head or bool(self.ray_address)
+        _need(not (self.ray_head and self.ray_address), "ray_head", "excludes ray_address")
+        _need(self.runtime == "ray" or not wants_ray, "runtime", "process has no part in a Ray cluster")
+        whole = self.runtime != "ray" or (self.cpu_milli or 0) % 1000 == 0
+        _need(whole, "cpu_milli", "a Ray node has whole CPUs only")
+        if self.ray_address:
+            _need_address("ray_address", self.ray_address)
+        ports = {"ray_port": self.ray_port, "dashboard_port": self.dashboard_port}
+        for name, port in ports.items():
+            fine = port is None or port == 0 or 1024 <= port <= 65535
+            _need(fine, name, f"{port} is not 0 or 1024 … 65535")
+        base = self.port_base
+        fine = base is None or 1024 <= base <= 65535 - 10
+        _need(fine, "port_base", f"{base} is not 1024 … 65525")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port"."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) <= 65535:
+        raise ValueError(f"{address!r} is not host:port")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _need(condition: bool, option: str, why: str) -> None:
+    if not condition:
+        raise OptionError(option, why)
+
+
+def _need_address(option: str, address: str) -> None:
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise OptionError(option, str(error)) from error

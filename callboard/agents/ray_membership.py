@@ -1,0 +1,229 @@
+"""In which Ray cluster is this node, and what has to happen when that changes?
+
+The head starts its own cluster, an agent with `ray_address` joins that one, all others wait until the controller tells
+where Ray is. A node that ends by itself takes its workers with it (their trees are ended by pid: an actor
+outlives a killed raylet by about a second (m)); then another one is started in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from callboard.agents.devices import NodeDevices
+from callboard.agents.driver_client import Connection, DriverClient, DriverLost
+from callboard.agents.endings import TreeEnder
+from callboard.agents.options import AgentOptions
+from callboard.agents.ray_command import SETTINGS, PortTaken, RayNodeError, RayNodeSpec, free_port
+from callboard.agents.ray_node import RayNode
+from callboard.agents.run_dir import RunDir
+from callboard.agents.worker_env import AGENT_MARKER
+from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
+
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
+
+_WORKERS_GONE_S = 15.0
+"""For the workers of a lost node to be ended before the next one is started; a quarantined one may take for ever."""
+
+
+class Tenants(Protocol):
+    """What the node's workers are told, and asked."""
+
+    def host_lost(self, message: str) -> None:
+        """Their host ended."""
+
+    async def wait_none(self) -> None:
+        """Return when all are gone."""
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A cluster to be in."""
+
+    gcs_address: str
+    session: str
+    """Empty: whichever is there."""
+    token: str | None
+    """None: Ray's own rules, or the token file of the options."""
+
+
+class RayMembership:
+    """Keeps the node in its Ray cluster."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        inventory: agent_pb2.Inventory,
+        devices: NodeDevices,
+        *,
+        run_dir: RunDir,
+        ender: TreeEnder,
+        driver: DriverClient,
+        tenants: Tenants,
+        node_ip: str,
+        import_path: str,
+        on_change: Callable[[], None],
+        on_exit: Callable[[str], None],
+    ) -> None:
+        self.node = agent_pb2.RayNode()
+        """As told to the controller; empty while the node is in no cluster."""
+        self._options = options
+        self._inventory = inventory
+        self._devices = devices
+        self._run_dir = run_dir
+        self._ender = ender
+        self._driver = driver
+        self._tenants = tenants
+        self._node_ip = node_ip
+        self._import_path = import_path
+        self._on_change = on_change
+        self._on_exit = on_exit
+        self._running: RayNode | None = None
+        self._offered: _Target | None = None
+        self._offer_changed = asyncio.Event()
+
+    def offer(self, bootstrap: agent_pb2.RayBootstrap) -> None:
+        """The controller says where Ray is."""
+        if self._options.ray_head or self._options.ray_address or not bootstrap.gcs_address:
+            return
+        target = _Target(bootstrap.gcs_address, bootstrap.session, bootstrap.auth_token)
+        if target != self._offered:
+            self._offered = target
+            self._offer_changed.set()
+
+    async def run(self) -> None:
+        """Be in the cluster, again and again; runs until cancelled.
+
+        Raises:
+            PortTaken: the first start found a port in use that was asked for.
+        """
+        backoff_s = _BACKOFF_FIRST_S
+        joined_before = False
+        while True:
+            target = await self._target()
+            try:
+                connection = await self._join(target)
+            except (RayNodeError, DriverLost) as error:
+                if isinstance(error, PortTaken) and not joined_before:
+                    raise
+                _log.error("ray_not_joined", why=str(error), retry_s=backoff_s)
+                await self._part()
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+                continue
+            joined_before, backoff_s = True, _BACKOFF_FIRST_S
+            _log.info("ray_joined", address=connection.gcs_address, ray_node=connection.ray_node_id)
+            await self._until_over(target)
+
+    async def stop(self) -> None:
+        """Leave the cluster: end the driver and the node."""
+        await self._part()
+
+    async def _target(self) -> _Target:
+        if self._options.ray_head:
+            port = self._options.ray_port or free_port(self._node_ip)
+            return _Target(f"{self._node_ip}:{port}", "", secrets.token_hex(32))
+        if self._options.ray_address:
+            return _Target(self._options.ray_address, "", None)
+        while self._offered is None:
+            self._offer_changed.clear()
+            await self._offer_changed.wait()
+        return self._offered
+
+    async def _join(self, target: _Target) -> Connection:
+        self._offer_changed.clear()
+        environment = self._environment(target)
+        spec = self._spec(target, environment)
+        self._running = await RayNode.start(spec, self._ender)
+        self._run_dir.add("ray", self._running.process)
+        connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
+        if target.session and connection.session != target.session:
+            raise RayNodeError(f"{target.gcs_address} is another Ray session than the controller told")
+        self.node = agent_pb2.RayNode(
+            gcs_address=connection.gcs_address,
+            session=connection.session,
+            ray_node_id=connection.ray_node_id,
+            head=self._options.ray_head,
+            auth_token=target.token or "" if self._options.ray_head else "",
+            node_ip=connection.node_ip,
+        )
+        self._on_change()
+        return connection
+
+    async def _until_over(self, target: _Target) -> None:
+        """Return when the node has ended, or is to be in another cluster; nothing of it is left then."""
+        assert self._running is not None
+        lost = asyncio.create_task(self._running.wait_lost())
+        while not lost.done() and self._offered in (None, target):
+            moved = asyncio.create_task(self._offer_changed.wait())
+            await asyncio.wait([lost, moved], return_when=asyncio.FIRST_COMPLETED)
+            moved.cancel()
+            self._offer_changed.clear()
+        message = f"the Ray node ended: {lost.result()}" if lost.done() else "the Ray cluster was replaced"
+        lost.cancel()
+        _log.warning("ray_left", why=message)
+        self._tenants.host_lost(message)
+        self._on_exit(message)
+        self.node = agent_pb2.RayNode()
+        self._on_change()
+        gone = asyncio.create_task(self._tenants.wait_none())
+        await asyncio.wait([gone], timeout=_WORKERS_GONE_S)
+        gone.cancel()
+        await self._part()
+
+    async def _part(self) -> None:
+        self.node = agent_pb2.RayNode()
+        await self._driver.disconnect()
+        if self._running is not None:
+            node, self._running = self._running, None
+            await node.stop()
+            self._run_dir.discard(node.process)
+        self._run_dir.clear_ray()
+
+    def _spec(self, target: _Target, environment: Mapping[str, str]) -> RayNodeSpec:
+        options, capacity = self._options, self._inventory.capacity
+        return RayNodeSpec(
+            node_id=options.node_id,
+            gcs_address=target.gcs_address,
+            head=options.ray_head,
+            node_ip=self._node_ip,
+            cpu_milli=capacity.cpu_milli,
+            gpus=len(self._devices.devices),
+            memory_bytes=capacity.memory_bytes,
+            custom_milli=dict(capacity.custom_milli),
+            object_store_bytes=options.object_store_bytes,
+            port_base=options.port_base,
+            dashboard_port=options.dashboard_port,
+            temp_dir=self._run_dir.ray_temp,
+            log=self._run_dir.logs / "ray.log",
+            environment=environment,
+        )
+
+    def _environment(self, target: _Target) -> dict[str, str]:
+        """Environment of the node and its driver. Workers inherit it and clear what isn't theirs."""
+        variables = {
+            **os.environ,
+            **SETTINGS,
+            "PYTHONPATH": self._import_path,
+            AGENT_MARKER: str(self._run_dir.path),
+        }
+        if self._devices.simulated:
+            # Ray refuses more GPUs than it sees; simulated ones it can't see at all.
+            for name in self._devices.vendor.variables:
+                variables.pop(name, None)
+        if target.token:
+            self._run_dir.write_ray_token(target.token)
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._run_dir.ray_token)}
+        elif self._options.ray_token_path:
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._options.ray_token_path}
+        elif target.token is not None:
+            variables["RAY_AUTH_MODE"] = "disabled"
+        return variables

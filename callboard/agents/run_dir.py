@@ -1,0 +1,168 @@
+"""Where does the agent of a node keep its things, and what did an earlier one leave behind?
+
+    {run_dir}/            mode 0700, ours alone
+      agent.lock          held (flock) by the living agent; its pid inside
+      processes.json      what was started: role, pid, start time
+      ray-token           Ray's authentication token, mode 0600
+      ray/                Ray's temp dir, unless its path would be too long for sockets
+      logs/               agent's children: ray.log, driver.log, one file a worker
+
+Everything the agent starts carries `CALLBOARD_AGENT={run_dir}` in its environment. An agent that was killed leaves
+its children; the next one on the same directory ends what is recorded and what is marked, before anything else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from callboard.agents.process_tree import ProcessId
+
+_log = structlog.get_logger(__name__)
+
+MAX_RAY_TEMP_DIR = 40
+"""Unix socket paths hold 107 bytes; Ray adds `/session_{date}_{time}_{pid}/sockets/plasma_store_{n}`, up to 67."""
+
+_LOCK = "agent.lock"
+
+
+class RunDirError(Exception):
+    """The run directory can't be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that was started for this node."""
+
+    role: str
+    """"ray", "driver" or "worker"."""
+    process: ProcessId
+
+
+def default_run_dir(cluster: str, node_id: str) -> Path:
+    """Below the user's runtime directory, or below /tmp."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "callboard" if runtime else Path(f"/tmp/callboard-{os.getuid()}")  # noqa: S108
+    return base / cluster / node_id
+
+
+class RunDir:
+    """The run directory of one living agent."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the directory.
+
+        Raises:
+            RunDirError: it belongs to somebody else, or a living agent has it.
+        """
+        self.path = path
+        _make_private(path)
+        self.logs = path / "logs"
+        self.logs.mkdir(exist_ok=True)
+        self.ray_token = path / "ray-token"
+        self._records = path / "processes.json"
+        self._started: list[Started] = []
+        self._lock = _take(path / _LOCK)
+        self.ray_temp = _ray_temp(path)
+
+    def leftovers(self) -> list[Started]:
+        """What an earlier agent recorded and didn't cross out."""
+        try:
+            records = json.loads(self._records.read_text())
+        except FileNotFoundError:
+            return []
+        return [Started(each["role"], ProcessId(each["pid"], each["start_ticks"])) for each in records]
+
+    def add(self, role: str, process: ProcessId) -> None:
+        """Record a process that was started."""
+        self._started.append(Started(role, process))
+        self._write()
+
+    def discard(self, process: ProcessId) -> None:
+        """Cross out a process that is gone."""
+        self._started = [each for each in self._started if each.process != process]
+        self._write()
+
+    def _write(self) -> None:
+        draft = self._records.with_suffix(".new")
+        records = [
+            {"role": each.role, "pid": each.process.pid, "start_ticks": each.process.start_ticks}
+            for each in self._started
+        ]
+        try:
+            draft.write_text(json.dumps(records))
+            draft.replace(self._records)
+        except OSError as error:
+            # A full disk must not end workers (R10). What isn't recorded is still marked, and found by that.
+            _log.error("record_not_written", why=str(error))
+
+    def write_ray_token(self, token: str) -> None:
+        """Keep Ray's token where only this user reads it."""
+        descriptor = os.open(self.ray_token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w") as file:  # noqa: PTH123 - a path can't set the mode at creation
+            file.write(token)
+
+    def clear_ray(self) -> None:
+        """Forget everything of a Ray node that is gone."""
+        if self.ray_temp.exists():
+            shutil.rmtree(self.ray_temp)
+        self.ray_token.unlink(missing_ok=True)
+
+    def close(self, *, keep: bool) -> None:
+        """Give the directory up, and remove what we made in it unless something is left for the next agent to find."""
+        if not keep:
+            self.clear_ray()
+            shutil.rmtree(self.logs)
+            self._records.unlink(missing_ok=True)
+            (self.path / _LOCK).unlink()
+            _remove_while_empty(self.path, levels=3)
+        os.close(self._lock)
+
+
+def _make_private(path: Path) -> None:
+    """Make the directory, or accept one that is ours alone: a directory others can write to is a trap."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode):
+        raise RunDirError(f"{path} is not a directory")
+    if facts.st_uid != os.geteuid():
+        raise RunDirError(f"{path} belongs to another user")
+    if facts.st_mode & 0o022:
+        raise RunDirError(f"{path} can be written by others; give the agent a directory of its own")
+
+
+def _take(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 32).decode().strip() or "unknown"
+        os.close(descriptor)
+        raise RunDirError(f"another agent of this node is running (pid {holder}, {path.parent})") from error
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _ray_temp(path: Path) -> Path:
+    inside = path / "ray"
+    if len(os.fsencode(inside)) <= MAX_RAY_TEMP_DIR:
+        return inside
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    return Path(f"/tmp/cb-{os.getuid()}-{digest}")  # noqa: S108 - made private by whoever uses it
+
+
+def _remove_while_empty(path: Path, *, levels: int) -> None:
+    """Remove the directory and those above it, as far as they are empty: node, cluster, base."""
+    for folder in (path, *path.parents[: levels - 1]):
+        if any(folder.iterdir()):
+            return  # Others use it.
+        folder.rmdir()

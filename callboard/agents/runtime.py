@@ -1,0 +1,126 @@
+"""How does a node host workers and book placement groups?
+
+`Runtime` is the question; `ProcessRuntime` answers it with plain child processes, `RayRuntime` with detached
+Ray actors. Everything above (start deadlines, the stop ladder, proof of death) is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from callboard.agents.framing import Json
+from callboard.agents.process_tree import ProcessId
+
+
+class HostError(Exception):
+    """The node could not host what was asked; nothing of it is left, or it is owed to be removed."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a runtime needs to bring up one empty worker host."""
+
+    name: str
+    """`{job}/{component}/{rank}/g{generation}`: unique on the node, safe in file and actor names."""
+    interpreter: str
+    """Absolute path of the Python that runs the worker."""
+    variables: Mapping[str, str]
+    """Environment of a worker that is started with one; a Ray actor gets it at its assignment."""
+    placement_group_id: str = ""
+    """Ray's id (hex) of the placement group whose bundle hosts the actor; empty: beside the bundles."""
+    bundle_index: int = 0
+
+
+class Hosted(Protocol):
+    """A worker host that is up: its process is known."""
+
+    @property
+    def process(self) -> ProcessId:
+        """The worker's process."""
+
+    @property
+    def actor_name(self) -> str:
+        """Name of the Ray actor; empty for a plain process."""
+
+    async def control(self, method: str, argument: Json = None) -> Json:
+        """Ask a control method of the host. Has no time limit: the asker bounds it.
+
+        Raises:
+            HostError: the host can't answer any more.
+        """
+
+    def exit_message(self) -> str:
+        """How the process ended, as one sentence; called once it is gone."""
+
+    def release(self) -> None:
+        """Let go of a worker whose process is gone."""
+
+
+@dataclass(frozen=True)
+class BundleBooking:
+    """One bundle to book in Ray: what the ledger decided."""
+
+    ray_node_id: str
+    resources: Mapping[str, float]
+    """Amounts in Ray's units: {"CPU": 1.5, "GPU": 1, "memory": 1073741824}."""
+
+
+@dataclass(frozen=True)
+class GroupBooking:
+    """A placement group to book."""
+
+    id: str
+    """Our id."""
+    attempt: int
+    bundles: Sequence[BundleBooking]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class BookedGroup:
+    """A placement group that is ready, and equal to what was asked."""
+
+    ray_id: str = ""
+    ray_session: str = ""
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """Where a runtime keeps its things on this node."""
+
+    cluster: str
+    node_id: str
+    logs: str
+    """Folder for logs of workers."""
+    marker: str
+    """"NAME=value" that every process started for this node carries in its environment."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Runtime(Protocol):
+    """Hosts workers and books placement groups on one node."""
+
+    async def launch(self, launch: Launch) -> Hosted:
+        """Bring up an empty worker host: no code of the user runs before its assignment.
+
+        Raises:
+            HostError: it can't; one sentence says why.
+        """
+
+    def abandon(self, launch: Launch) -> None:
+        """Hurry a running `launch` to its end: it will return or raise soon."""
+
+    async def book(self, group: GroupBooking) -> BookedGroup:
+        """Make a placement group; the same attempt booked twice is the same group.
+
+        Raises:
+            HostError: it can't be made as asked; nothing of it is left.
+        """
+
+    async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:
+        """Remove a placement group; fine when it was never made. Retries until done."""
+
+    async def close(self) -> None:
+        """End what the runtime itself started."""

@@ -1,0 +1,296 @@
+"""How does the agent stay in touch with the controller?
+
+One bidi stream, opened again whenever it ends: Hello → Welcome, then heartbeats, commands, reports and their acks.
+A refusal of Hello ends the agent; everything else is tried again for ever, with backoff. A stream that just ends is no
+goodbye, to either side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import grpc
+import structlog
+
+from callboard.agents.channel import REFUSALS, channel_options
+from callboard.agents.lease import Lease, LeaseTerms
+from callboard.agents.outbox import Outbox
+from callboard.v1 import agent_pb2, agent_pb2_grpc
+
+_log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+
+_Stream: TypeAlias = "grpc.aio.StreamStreamCall[agent_pb2.SessionRequest, agent_pb2.SessionResponse]"
+
+WELCOME_S = 20.0
+"""For the first answer. Above a controller's slowest start; below anyone's patience."""
+
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 0.1, 5.0
+"""Between attempts, halved by jitter. At most a third of the default lease (15 s), so that a short outage of the
+controller never costs one."""
+
+_LOG_EVERY_S = 30.0
+"""How often an ongoing outage is logged."""
+
+_HEARTBEAT_MIN_S = 0.05
+"""Whatever a controller asks for, heartbeats must not become a load."""
+
+_GOODBYE_S = 2.0
+"""For the controller to end the stream after a goodbye."""
+
+
+class SessionRefused(Exception):
+    """The controller doesn't want this agent; the text is its reason."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class _Lost(Exception):
+    """The session ended; another one may be opened."""
+
+
+class SessionHandler(Protocol):
+    """What a session is about."""
+
+    def hello(self, epoch_seen: int) -> agent_pb2.Hello:
+        """Who the agent is and what runs here, at this moment."""
+
+    def ray_node(self) -> agent_pb2.RayNode | None:
+        """The node's part in Ray, if it changed since it was last asked for in this session."""
+
+    def welcomed(self, welcome: agent_pb2.Welcome) -> None:
+        """A session began."""
+
+    def command(self, command: agent_pb2.Command) -> None:
+        """Something to do."""
+
+    def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
+        """Where to find Ray."""
+
+
+class Session:
+    """The agent's side of its sessions."""
+
+    def __init__(
+        self,
+        controller: str,
+        *,
+        http_proxy: bool,
+        handler: SessionHandler,
+        outbox: Outbox,
+        lease: Lease,
+    ) -> None:
+        self.leaving = False
+        """Told with every heartbeat once set."""
+        self.epoch = 0
+        self.term = 0
+        self._controller = controller
+        self._http_proxy = http_proxy
+        self._handler = handler
+        self._outbox = outbox
+        self._lease = lease
+        self._heartbeat_s = 5.0
+        self._beat_now = asyncio.Event()
+        self._stream: _Stream | None = None
+        self._writing = asyncio.Lock()
+        self._ended = asyncio.Event()
+        self._logged_at: float | None = None
+        self._parted = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether a session is open."""
+        return self._stream is not None
+
+    def beat(self) -> None:
+        """Send a heartbeat now: something of it changed."""
+        self._beat_now.set()
+
+    async def run(self) -> None:
+        """Keep a session open until goodbye was said.
+
+        Raises:
+            SessionRefused: the controller refused Hello.
+        """
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            opened_at = asyncio.get_running_loop().time()
+            try:
+                await self._one_session()
+            except _Lost as error:
+                if self._parted:
+                    return
+                self._log_outage(str(error))
+            if asyncio.get_running_loop().time() - opened_at > _BACKOFF_MAX_S:
+                backoff_s = _BACKOFF_FIRST_S
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
+            backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+
+    async def say_goodbye(self, reason: str) -> None:
+        """Tell the controller that the agent leaves on purpose, if it can be told."""
+        stream = self._stream
+        if stream is None:
+            return
+        self._parted = True
+        goodbye = agent_pb2.SessionRequest(goodbye=agent_pb2.Goodbye(reason=reason))
+        farewell = asyncio.create_task(self._farewell(stream, goodbye))
+        await asyncio.wait([farewell], timeout=_GOODBYE_S)
+        farewell.cancel()
+
+    # One session.
+
+    async def _one_session(self) -> None:
+        async with grpc.aio.insecure_channel(
+            self._controller, options=channel_options(http_proxy=self._http_proxy)
+        ) as channel:
+            # No deadline: a session lasts. The lease and keepalive notice when it is dead.
+            stream: _Stream = agent_pb2_grpc.AgentServiceStub(channel).Session()
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                await self._open(stream)
+                works = (self._receive(stream), self._beat(stream), self._report(stream))
+                tasks = [asyncio.create_task(work) for work in works]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._stream = None
+                self._ended.set()
+                stream.cancel()
+                await _cancelled(tasks)
+            for task in tasks:
+                if not task.cancelled():
+                    task.result()
+
+    async def _open(self, stream: _Stream) -> None:
+        hello = self._handler.hello(self.epoch)
+        await _in_time(stream.write(agent_pb2.SessionRequest(hello=hello)), stream)
+        answer = await _in_time(stream.read(), stream)
+        if not isinstance(answer, agent_pb2.SessionResponse):  # grpc.aio.EOF
+            code, details = await stream.code(), await stream.details()
+            if code in REFUSALS:
+                raise SessionRefused(code, details or code.name)
+            raise _Lost(f"{code.name}: {details}")
+        welcome = answer.welcome
+        if answer.WhichOneof("message") != "welcome":
+            raise _Lost("the controller's first message was no Welcome")
+        # I9: an answer from the past, or a controller that another one has replaced.
+        if welcome.epoch <= self.epoch or welcome.term < self.term:
+            raise _Lost(f"stale Welcome: epoch {welcome.epoch}, term {welcome.term}")
+        self._begin(stream, welcome)
+
+    def _begin(self, stream: _Stream, welcome: agent_pb2.Welcome) -> None:
+        self._lease.check()
+        self.epoch, self.term = welcome.epoch, welcome.term
+        self._heartbeat_s = max(_HEARTBEAT_MIN_S, welcome.heartbeat_ms / 1000)
+        self._lease.grant(LeaseTerms(welcome.lease_ms / 1000, welcome.orphan_grace_ms / 1000))
+        self._outbox.acknowledge(welcome.known_report_ids)
+        self._outbox.start_over()
+        self._handler.welcomed(welcome)
+        self._stream = stream
+        self._ended.clear()
+        self._logged_at = None
+        _log.info("session_opened", epoch=self.epoch, term=self.term, rank=welcome.rank)
+
+    async def _receive(self, stream: _Stream) -> None:
+        while True:
+            response = await _or_lost(stream.read(), stream)
+            if not isinstance(response, agent_pb2.SessionResponse):  # grpc.aio.EOF
+                raise _Lost(f"{(await stream.code()).name}: {await stream.details()}")
+            # First act on what ran out while nothing was heard (this process may have been stopped).
+            self._lease.check()
+            self._lease.renew()
+            match response.WhichOneof("message"):
+                case "command":
+                    self._handler.command(response.command)
+                    await self._outbox.wait_room()
+                case "ack":
+                    self._outbox.acknowledge(response.ack.report_ids)
+                case "ray_bootstrap":
+                    self._handler.ray_bootstrap(response.ray_bootstrap)
+                case "welcome":
+                    raise _Lost("a second Welcome in one session")
+                case _:
+                    pass  # A heartbeat's answer has said all by coming.
+
+    async def _beat(self, stream: _Stream) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            self._beat_now.clear()
+            heartbeat = agent_pb2.Heartbeat(
+                sequence=sequence,
+                ray=self._handler.ray_node(),
+                clock_ms=time.time_ns() // 1_000_000,
+                leaving=self.leaving,
+            )
+            await self._write(stream, agent_pb2.SessionRequest(heartbeat=heartbeat))
+            # Jitter, so that the agents of a restarted controller don't beat in step.
+            interval_s = self._heartbeat_s * random.uniform(0.9, 1.1)  # noqa: S311
+            now = asyncio.create_task(self._beat_now.wait())
+            try:
+                await asyncio.wait([now], timeout=interval_s)
+            finally:
+                now.cancel()
+            if not self._lease.check():
+                raise _Lost("the controller was silent for the whole lease")
+
+    async def _report(self, stream: _Stream) -> None:
+        while True:
+            report = await self._outbox.next()
+            await self._write(stream, agent_pb2.SessionRequest(report=report))
+
+    async def _farewell(self, stream: _Stream, goodbye: agent_pb2.SessionRequest) -> None:
+        await self._write(stream, goodbye)
+        await stream.done_writing()
+        await self._ended.wait()
+
+    async def _write(self, stream: _Stream, request: agent_pb2.SessionRequest) -> None:
+        # gRPC allows one write at a time.
+        async with self._writing:
+            await _or_lost(stream.write(request), stream)
+
+    def _log_outage(self, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            _log.warning("session_lost", controller=self._controller, why=why)
+
+
+async def _or_lost(work: Awaitable[_T], stream: _Stream) -> _T:
+    try:
+        return await work
+    except grpc.aio.AioRpcError as error:
+        raise _Lost(f"{error.code().name}: {error.details()}") from error
+    except asyncio.InvalidStateError as error:
+        # grpc.aio's way to say that the stream ended before this was sent.
+        raise _Lost(f"{(await stream.code()).name}: {await stream.details()}") from error
+
+
+async def _in_time(work: Coroutine[Any, Any, _T], stream: _Stream) -> _T:
+    """The result of one step of opening, within `WELCOME_S`; a refusal becomes `SessionRefused`."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=WELCOME_S)
+        if not task.done():
+            raise _Lost(f"no Welcome within {WELCOME_S:g} s")
+        return task.result()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        code, details = await stream.code(), await stream.details()
+        if code in REFUSALS:
+            raise SessionRefused(code, details or code.name) from error
+        raise _Lost(f"{code.name}: {details}") from error
+    finally:
+        task.cancel()
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

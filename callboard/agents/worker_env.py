@@ -1,0 +1,201 @@
+"""Which variables does a worker see, and what is it told at its assignment?
+
+Never the agent's whole environment (design 06): an allow-list, the keys of experiment trackers, what the component
+declares, then what the scheduler owns. Whatever an earlier tenant set is gone with its process (PG-20).
+"""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import callboard
+from callboard.agents.devices import Vendor, visibility_variables
+from callboard.agents.framing import Json
+from callboard.model.environment import why_refused
+from callboard.model.names import is_actor_path, is_env_name
+from callboard.v1 import agent_pb2
+
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "TMPDIR",
+    "EXPERIMENT_PATH",
+    "HF_HOME",
+    "HF_TOKEN",
+)
+PASSED_ON_PREFIXES = ("WANDB_", "SWANLAB_", "MLFLOW_")
+
+MAX_ENVIRONMENT_BYTES = 128 * 1024
+"""Linux takes this much in one variable; an environment near it is a mistake."""
+
+WORKER_MARKER = "CALLBOARD_WORKER"
+"""Variable that a worker's descendants carry; its value is unique for cluster, worker and generation."""
+
+AGENT_MARKER = "CALLBOARD_AGENT"
+"""Variable that everything started for one node carries; its value is the node's run directory."""
+
+
+class PlanRefused(Exception):
+    """A start command asks for what this node must not do; the text names the field."""
+
+
+@dataclass(frozen=True)
+class NodeIdentity:
+    """What every worker of a node is told about it."""
+
+    cluster: str
+    controller: str
+    runtime: str
+    vendor: Vendor
+    run_dir: str
+    environment: Mapping[str, str]
+    """The agent's own."""
+    import_path: str
+    """PYTHONPATH under which a worker finds callboard and what the agent was given."""
+
+
+def worker_name(command: agent_pb2.StartWorker) -> str:
+    """`{job}/{component}/{rank}/g{generation}`."""
+    key = command.worker
+    return f"{key.job_id}/{key.component}/{key.rank}/g{command.generation}"
+
+
+def worker_marker(node: NodeIdentity, name: str) -> str:
+    """ "NAME=value" that finds a worker's descendants in the process table."""
+    return f"{WORKER_MARKER}={node.cluster}/{name}"
+
+
+def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
+    """The whole environment of a worker.
+
+    Raises:
+        PlanRefused: a variable the scheduler owns, a bad name, or too much.
+    """
+    agent = node.environment
+    variables = {
+        name: value for name, value in agent.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
+    }
+    variables["LOG_LEVEL"] = agent.get("LOG_LEVEL", "INFO")
+    variables["PYTHONPATH"] = node.import_path
+    for name in command.pass_env:
+        _check(name, "pass_env")
+        if name in agent:
+            variables[name] = agent[name]
+    variables["OMP_NUM_THREADS"] = str(max(1, command.allocation.resources.cpu_milli // 1000))
+    for name, value in command.env.items():
+        _check(name, "env")
+        variables[name] = value
+    variables |= _owned(command, node)
+    size = sum(len(name) + len(value) + 2 for name, value in variables.items())
+    if size > MAX_ENVIRONMENT_BYTES:
+        raise PlanRefused(f"the environment of a worker is {size} bytes; at most {MAX_ENVIRONMENT_BYTES}")
+    return variables
+
+
+def _check(name: str, field: str) -> None:
+    if not is_env_name(name):
+        raise PlanRefused(f"{field}: {name!r} can't name a variable")
+    why = why_refused(name)
+    if why is not None:
+        raise PlanRefused(f"{field}: {name}: {why}")
+
+
+def _owned(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
+    key = command.worker
+    name = worker_name(command)
+    devices = [share.id for share in command.allocation.devices]
+    return {
+        "RANK": str(key.rank),
+        "LOCAL_RANK": str(command.local_rank),
+        "WORLD_SIZE": str(command.world_size),
+        "LOCAL_WORLD_SIZE": str(command.local_world_size),
+        "NODE_RANK": str(command.node_rank),
+        "MASTER_ADDR": command.master_address,
+        "MASTER_PORT": str(command.master_port) if command.master_port else "",
+        "CALLBOARD_JOB": key.job_id,
+        "CALLBOARD_COMPONENT": key.component,
+        "CALLBOARD_RANK": str(key.rank),
+        "CALLBOARD_GENERATION": str(command.generation),
+        "CALLBOARD_CONTROLLER": node.controller,
+        "CALLBOARD_RUNTIME": node.runtime,
+        "CALLBOARD_USER": getpass.getuser(),
+        WORKER_MARKER: f"{node.cluster}/{name}",
+        AGENT_MARKER: node.run_dir,
+        **visibility_variables(node.vendor, devices),
+    }
+
+
+def worker_plan(command: agent_pb2.StartWorker, node: NodeIdentity, variables: Mapping[str, str]) -> Json:
+    """The assignment a worker host gets.
+
+    Raises:
+        PlanRefused: a field can't be read.
+    """
+    if not is_actor_path(command.actor):
+        raise PlanRefused(f"actor: {command.actor!r} is not an import path pkg.module:Class")
+    key = command.worker
+    return {
+        "env": dict(variables),
+        "visibility_variable": node.vendor.variables[0],
+        "actor": command.actor,
+        "args": _json(command.args_json, list, "args_json"),
+        "kwargs": _json(command.kwargs_json, dict, "kwargs_json"),
+        "entry": command.entry,
+        "max_concurrency": max(1, command.max_concurrency),
+        "checkpoint": _checkpoint(command),
+        "context": {
+            "job_id": key.job_id,
+            "job_name": command.job_name or key.job_id,
+            "component": key.component,
+            "rank": key.rank,
+            "world_size": command.world_size,
+            "local_rank": command.local_rank,
+            "local_world_size": command.local_world_size,
+            "node_rank": command.node_rank,
+            "generation": command.generation,
+            "attempt": command.attempt,
+            "devices": [share.id for share in command.allocation.devices],
+        },
+    }
+
+
+def _json(text: str, kind: type, field: str) -> Json:
+    if not text:
+        return kind()
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise PlanRefused(f"{field}: {error}") from error
+    if not isinstance(value, kind):
+        raise PlanRefused(f"{field}: a JSON {kind.__name__} is wanted, not {type(value).__name__}")
+    return value
+
+
+def _checkpoint(command: agent_pb2.StartWorker) -> Json:
+    match command.checkpoint.WhichOneof("content") if command.HasField("checkpoint") else None:
+        case "data":
+            return {"data": base64.b64encode(command.checkpoint.data).decode()}
+        case "uri":
+            return {"uri": command.checkpoint.uri}
+        case _:
+            return None
+
+
+def import_path(given: str) -> str:
+    """PYTHONPATH for children: the agent's, and callboard itself where it isn't installed."""
+    root = Path(callboard.__file__).resolve().parent.parent
+    folders = [each for each in given.split(os.pathsep) if each]
+    if root.name not in {"site-packages", "dist-packages"} and str(root) not in folders:
+        folders.append(str(root))
+    return os.pathsep.join(folders)

@@ -1,0 +1,209 @@
+"""On which thread does a method of the user run?
+
+Sync classes are built and called on one pool of `limit` threads: with 1, strictly one call at a time and always
+on the same thread, so thread-local CUDA and torch state is kept. Async classes live on an event loop
+of their own. Hooks run beside either, because they must work while `run()` is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol
+
+_STREAM_AHEAD = 8
+"""Items a stream may be ahead of its reader."""
+
+
+class Lane(Protocol):
+    """Where the methods of one object run."""
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a method; at most `limit` at once."""
+
+    def stream(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Run a method that yields; counts as one call until its end."""
+
+    def hook(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Run a hook at once, whatever else is busy."""
+
+
+class InFlight:
+    """Counts calls, and waits for none."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self.count += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self.count -= 1
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no call is in flight; False if `timeout_s` seconds were not enough."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count == 0, timeout_s)
+
+
+def lane_for(target: type, *, hooks: tuple[str, ...], limit: int) -> Lane:
+    """The lane for objects of this class: a loop if any public method but a hook is async."""
+    is_async = any(
+        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        for name, member in inspect.getmembers(target, callable)
+        if not name.startswith("_") and name not in hooks
+    )
+    return LoopLane(limit) if is_async else ThreadLane(limit)
+
+
+def in_thread(function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+    """Run on a thread made for it. A daemon: one that hangs must not keep the process."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(_finish(function(*args)))
+        except BaseException as error:  # noqa: BLE001 - it goes to whoever waits for the future
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="callboard-hook", daemon=True).start()
+    return future
+
+
+def _finish(result: Any) -> Any:
+    """An async hook of a sync class gets a loop for its one run."""
+    return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+class ThreadLane:
+    """The lane of sync classes."""
+
+    def __init__(self, limit: int) -> None:
+        self._pool = ThreadPoolExecutor(limit, thread_name_prefix="callboard-run")
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run on the pool."""
+        return self._pool.submit(lambda: _finish(function(*args, **kwargs)))
+
+    async def stream(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Iterate on the pool, one thread for the whole stream."""
+        mailbox = _Mailbox()
+
+        def produce() -> None:
+            try:
+                for item in function(*args, **kwargs):
+                    mailbox.put(item)
+            finally:
+                mailbox.end()
+
+        async for item in mailbox.items(self._pool.submit(produce)):
+            yield item
+
+    def hook(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Run on a thread of its own: the pool may be busy for ever."""
+        return in_thread(function, *args)
+
+
+class LoopLane:
+    """The lane of async classes."""
+
+    def __init__(self, limit: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._limit = asyncio.Semaphore(limit)
+        threading.Thread(target=self._loop.run_forever, name="callboard-loop", daemon=True).start()
+
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run on the loop; a method that isn't async blocks it, as it would anywhere."""
+
+        async def run() -> Any:
+            async with self._limit:
+                result = function(*args, **kwargs)
+                return await result if inspect.isawaitable(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop)
+
+    async def stream(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Iterate on the loop."""
+        mailbox = _Mailbox()
+
+        async def produce() -> None:
+            try:
+                async with self._limit:
+                    async for item in _as_async(function(*args, **kwargs)):
+                        await asyncio.to_thread(mailbox.put, item)
+            finally:
+                mailbox.end()
+
+        async for item in mailbox.items(asyncio.run_coroutine_threadsafe(produce(), self._loop)):
+            yield item
+
+    def hook(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Async hooks share the loop with the state they touch; sync ones must not wait for it."""
+        if inspect.iscoroutinefunction(function):
+            return asyncio.run_coroutine_threadsafe(function(*args), self._loop)
+        return in_thread(function, *args)
+
+
+async def _as_async(items: Any) -> AsyncIterator[Any]:
+    if hasattr(items, "__aiter__"):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+_END = object()
+
+
+class _ReaderGone(Exception):
+    """Nobody reads the stream any more."""
+
+
+class _Mailbox:
+    """Carries a stream from the thread that makes it to the loop that reads it, a few items ahead."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = threading.Semaphore(_STREAM_AHEAD)
+        self._abandoned = False
+
+    def put(self, item: Any) -> None:
+        """Hand over one item, from any thread; waits for room."""
+        self._room.acquire()
+        if self._abandoned:
+            raise _ReaderGone
+        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    def end(self) -> None:
+        """No more items."""
+        self._loop.call_soon_threadsafe(self._items.put_nowait, _END)
+
+    async def items(self, producer: Future[Any]) -> AsyncIterator[Any]:
+        """What was put, then the error of the producer if it had one."""
+        try:
+            while (item := await self._items.get()) is not _END:
+                self._room.release()
+                yield item
+            await asyncio.wrap_future(producer)
+        finally:
+            self._abandoned = True
+            self._room.release()

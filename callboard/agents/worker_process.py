@@ -1,0 +1,135 @@
+"""What does the worker host do to its process, and how does it put the user's values into plain ones?
+
+Standard library only: this runs in every worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import importlib
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_CHECKPOINT_BYTES = 1024 * 1024
+"""What a journal can carry for every job; a larger state is written by the worker, which returns a URI."""
+
+MAX_TRACEBACK_CHARACTERS = 16 * 1024
+"""Stays below the 64 KiB of the contract in UTF-8, whatever the characters are."""
+
+_OUR_FRAMES = ("callboard.agents.", "concurrent.futures.", "asyncio.", "importlib")
+"""Modules between a user's code and the one who reads its traceback."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def enter_environment(variables: Mapping[str, str]) -> None:
+    """Make `variables` the whole environment of this process, besides Ray's own `RAY_*`.
+
+    A Ray worker inherits everything of its raylet; what isn't on the worker's list is not its business.
+    """
+    for name in set(os.environ) - set(variables):
+        if not name.startswith("RAY_"):
+            del os.environ[name]
+    os.environ.update(variables)
+    # The interpreter read PYTHONPATH before us.
+    for folder in reversed(variables.get("PYTHONPATH", "").split(os.pathsep)):
+        if folder and folder not in sys.path:
+            sys.path.insert(0, folder)
+    time.tzset()
+
+
+def become_subreaper() -> None:
+    """Keep double-forked children below this process, so that ending the tree ends them too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def load_class(path: str) -> type:
+    """The class at "pkg.module:Class"."""
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        raise TypeError(f"{path} is not a plain class but {type(found).__name__}")
+    return found
+
+
+def fitting(function: Callable[..., object], offered: tuple[object, ...]) -> tuple[object, ...]:
+    """As many of the offered arguments as the signature takes: `cancel()` or `cancel(job)`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # Some builtins have none.
+        return offered
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return offered
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return offered[: len(positional)]
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback as text, without our own frames; of a very long one the end, which says most."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(_OUR_FRAMES):
+        frame = frame.tb_next
+    # None when the error is the host's own: then all of it is wanted.
+    text = "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+    return text[-MAX_TRACEBACK_CHARACTERS:]
+
+
+def start_ticks() -> int:
+    """Start time of this process in clock ticks after boot: with the pid its identity (proc(5), field 22)."""
+    stat = Path("/proc/self/stat").read_bytes()
+    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+def failed(failure: str, error: BaseException) -> dict[str, Any]:
+    """The answer to an assignment that raised."""
+    return {
+        "ok": False,
+        "failure": failure,
+        "message": f"{type(error).__name__}: {error}"[:1000],
+        "traceback": format_error(error),
+    }
+
+
+def checkpoint_answer(state: object) -> dict[str, Any]:
+    """What `checkpoint()` returned, as plain values."""
+    match state:
+        case None:
+            return {}
+        case str():
+            return {"uri": state}
+        case bytes() | bytearray() if len(state) <= MAX_CHECKPOINT_BYTES:
+            return {"data": base64.b64encode(state).decode()}
+        case bytes() | bytearray():
+            size = f"{len(state)} bytes; at most {MAX_CHECKPOINT_BYTES}, else return a URI"
+            return {"error": f"checkpoint() returned {size}"}
+        case _:
+            return {"error": f"checkpoint() returned {type(state).__name__}, not bytes or a URI"}
+
+
+def checkpoint_value(checkpoint: Mapping[str, str]) -> bytes | str:
+    """A checkpoint as `restore()` takes it."""
+    if "uri" in checkpoint:
+        return checkpoint["uri"]
+    return base64.b64decode(checkpoint["data"])
+
+
+def plain(value: object) -> object:
+    """The value if JSON can carry it, else how it prints."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)[:1000]
+    return value

@@ -1,0 +1,57 @@
+"""What the verbs do. A module is imported when its verb runs (PEP 562), so that help costs nothing.
+
+Two of them need an extra: the message about a missing one is made here, before anything else is.
+"""
+
+from importlib import import_module
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from callboard.cli.actions import agent as agent
+    from callboard.cli.actions import controller as controller
+    from callboard.cli.actions import demos as demos
+    from callboard.cli.actions import events as events
+    from callboard.cli.actions import groups as groups
+    from callboard.cli.actions import jobs as jobs
+    from callboard.cli.actions import local as local
+    from callboard.cli.actions import nodes as nodes
+    from callboard.cli.actions import policy as policy
+    from callboard.cli.actions import pools as pools
+    from callboard.cli.actions import status as status
+
+_EXTRA_OF = MappingProxyType(
+    {
+        "agent": "agent",
+        "controller": "controller",
+        "demos": "",
+        "events": "",
+        "groups": "",
+        "jobs": "",
+        "local": "",
+        "nodes": "",
+        "policy": "",
+        "pools": "",
+        "status": "",
+    }
+)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _EXTRA_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF[name]
+        if not extra or (error.name or "callboard").partition(".")[0] == "callboard":
+            raise
+        typer.echo(
+            f"error: `callboard {name}` is not installed here.\n"
+            f"  why: the package {error.name} is missing.\n"
+            f"   do: pip install 'callboard[{extra}]'",
+            err=True,
+        )
+        raise typer.Exit(1) from error

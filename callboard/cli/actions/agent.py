@@ -1,0 +1,113 @@
+"""What `callboard agent` does: check the options, find the controller, run the program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from callboard.agents.agent import run_agent
+from callboard.agents.options import AgentOptions, OptionError
+from callboard.cli.session import failing_in_words
+from callboard.client.address import find_controller
+from callboard.model.quantities import QuantityError, parse_memory, parse_milli
+
+Parsed = TypeVar("Parsed")
+
+_OPTION_OF = {"cpu_milli": "--cpus", "memory_bytes": "--memory", "custom_milli": "--resource", "labels": "--label"}
+
+
+def run(
+    *,
+    controller: str,
+    cluster: str,
+    node_id: str,
+    rank: int | None,
+    cpus: str,
+    memory: str,
+    gpus: int | None,
+    simulate_gpus: int | None,
+    labels: Sequence[str],
+    resources: Sequence[str],
+    node_group: str,
+    runtime: str,
+    ray_head: bool,
+    ray_address: str,
+    ray_port: int | None,
+    port_base: int | None,
+    node_ip: str,
+    run_dir: Path | None,
+    log_format: str,
+    log_level: str,
+    exit_with_parent: int | None,
+) -> None:
+    """Runs the agent until it is told to end."""
+    with failing_in_words():
+        address = find_controller(controller or None).address
+    stated: dict[str, Any] = {"ray_port": ray_port} if ray_port is not None else {}
+    choices: dict[str, Any] = {"runtime": runtime, "log_format": _log_format(log_format)}
+    try:
+        options = AgentOptions(
+            node_id=node_id or _own_node_id(),
+            controller=address,
+            cluster=cluster,
+            rank=rank,
+            labels=dict(_pair(text, "--label") for text in labels),
+            node_group=node_group,
+            gpus=gpus,
+            simulate_gpus=simulate_gpus,
+            cpu_milli=_parsed(parse_milli, cpus, "--cpus"),
+            memory_bytes=_parsed(parse_memory, memory, "--memory"),
+            custom_milli={
+                name: parse_milli(amount) for name, amount in (_pair(text, "--resource") for text in resources)
+            },
+            ray_head=ray_head,
+            ray_address=ray_address,
+            port_base=port_base,
+            node_ip=node_ip,
+            run_dir=str(run_dir or ""),
+            log_level=log_level.upper(),
+            exit_with_parent=exit_with_parent,
+            **choices,
+            **stated,
+        )
+    except OptionError as error:
+        hint = _OPTION_OF.get(error.option, f"--{error.option.replace('_', '-')}")
+        raise typer.BadParameter(error.why, param_hint=hint) from error
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--resource") from error
+    raise typer.Exit(asyncio.run(run_agent(options)))
+
+
+def _own_node_id() -> str:
+    """The host name, made to fit the pattern of names."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:56]
+    return name if name[:1].isalpha() else f"node-{name}"
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise typer.BadParameter(f"{text!r} reads KEY=VALUE", param_hint=option)
+    return key, value
+
+
+def _parsed(parse: Callable[[str], Parsed], text: str, option: str) -> Parsed | None:
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _log_format(stated: str) -> str:
+    if stated == "auto":
+        return "console" if os.isatty(2) else "json"
+    return stated

@@ -1,0 +1,53 @@
+"""What `callboard demo …` does."""
+
+from __future__ import annotations
+
+import typer
+
+from callboard.cli import screen
+from callboard.cli.checks import check_nodes
+from callboard.cli.demo.prologue import DoesNotFit
+from callboard.cli.demo.rlhf import DemoOptions, as_plain, play
+from callboard.cli.demo.story import Story, Verdict
+from callboard.cli.failures import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.session import failing_in_words
+
+
+def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str, gpus: int, quiet: bool) -> None:
+    """Plays the six acts; ends with 1 if a verdict fails."""
+    check_nodes(cpus=cpus, memory=memory, runtime="ray")
+    console = screen.stderr() if as_json else screen.stdout()
+    console.quiet = quiet
+    options = DemoOptions(ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus, quiet=quiet)
+
+    async def main(interrupts: Interrupts) -> list[Verdict]:
+        return await play(options, Story(console), interrupts)
+
+    with failing_in_words():
+        try:
+            verdicts = run_interruptible(main)
+        except KeyboardInterrupt:
+            screen.stderr().print("Interrupted; nothing is left running.")
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+        except DoesNotFit as error:
+            raise _too_small(error) from error
+    if as_json:
+        screen.print_json(as_plain(verdicts), compact=True)
+    if not all(verdict.passed for verdict in verdicts):
+        raise typer.Exit(FAILED)
+
+
+def _too_small(error: DoesNotFit) -> CommandFailed:
+    factor, why = error.tried[-1]
+    return CommandFailed(
+        Failure(
+            "The demonstration fits this cluster at no scale.",
+            f"At the smallest, {factor}: {why}.",
+            "Give it more nodes (--agents) or larger ones (--cpus-per-node, --gpus-per-node).",
+            NO_PLAN,
+        )
+    )

@@ -1,0 +1,191 @@
+"""What `callboard job …` does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from callboard.cli import job_views, screen, words
+from callboard.cli.failures import NO_PLAN, CommandFailed, Failure
+from callboard.cli.options import Output
+from callboard.cli.plain import plain
+from callboard.cli.session import with_client
+from callboard.cli.waiting import waiting
+from callboard.client.client import Client
+from callboard.client.jobs import JobHandle
+from callboard.model.inputs import SourceMapping, read_yaml
+from callboard.v1.job_pb2 import Explanation
+
+
+def submit(
+    file: Path,
+    *,
+    wait: bool,
+    timeout_s: float,
+    validate: bool,
+    request_id: str,
+    controller: str,
+    output: Output,
+    quiet: bool,
+) -> None:
+    """Submits the job in ``file``."""
+
+    async def action(client: Client) -> None:
+        spec = read_file(file)
+        if validate:
+            _show_plan(await client.validate(spec), output)
+            return
+        job = await client.submit(spec, request_id=request_id)
+        if wait:
+            async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
+                await job.running(timeout_s)
+        _print_job(job, output, done=f"Job {job.name} is {job.state}.", quiet=quiet)
+
+    with_client(controller, action)
+
+
+def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str, output: Output) -> None:
+    """Lists jobs."""
+    wanted = [state.upper() for state in states]
+    if unknown := [state for state in wanted if state not in words.JOB_STATES]:
+        raise typer.BadParameter(
+            f"{unknown[0]} is no state; the states are {', '.join(words.JOB_STATES)}", param_hint="--state"
+        )
+    if not wanted and not every:
+        wanted = list(words.LIVE_STATES)
+
+    async def action(client: Client) -> None:
+        jobs = await client.list_jobs(pool=pool, states=wanted)
+        if output is Output.JSON:
+            screen.print_json([plain(job) for job in jobs])
+        elif output is Output.YAML:
+            screen.print_yaml([plain(job) for job in jobs])
+        elif jobs:
+            screen.stdout(wide=output is Output.WIDE).print(job_views.job_table(jobs, wide=output is Output.WIDE))
+        else:
+            hint = "" if every else " Jobs that have ended are shown with --all."
+            screen.stderr().print(f"No jobs at {client.address}.{hint}")
+
+    with_client(controller, action)
+
+
+def show(name: str, *, controller: str, output: Output) -> None:
+    """Shows one job."""
+
+    async def action(client: Client) -> None:
+        _print_job(await client.get_job(name), output, done="", quiet=False)
+
+    with_client(controller, action)
+
+
+def cancel(
+    name: str,
+    *,
+    reason: str,
+    destroy_placement_groups: bool,
+    wait: bool,
+    timeout_s: float,
+    controller: str,
+    quiet: bool,
+) -> None:
+    """Cancels a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.cancel(reason, destroy_placement_groups=destroy_placement_groups)
+        await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
+
+    with_client(controller, action)
+
+
+def complete(name: str, *, reason: str, wait: bool, timeout_s: float, controller: str, quiet: bool) -> None:
+    """Completes a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.complete(reason)
+        await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
+
+    with_client(controller, action)
+
+
+def preempt(name: str, *, for_job: str, reason: str, controller: str, quiet: bool) -> None:
+    """Preempts a job by hand."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.preempt(for_job=for_job, reason=reason)
+        if not quiet:
+            to = f" to {for_job}" if for_job else ""
+            screen.stderr().print(f"Job {job.name} yields{to}; it is {job.state}.")
+
+    with_client(controller, action)
+
+
+def explain(name: str, *, controller: str, output: Output) -> None:
+    """Explains a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        explanation = await job.explain()
+        if output is Output.JSON:
+            screen.print_json(plain(explanation))
+        elif output is Output.YAML:
+            screen.print_yaml(plain(explanation))
+        else:
+            screen.stdout().print(job_views.explanation_view(job.name, job.state, explanation))
+
+    with_client(controller, action)
+
+
+def read_file(file: Path) -> SourceMapping:
+    """The mapping in ``file``; "-" is the standard input.
+
+    Raises:
+        CommandFailed: it can't be read.
+        InvalidInput: it is no YAML mapping.
+    """
+    if str(file) == "-":
+        return read_yaml(sys.stdin.read())
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise CommandFailed(
+            Failure(f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", exit_code=2)
+        ) from error
+    return read_yaml(text)
+
+
+async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) -> None:
+    if wait:
+        async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
+            await job.finished(timeout_s)
+    if not quiet:
+        screen.stderr().print(f"Job {job.name} is {job.state}.")
+
+
+def _print_job(job: JobHandle, output: Output, *, done: str, quiet: bool) -> None:
+    if output is Output.JSON:
+        screen.print_json(plain(job.job))
+    elif output is Output.YAML:
+        screen.print_yaml(plain(job.job))
+    elif not done:
+        screen.stdout(wide=output is Output.WIDE).print(job_views.job_view(job.job, wide=output is Output.WIDE))
+    elif not quiet:
+        screen.stderr().print(done)
+        screen.stdout(wide=output is Output.WIDE).print(job_views.job_table([job.job], wide=output is Output.WIDE))
+
+
+def _show_plan(plan: Explanation, output: Output) -> None:
+    if output is Output.JSON:
+        screen.print_json(plain(plan))
+    elif output is Output.YAML:
+        screen.print_yaml(plain(plan))
+    else:
+        screen.stdout().print(job_views.explanation_view("", "", plan))
+    if plan.verdict == "UNSCHEDULABLE":
+        raise typer.Exit(NO_PLAN)

@@ -1,0 +1,153 @@
+"""What `callboard up` and `callboard down` do."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from callboard.cli import screen
+from callboard.cli.checks import check_name, check_nodes
+from callboard.cli.failures import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.gpu_picture import gpu_picture
+from callboard.cli.local.cluster import LocalCluster, take_down
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.plan import ClusterPlan, free_block
+from callboard.cli.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.session import failing_in_words
+from callboard.cli.start_progress import StartProgress
+from callboard.client.clusters import (
+    ClusterRecord,
+    cluster_directory,
+    recorded_clusters,
+    run_directory,
+)
+from callboard.v1.node_pb2 import Node
+
+
+def up(
+    *,
+    name: str,
+    port: int,
+    agents: int,
+    cpus: str,
+    memory: str,
+    gpus: int,
+    runtime: str,
+    ray_address: str,
+    detach: bool,
+    timeout_s: float,
+    quiet: bool,
+) -> None:
+    """Starts a cluster; without ``detach``, watches over it until a signal comes."""
+    check_name(name)
+    check_nodes(cpus=cpus, memory=memory, runtime=runtime)
+    base = run_directory()
+    plan = ClusterPlan(
+        name=name,
+        directory=cluster_directory(name, base),
+        port=port,
+        agents=agents,
+        cpus=cpus,
+        memory=memory,
+        gpus=gpus,
+        runtime=runtime,
+        ray_address=ray_address,
+        block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
+        detached=detach,
+    )
+
+    ready = False
+
+    async def main(interrupts: Interrupts) -> None:
+        nonlocal ready
+        with StartProgress(plan.agents, quiet=quiet) as progress:
+            cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
+            keep = False
+            try:
+                nodes = await cluster.start(timeout_s)
+                progress.finish()
+                ready = True
+                if not quiet:
+                    _print_ready(plan, nodes)
+                keep = detach
+                if not detach:
+                    await cluster.run()
+            finally:
+                if not keep:
+                    with interrupts.cleaning():
+                        await cluster.stop()
+                    if interrupts.received is not None and not quiet:
+                        screen.stderr().print("Ended; nothing is left running.")
+
+    with failing_in_words():
+        try:
+            run_interruptible(main)
+        except KeyboardInterrupt:
+            # Ctrl-C is how a cluster that was ready is meant to end.
+            raise typer.Exit(0 if ready and not detach else INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+
+
+def down(*, name: str, every: bool, quiet: bool) -> None:
+    """Ends clusters of this machine."""
+
+    async def main(interrupts: Interrupts) -> None:
+        for record in _chosen(name, every=every):
+            if not quiet:
+                screen.stderr().print(f"Ending cluster {record.name} at {record.controller} …")
+            with interrupts.cleaning(hurry_at_once=True):
+                await take_down(record, hurry=interrupts.hurry)
+        if not quiet:
+            screen.stderr().print("Ended; nothing is left running.")
+
+    with failing_in_words():
+        try:
+            run_interruptible(main)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+
+
+def _chosen(name: str, *, every: bool) -> list[ClusterRecord]:
+    base = run_directory()
+    found = recorded_clusters(base)
+    if every:
+        return found
+    if name:
+        found = [record for record in found if record.name == name]
+    if len(found) > 1:
+        listed = ", ".join(f"{record.name} ({record.controller})" for record in found)
+        raise CommandFailed(
+            Failure(
+                "It is not clear which cluster is meant.",
+                f"{len(found)} are recorded on this machine: {listed}.",
+                "Name one, or end all with --all.",
+                BAD_INPUT,
+            )
+        )
+    if not found:
+        which = f"cluster {name}" if name else "cluster"
+        raise CommandFailed(
+            Failure(f"There is no {which} to end.", f"None is recorded in {base}.", "`callboard up` starts one.")
+        )
+    return found
+
+
+def _runs(record: ClusterRecord) -> bool:
+    return any(entry.process.is_running() for entry in record.processes)
+
+
+def _print_ready(plan: ClusterPlan, nodes: list[Node]) -> None:
+    out = screen.stdout()
+    out.print(f"[bold]Cluster {plan.name} is ready.[/] Controller at {plan.controller}.")
+    out.print(gpu_picture(nodes))
+    out.print(f"Logs: {plan.directory / 'logs'}")
+    out.print("Next: `callboard status`, `callboard job submit FILE`.")
+    if plan.detached:
+        out.print(f"End it with `callboard down {plan.name}`.")
+    else:
+        out.print("Ctrl-C ends it.")
+    sys.stdout.flush()

@@ -1,0 +1,87 @@
+"""What `callboard pool …` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from callboard.cli import pool_views, screen
+from callboard.cli.actions.jobs import read_file
+from callboard.cli.options import Output
+from callboard.cli.plain import plain
+from callboard.cli.session import with_client
+from callboard.client.client import Client
+from callboard.v1.pool_pb2 import Pool
+
+
+def create(
+    name: str,
+    *,
+    file: Path | None,
+    nominal: Mapping[str, str],
+    validate: bool,
+    controller: str,
+    output: Output,
+    quiet: bool,
+) -> None:
+    """Makes a pool from a file, or from a name and quotas."""
+    stated = {resource: amount for resource, amount in nominal.items() if amount}
+    if file is not None and stated:
+        raise typer.BadParameter("the quotas stand in the file; leave --cpu, --memory and --gpu out")
+    if file is None and not name:
+        raise typer.BadParameter("name the pool, or give a file with --file", param_hint="NAME")
+
+    async def action(client: Client) -> None:
+        spec: Mapping[str, Any] = {"name": name, "nominal": stated}
+        if file is not None:
+            read = read_file(file)
+            spec = {**read, "name": name} if name else read
+        pool = await client.create_pool(spec, validate_only=validate)
+        if validate:
+            screen.stderr().print("The pool could be made.")
+        else:
+            _print(pool, output, quiet=quiet)
+
+    with_client(controller, action)
+
+
+def show_list(*, controller: str, output: Output) -> None:
+    """Lists pools."""
+
+    async def action(client: Client) -> None:
+        pools = await client.list_pools()
+        if output is Output.JSON:
+            screen.print_json([plain(pool) for pool in pools])
+        elif output is Output.YAML:
+            screen.print_yaml([plain(pool) for pool in pools])
+        elif pools:
+            screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_table(pools, wide=output is Output.WIDE))
+        else:
+            screen.stderr().print(f"No pools at {client.address}. `callboard pool create` makes one.")
+
+    with_client(controller, action)
+
+
+def show(name: str, *, controller: str, output: Output) -> None:
+    """Shows one pool."""
+
+    async def action(client: Client) -> None:
+        pool = await client.get_pool(name)
+        if output in (Output.JSON, Output.YAML):
+            _print(pool, output, quiet=False)
+        else:
+            screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_view(pool, wide=output is Output.WIDE))
+
+    with_client(controller, action)
+
+
+def _print(pool: Pool, output: Output, *, quiet: bool) -> None:
+    if output is Output.JSON:
+        screen.print_json(plain(pool))
+    elif output is Output.YAML:
+        screen.print_yaml(plain(pool))
+    elif not quiet:
+        screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_table([pool], wide=output is Output.WIDE))

@@ -1,0 +1,206 @@
+"""`callboard up`, `down`, `controller`, `agent`: start and stop clusters and their programs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import QuietOption
+
+
+class Runtime(StrEnum):
+    """How agents host workers."""
+
+    RAY = "ray"
+    PROCESS = "process"
+
+
+RuntimeOption = Annotated[
+    Runtime, typer.Option("--runtime", help="Host workers as Ray actors, or as plain processes without Ray.")
+]
+NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the cluster on this machine.")]
+ExitWithParentOption = Annotated[
+    int | None,
+    typer.Option(
+        "--exit-with-parent", metavar="PID", help="End when this program, which started it, ends.", hidden=True
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verbs to the program."""
+    app.command(
+        "up",
+        epilog="Example: callboard up --agents 3 --gpus-per-node 2 --detach",
+        short_help="Start a whole cluster on this machine.",
+    )(up)
+    app.command("down", epilog="Example: callboard down", short_help="End a cluster of this machine.")(down)
+    app.command(
+        "controller",
+        epilog="Example: callboard controller --listen 127.0.0.1:7700",
+        short_help="Run the controller: one per cluster.",
+    )(controller)
+    app.command(
+        "agent",
+        epilog="Example: callboard agent --controller 10.0.0.1:7700 --node-id node-7",
+        short_help="Run the agent of one node.",
+    )(agent)
+
+
+def up(
+    agents: Annotated[int, typer.Option("--agents", "-n", metavar="N", help="Nodes to start.", min=1, max=64)] = 3,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", metavar="N", help="Simulated GPUs of each node.", min=0, max=64)
+    ] = 2,
+    cpus_per_node: Annotated[
+        str, typer.Option("--cpus-per-node", metavar="N", help="CPUs of each node, as far as jobs are concerned.")
+    ] = "3",
+    memory_per_node: Annotated[
+        str, typer.Option("--memory-per-node", metavar="SIZE", help="Memory of each node for jobs.")
+    ] = "4GiB",
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once it is ready; `callboard down` ends it.")
+    ] = False,
+    runtime: RuntimeOption = Runtime.RAY,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", help="Port of the controller.", min=1, max=65535)
+    ] = 7700,
+    ray_address: Annotated[
+        str,
+        typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one."),
+    ] = "",
+    name: NameOption = "local",
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this long.", min=1)
+    ] = 120.0,
+    quiet: QuietOption = False,
+) -> None:
+    """Start a whole cluster on this machine: controller, agents, Ray. Ctrl-C ends it and leaves nothing behind."""
+    actions.local.up(
+        name=name,
+        port=port,
+        agents=agents,
+        cpus=cpus_per_node,
+        memory=memory_per_node,
+        gpus=gpus_per_node,
+        runtime=runtime.value,
+        ray_address=ray_address,
+        detach=detach,
+        timeout_s=timeout,
+        quiet=quiet,
+    )
+
+
+def down(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Cluster to end. Default: the only one on this machine.")
+    ] = "",
+    every: Annotated[bool, typer.Option("--all", help="End every cluster of this user on this machine.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """End a cluster that `callboard up` started on this machine: exactly its own processes, and its files."""
+    actions.local.down(name=name, every=every, quiet=quiet)
+
+
+def controller(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on.")
+    ] = "127.0.0.1:7700",
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", metavar="DIR", help="Where the journal is kept. Default: $CALLBOARD_STATE_DIR."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it writes its address and pid.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines can reach.")
+    ] = False,
+    log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    exit_with_parent: ExitWithParentOption = None,
+) -> None:
+    """Run the controller: one per cluster. Ctrl-C ends it; what runs goes on and is found again."""
+    actions.controller.run(
+        listen=listen,
+        state_dir=state_dir,
+        run_dir=run_dir,
+        insecure=insecure,
+        log_format=log_format,
+        log_level=log_level,
+        exit_with_parent=exit_with_parent,
+    )
+
+
+def agent(
+    controller: Annotated[
+        str, typer.Option("--controller", "-c", metavar="HOST:PORT", help="Controller to join. Default: as all verbs.")
+    ] = "",
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster, for paths on this machine.")
+    ] = "default",
+    node_id: Annotated[
+        str, typer.Option("--node-id", metavar="ID", help="Stable id of the node. Default: the host name.")
+    ] = "",
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", help="Rank of the node. Default: the lowest free.", min=0)
+    ] = None,
+    cpus: Annotated[str, typer.Option("--cpus", metavar="N", help="CPUs for jobs. Default: all.")] = "",
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory for jobs. Default: most of it.")] = "",
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", help="GPUs for jobs. Default: all that are visible.", min=0)
+    ] = None,
+    simulate_gpus: Annotated[
+        int | None, typer.Option("--simulate-gpus", metavar="N", help="GPUs that are ids without hardware.", min=0)
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of the node; may be repeated.")
+    ] = None,
+    resource: Annotated[
+        list[str] | None, typer.Option("--resource", metavar="NAME=N", help="Custom resource; may be repeated.")
+    ] = None,
+    node_group: Annotated[str, typer.Option("--node-group", metavar="NAME", help="Node group of the node.")] = "",
+    runtime: RuntimeOption = Runtime.RAY,
+    ray_head: Annotated[bool, typer.Option("--ray-head", help="Start Ray's head on this node.")] = False,
+    ray_address: Annotated[str, typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster.")] = "",
+    ray_port: Annotated[
+        int | None,
+        typer.Option("--ray-port", metavar="PORT", help="Port of Ray's head; 0: any free one.", min=0, max=65535),
+    ] = None,
+    port_base: Annotated[
+        int | None, typer.Option("--port-base", metavar="PORT", help="First of ten ports of the Ray node.")
+    ] = None,
+    node_ip: Annotated[str, typer.Option("--node-ip", metavar="IP", help="Address of the node's own services.")] = "",
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it keeps its files.")] = None,
+    log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
+    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
+    exit_with_parent: ExitWithParentOption = None,
+) -> None:
+    """Run the agent of one node: it joins the controller and hosts workers. Ctrl-C leaves the cluster."""
+    actions.agent.run(
+        controller=controller,
+        cluster=cluster,
+        node_id=node_id,
+        rank=rank,
+        cpus=cpus,
+        memory=memory,
+        gpus=gpus,
+        simulate_gpus=simulate_gpus,
+        labels=label or [],
+        resources=resource or [],
+        node_group=node_group,
+        runtime=runtime.value,
+        ray_head=ray_head,
+        ray_address=ray_address,
+        ray_port=ray_port,
+        port_base=port_base,
+        node_ip=node_ip,
+        run_dir=run_dir,
+        log_format=log_format,
+        log_level=log_level,
+        exit_with_parent=exit_with_parent,
+    )

@@ -1,0 +1,39 @@
+"""`callboard events`: what changed, in order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import ControllerOption, Output, OutputOption
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verb to the program."""
+    app.command("events", epilog="Example: callboard events --follow --type preemption.")(events)
+
+
+def events(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as things happen, until Ctrl-C.", show_default=False)
+    ] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", metavar="N", help="Start with the last N.", min=0, max=1000)
+    ] = 20,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Only this type; a trailing dot selects all below (job.). May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only this job and its workers.")] = "",
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what changed in the cluster, oldest first."""
+    actions.events.show(follow=follow, last=last, types=kind or [], job=job, controller=controller, output=output)

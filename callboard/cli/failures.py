@@ -1,0 +1,237 @@
+"""What does a failure say to a person? What happened, why, what to do; and which exit code it has.
+
+Errors are types with fields; this is the edge where they become text (design 09).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from callboard.client.clusters import UnsafeRunDirectory
+from callboard.client.errors import JobEnded, NoController, SeveralControllers, Unreachable, WaitTimeout
+from callboard.model.faults import InvalidInput
+from callboard.wire.refusals import (
+    AlreadyExists,
+    CallboardError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    LimitReached,
+    NotFound,
+    QuotaExceeded,
+    Unavailable,
+    Unschedulable,
+)
+
+OK = 0
+FAILED = 1
+BAD_INPUT = 2
+NO_PLAN = 3
+UNREACHABLE = 4
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failure in words.
+
+    Attributes:
+        what: what happened, one sentence.
+        why: why, one sentence.
+        remedy: what to do, one sentence.
+        exit_code: exit code of the program.
+    """
+
+    what: str
+    why: str
+    remedy: str
+    exit_code: int = FAILED
+
+
+class CommandFailed(Exception):
+    """A verb failed in a way that only it can put into words."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.what)
+        self.failure = failure
+
+
+EXPECTED = (
+    CommandFailed,
+    CallboardError,
+    InvalidInput,
+    JobEnded,
+    NoController,
+    SeveralControllers,
+    UnsafeRunDirectory,
+    WaitTimeout,
+)
+"""Errors that a person can do something about. Anything else is a defect and shows its traceback."""
+
+
+def failure_of(error: Exception) -> Failure:
+    """``error`` in words. The sentences name no controller: :func:`lines` adds it."""
+    for kind, describe in _DESCRIPTIONS:
+        if isinstance(error, kind):
+            return describe(error)
+    return Failure(str(error), "the call was refused.", "Look at `callboard events`.")
+
+
+def lines(failure: Failure, controller: str) -> Iterator[str]:
+    """The failure as lines of text."""
+    yield f"error: {failure.what}"
+    yield f"  why: {failure.why}"
+    yield f"   do: {failure.remedy}"
+    if controller:
+        yield f"   at: controller {controller}"
+
+
+def _invalid_input(error: InvalidInput) -> Failure:
+    listed = "\n       ".join(str(fault) for fault in error.faults)
+    return Failure("The input was refused; nothing was done.", listed, "Correct it and try again.", BAD_INPUT)
+
+
+def _invalid_request(error: CallboardError) -> Failure:
+    listed = "\n       ".join(str(fault) for fault in error.faults) or str(error)
+    return Failure(
+        "The controller refused the input; nothing was done.", listed, "Correct it and try again.", BAD_INPUT
+    )
+
+
+def _no_controller(error: NoController) -> Failure:
+    return Failure(
+        "There is no controller to talk to.",
+        f"None is stated, and none is recorded in {error.run_directory}.",
+        "Start a cluster with `callboard up`, or name a controller with --controller or CALLBOARD_CONTROLLER.",
+        UNREACHABLE,
+    )
+
+
+def _several(error: SeveralControllers) -> Failure:
+    listed = ", ".join(f"{address} (cluster {name})" for name, address in error.found)
+    return Failure(
+        "It is not clear which controller is meant.",
+        f"{len(error.found)} run on this machine: {listed}.",
+        f"Name one, for example with --controller {error.found[0][1]}.",
+        BAD_INPUT,
+    )
+
+
+def _unreachable(error: Unreachable) -> Failure:
+    return Failure(
+        f"No controller answers at {error.address}.",
+        error.detail or "The connection was refused.",
+        "Check that it runs (`callboard up` starts one here), or name another with --controller.",
+        UNREACHABLE,
+    )
+
+
+def _unavailable(error: CallboardError) -> Failure:
+    return Failure("The controller can't take the call now.", str(error), "Try again in a moment.", UNREACHABLE)
+
+
+def _deadline(error: CallboardError) -> Failure:
+    return Failure(
+        "The controller did not answer in time.",
+        str(error) or "The deadline of the call passed.",
+        "Look at `callboard status`; the call may have had its effect.",
+        UNREACHABLE,
+    )
+
+
+def _quota(error: CallboardError) -> Failure:
+    listed = "\n       ".join(short.description for short in error.error.quota)
+    return Failure(
+        "The quota can never hold the request.",
+        listed or str(error),
+        "Ask for less, or raise the quota of the pool.",
+        NO_PLAN,
+    )
+
+
+def _unschedulable(error: CallboardError) -> Failure:
+    return Failure(
+        "No node could ever hold the request.",
+        str(error),
+        "Ask for less per worker, add a node (`callboard node list` shows what there is), or set wait_for_nodes.",
+        NO_PLAN,
+    )
+
+
+def _not_found(error: CallboardError) -> Failure:
+    return Failure(
+        _sentence(str(error)), "The controller knows nothing of that name.", "List what there is with the `list` verb."
+    )
+
+
+def _exists(error: CallboardError) -> Failure:
+    return Failure("The name is taken by something else.", str(error), "Choose another name, or change what there is.")
+
+
+def _limit(error: CallboardError) -> Failure:
+    return Failure("A limit of the controller is reached.", str(error), "Wait until it has less to do, then try again.")
+
+
+def _internal(error: CallboardError) -> Failure:
+    return Failure("The controller failed inside.", str(error), "This is a defect: look at the controller's log.")
+
+
+def _refused(error: CallboardError) -> Failure:
+    return Failure("The controller refused the call.", str(error), "Look at `callboard status`.")
+
+
+def _job_ended(error: JobEnded) -> Failure:
+    trace = f"\n{error.traceback.rstrip()}" if error.traceback else ""
+    return Failure(
+        f"Job {error.job} ended as {error.state} before it ran.",
+        f"{error.reason}{trace}",
+        f"`callboard job get {error.job}` shows what it has been through.",
+    )
+
+
+def _wait_timeout(error: WaitTimeout) -> Failure:
+    return Failure(
+        f"Job {error.job} did not reach {error.waited_for} within {error.timeout_s:g} s; it goes on.",
+        "; ".join(error.reasons) or f"It is {error.state}.",
+        f"`callboard job explain {error.job}` says what would unblock it.",
+    )
+
+
+def _unsafe(error: UnsafeRunDirectory) -> Failure:
+    return Failure(
+        f"The run directory {error.path} can't be trusted.",
+        f"It {error.why}.",
+        "Remove it, or name another with CALLBOARD_RUN_DIR.",
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
+
+
+def _own_words(error: CommandFailed) -> Failure:
+    return error.failure
+
+
+# The first that matches counts: subclasses stand before their bases.
+_DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
+    (CommandFailed, _own_words),
+    (InvalidInput, _invalid_input),
+    (NoController, _no_controller),
+    (SeveralControllers, _several),
+    (Unreachable, _unreachable),
+    (Unavailable, _unavailable),
+    (InvalidRequest, _invalid_request),
+    (DeadlineExceeded, _deadline),
+    (QuotaExceeded, _quota),
+    (Unschedulable, _unschedulable),
+    (NotFound, _not_found),
+    (AlreadyExists, _exists),
+    (LimitReached, _limit),
+    (InternalError, _internal),
+    (CallboardError, _refused),
+    (JobEnded, _job_ended),
+    (WaitTimeout, _wait_timeout),
+    (UnsafeRunDirectory, _unsafe),
+)

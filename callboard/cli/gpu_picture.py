@@ -1,0 +1,48 @@
+"""Who is on which GPU? A row of boxes per node, small enough for a story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from callboard.cli import words
+from callboard.v1.node_pb2 import DeviceUse, Node
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_WIDTH = 16
+
+
+def gpu_picture(nodes: Sequence[Node]) -> Table:
+    """One row per node, one box per GPU: the job on it, "held" for a kept placement group, or free."""
+    colour_of = _colours(nodes)
+    picture = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False, show_edge=False)
+    for node in nodes:
+        cells = [_box(use, colour_of) for use in node.devices]
+        cpu = words.share(node.used, node.capacity, "cpu")
+        picture.add_row(Text(words.node_id(node), style="bold"), Text(f"CPU {cpu:<6}", style="dim"), *cells)
+    return picture
+
+
+def _box(use: DeviceUse, colour_of: dict[str, str]) -> Text:
+    names = [worker.job for worker in use.workers]
+    if use.quarantined_milli:
+        label, style = "quarantined", "bold red"
+    elif names:
+        label, style = "+".join(names), colour_of[names[0]]
+    elif use.held_milli:
+        label, style = "kept for a PG", "dim"
+    else:
+        label, style = "free", "dim"
+    head = Text(f"GPU{use.device.index} ", style="dim")
+    return head + Text(f"[{_fit(label):^{_WIDTH}}]", style=style)
+
+
+def _fit(label: str) -> str:
+    return label if len(label) <= _WIDTH else label[: _WIDTH - 1] + "…"
+
+
+def _colours(nodes: Iterable[Node]) -> dict[str, str]:
+    names = sorted({worker.job for node in nodes for use in node.devices for worker in use.workers})
+    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}

@@ -1,0 +1,150 @@
+"""How do jobs look on the screen?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from callboard.cli import screen, words
+from callboard.cli.plain import short_enum
+from callboard.model.quantities import format_milli
+from callboard.v1.job_pb2 import Explanation, Job, PlacementStrategy
+
+_VERDICTS = {
+    "START": "It would start now.",
+    "WAIT": "It waits.",
+    "PREEMPT": "It starts once others have yielded.",
+    "TRIM": "It starts once an idle placement group is removed.",
+    "UNSCHEDULABLE": "No node could ever hold it.",
+    "NONE": "It does not wait.",
+}
+
+
+def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
+    """A row per job."""
+    columns = ["NAME", "POOL", "PRIORITY", "STATE", "WORKERS", "WHERE", "AGE", "WHY"]
+    if wide:
+        columns[-1:] = ["ATTEMPT", "PREEMPTED", "PGS", "UID", "REVISION", "WHY"]
+    rows: list[list[RenderableType]] = []
+    for job in jobs:
+        row: list[RenderableType] = [
+            job.spec.name,
+            job.spec.pool,
+            format_milli(job.spec.priority_milli),
+            screen.state_text(words.job_state(job)),
+            words.ready_of_all(job),
+            words.places_of(job),
+            words.age(job.submit_time),
+        ]
+        if wide:
+            groups = ",".join(name.removeprefix("placementGroups/") for name in job.placement_groups)
+            row += [str(job.attempt), str(job.preemptions), groups, job.uid, str(job.revision)]
+        rows.append([*row, words.trouble(job)])
+    return screen.table(columns, rows, right=("PRIORITY", "ATTEMPT", "PREEMPTED", "REVISION"))
+
+
+def job_view(job: Job, *, wide: bool) -> Group:
+    """Everything about one job."""
+    parts: list[RenderableType] = [screen.facts(_facts(job, wide=wide))]
+    if job.workers:
+        parts += ["", _worker_table(job, wide=wide)]
+    if job.waiting_for:
+        parts += ["", Text("Waits for", style="bold"), *(f"  {reason.message}" for reason in job.waiting_for)]
+    if job.victims:
+        parts += ["", Text("Made room", style="bold"), *(f"  {words.yielding(victim)}" for victim in job.victims)]
+    if job.history:
+        parts += ["", Text("History", style="bold"), _history(job, wide=wide)]
+    if job.traceback:
+        parts += ["", Text("Traceback", style="bold"), Text(job.traceback.rstrip())]
+    return Group(*parts)
+
+
+def explanation_view(name: str, state: str, explanation: Explanation) -> Group:
+    """Why a job is where it is, or what a submit would do.
+
+    Args:
+        name: name of the job; empty for a plan.
+        state: its state; empty for a plan.
+        explanation: the account.
+    """
+    parts: list[RenderableType] = [Text(f"{name} is {state}. " if name else "", style="bold") + _verdict(explanation)]
+    yielding = {f"jobs/{victim.victim}" for victim in explanation.victims}
+    reasons = [reason.message for reason in explanation.reasons if reason.subject not in yielding]
+    if reasons:
+        parts += ["", Text("Because", style="bold"), *(f"  {reason}" for reason in reasons)]
+    if explanation.unblock:
+        parts += ["", Text("What would unblock it", style="bold"), *(f"  {change}" for change in explanation.unblock)]
+    if explanation.victims:
+        parts += ["", Text("Who makes room", style="bold")]
+        parts += [f"  {victim.victim}: {victim.reason}" for victim in explanation.victims]
+    if explanation.workers:
+        rows = [
+            [worker.component, str(worker.rank), worker.node_id, words.devices(worker.devices)]
+            for worker in explanation.workers
+        ]
+        parts += ["", screen.table(["COMPONENT", "RANK", "NODE", "GPUS"], rows, right=("RANK",))]
+    return Group(*parts)
+
+
+def _verdict(explanation: Explanation) -> Text:
+    verdict = _VERDICTS.get(explanation.verdict, explanation.verdict)
+    if explanation.queue_position:
+        return Text(f"{verdict} Its place in the queue is {explanation.queue_position}.")
+    return Text(f"{verdict} {explanation.summary}".strip())
+
+
+def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:
+    found: list[tuple[str, RenderableType]] = [
+        ("Job", job.spec.name),
+        ("State", screen.state_text(words.job_state(job))),
+        ("Why", words.why(job)),
+        ("Pool", job.spec.pool),
+        ("Priority", format_milli(job.spec.priority_milli)),
+        ("Labels", words.labels(job.spec.labels)),
+        ("Asks", words.ask(job)),
+        ("Placement", short_enum(PlacementStrategy.DESCRIPTOR, job.spec.placement)),
+        ("Submitted", f"{words.age(job.submit_time)} ago"),
+        ("Attempt", f"{job.attempt}; yielded {job.preemptions} times, restarted {job.restarts} times"),
+    ]
+    if wide:
+        found += [
+            ("Uid", job.uid),
+            ("Revision", str(job.revision)),
+            ("Placement groups", ", ".join(job.placement_groups)),
+        ]
+    return [(name, value) for name, value in found if value]
+
+
+def _worker_table(job: Job, *, wide: bool) -> Table:
+    columns = ["COMPONENT", "RANK", "STATE", "NODE", "GPUS", "SEES", "STARTED IN", "PID"]
+    if wide:
+        columns += ["GENERATION", "PG", "ACTOR", "COLD BECAUSE"]
+    rows: list[list[RenderableType]] = []
+    for worker in job.workers:
+        row: list[RenderableType] = [
+            worker.key.component,
+            str(worker.key.rank),
+            screen.state_text(words.worker_state(worker)),
+            worker.allocation.node_id,
+            words.devices(worker.allocation.devices) or "none",
+            worker.visible_devices or "none",
+            words.duration(worker.start_ms) if worker.start_ms else "",
+            str(worker.pid or ""),
+        ]
+        if wide:
+            group = worker.allocation.placement_group_id
+            row += [str(worker.generation), group, worker.actor_name, worker.cold_reason]
+        rows.append(row)
+    return screen.table(columns, rows, right=("RANK", "PID", "GENERATION"))
+
+
+def _history(job: Job, *, wide: bool) -> Table:
+    columns = ["  TIME", "STATE", "WHY"] + (["REVISION", "CAUSE"] if wide else [])
+    rows: list[list[RenderableType]] = []
+    for change in job.history:
+        row: list[RenderableType] = [f"  {words.clock(change.time)}", screen.state_text(change.state), change.reason]
+        rows.append([*row, str(change.revision), change.cause] if wide else row)
+    return screen.table(columns, rows, right=("REVISION",))

@@ -1,0 +1,134 @@
+"""`callboard job …`: submit jobs, look at them, end them, ask why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import (
+    ControllerOption,
+    Output,
+    OutputOption,
+    PoolOption,
+    QuietOption,
+    TimeoutOption,
+)
+
+app = typer.Typer(help="Submit jobs, look at them, end them, ask why they wait.", no_args_is_help=True)
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)]
+WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is done.", show_default=False)]
+
+
+@app.command("submit", epilog="Example: callboard job submit train.yaml --wait")
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON file with the job; - reads the input.")],
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait until every worker answers.", show_default=False)
+    ] = False,
+    timeout: TimeoutOption = 300.0,
+    validate: Annotated[
+        bool,
+        typer.Option("--validate", help="Only check and plan: say where it would run.", show_default=False),
+    ] = False,
+    request_id: Annotated[
+        str,
+        typer.Option("--request-id", help="Makes a repeated submit return the first job.", show_default=False),
+    ] = "",
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Submit a job."""
+    actions.jobs.submit(
+        file,
+        wait=wait,
+        timeout_s=timeout,
+        validate=validate,
+        request_id=request_id,
+        controller=controller,
+        output=output,
+        quiet=quiet,
+    )
+
+
+@app.command("list", epilog="Example: callboard job list --pool rlhf --state RUNNING")
+def list_jobs(
+    pool: PoolOption = "",
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.", show_default=False),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.", show_default=False)] = False,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List jobs, newest first."""
+    actions.jobs.show_list(pool=pool, states=state or [], every=every, controller=controller, output=output)
+
+
+@app.command("get", epilog="Example: callboard job get train-00 -o yaml")
+def get(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Show one job: its workers, what it has been through, what it waits for."""
+    actions.jobs.show(job, controller=controller, output=output)
+
+
+@app.command("cancel", epilog="Example: callboard job cancel rollout-00 --wait")
+def cancel(
+    job: JobArgument,
+    reason: ReasonOption = "",
+    destroy_pg: Annotated[
+        bool, typer.Option("--destroy-pg", help="Remove its placement groups too, also reserved ones.")
+    ] = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """End a job as cancelled. Does nothing if it has ended."""
+    actions.jobs.cancel(
+        job,
+        reason=reason,
+        destroy_placement_groups=destroy_pg,
+        wait=wait,
+        timeout_s=timeout,
+        controller=controller,
+        quiet=quiet,
+    )
+
+
+@app.command("complete", epilog="Example: callboard job complete train-00")
+def complete(
+    job: JobArgument,
+    reason: ReasonOption = "",
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 60.0,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """End a job as succeeded. Does nothing if it has ended."""
+    actions.jobs.complete(job, reason=reason, wait=wait, timeout_s=timeout, controller=controller, quiet=quiet)
+
+
+@app.command("preempt", epilog="Example: callboard job preempt rollout-00 --for train-00")
+def preempt(
+    job: JobArgument,
+    for_job: Annotated[
+        str, typer.Option("--for", metavar="JOB", help="Job that gets the room. Default: whoever is next.")
+    ] = "",
+    reason: ReasonOption = "",
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """Make a job yield now; it waits again with its first submit time."""
+    actions.jobs.preempt(job, for_job=for_job, reason=reason, controller=controller, quiet=quiet)
+
+
+@app.command("explain", epilog="Example: callboard job explain rollout-00")
+def explain(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Say why a job is where it is, and what would unblock it."""
+    actions.jobs.explain(job, controller=controller, output=output)

@@ -1,0 +1,1 @@
+"""A whole cluster on this machine: started, watched and taken down as child processes."""

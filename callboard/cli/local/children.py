@@ -1,0 +1,69 @@
+"""How is a program of the cluster started? As a child in a session of its own, its output in a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from callboard.cli.local.ending import ended
+from callboard.client.processes import ProcessId, identify
+
+
+class ChildEnded(Exception):
+    """A program of the cluster ended by itself.
+
+    Attributes:
+        role: which program.
+        exit_code: its exit code; negative: the signal that killed it.
+        last_lines: the end of its output.
+        log: the file with all of it.
+    """
+
+    def __init__(self, *, role: str, exit_code: int, last_lines: tuple[str, ...], log: Path) -> None:
+        super().__init__(f"{role} ended with {exit_code}")
+        self.role = role
+        self.exit_code = exit_code
+        self.last_lines = last_lines
+        self.log = log
+
+
+class Child:
+    """One program of the cluster.
+
+    Attributes:
+        role: "controller", "agent node-0".
+        process: which process it is.
+        log: file with its output.
+    """
+
+    def __init__(self, role: str, arguments: Sequence[str], log: Path) -> None:
+        self.role = role
+        self.log = log
+        with log.open("ab") as output:
+            # A session of its own: the terminal's Ctrl-C reaches us alone, and we end it in order.
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "callboard.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        # Our own child stays a zombie until we reap it: its pid can't be another's yet.
+        self.process = identify(self._popen.pid) or ProcessId(self._popen.pid, 0)
+
+    async def ended(self) -> ChildEnded:
+        """Waits for its end and says how it ended."""
+        await ended(self.process)
+        return ChildEnded(role=self.role, exit_code=self._popen.wait(), last_lines=self.last_lines(), log=self.log)
+
+    def last_lines(self, count: int = 15) -> tuple[str, ...]:
+        """The end of its output."""
+        with self.log.open(encoding="utf-8", errors="replace") as lines:
+            return tuple(line.rstrip("\n") for line in deque(lines, count))
+
+    def reap(self) -> None:
+        """Forgets a child that has ended, so that no zombie stays."""
+        self._popen.poll()

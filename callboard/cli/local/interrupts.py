@@ -1,0 +1,82 @@
+"""What do Ctrl-C and SIGTERM do to a program that has children? The first ends it in order, the second hurries."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """The signals that arrived.
+
+    Attributes:
+        hurry: set by a signal that asks to stop waiting for anybody.
+        received: the first signal; None: none yet.
+    """
+
+    def __init__(self) -> None:
+        self.hurry = asyncio.Event()
+        self.received: signal.Signals | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._hurry_at_once = False
+
+    def watch(self, task: asyncio.Task[Any]) -> None:
+        """The first signal cancels ``task``, unless it is in a :meth:`cleaning` block."""
+        self._task = task
+
+    @contextmanager
+    def cleaning(self, *, hurry_at_once: bool = False) -> Iterator[None]:
+        """While the block runs no signal cancels it: whoever cleans up has to come to the end.
+
+        Args:
+            hurry_at_once: already the first signal hurries.
+        """
+        task, self._task = self._task, None
+        self._hurry_at_once = hurry_at_once
+        try:
+            yield
+        finally:
+            self._task, self._hurry_at_once = task, False
+
+    def take(self, number: signal.Signals) -> None:
+        """A signal arrived."""
+        if self.received is not None or self._hurry_at_once:
+            self.hurry.set()
+        if self.received is None:
+            self.received = number
+            if self._task is not None:
+                self._task.cancel()
+
+
+def run_interruptible(main: Callable[[Interrupts], Coroutine[Any, Any, Result]]) -> Result:
+    """Runs ``main``; the first signal cancels it, the second sets ``hurry``.
+
+    Raises:
+        KeyboardInterrupt: a signal ended it.
+    """
+
+    async def outer() -> Result:
+        interrupts = Interrupts()
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(main(interrupts))
+        interrupts.watch(task)
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, interrupts.take, number)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if interrupts.received is None:
+                raise
+            raise KeyboardInterrupt from None
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    return asyncio.run(outer())

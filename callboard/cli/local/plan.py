@@ -1,0 +1,132 @@
+"""What does a cluster on this machine consist of? Addresses, ports and command lines, decided before anything starts.
+
+Each cluster takes a block of loopback addresses of its own, 127.0.<block>.10 and up, one per node: Ray
+replaces 127.0.0.1 by an interface's address (design 05), and two clusters don't meet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from callboard.cli.local.ports import listening_in
+
+_FIRST_HOST = 10
+
+
+class NoFreeBlock(Exception):
+    """Every block of loopback addresses is in use: 255 clusters run on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """A cluster to start.
+
+    Attributes:
+        name: its name on this machine.
+        directory: where its files go.
+        port: port of the controller on 127.0.0.1.
+        agents: number of nodes.
+        cpus: CPUs of each node, as text.
+        memory: memory of each node, as text.
+        gpus: simulated GPUs of each node.
+        runtime: "ray" or "process".
+        ray_address: an existing Ray cluster to join; empty: the first node starts one.
+        block: which block of loopback addresses.
+        detached: it outlives the program that starts it.
+    """
+
+    name: str
+    directory: Path
+    port: int = 7700
+    agents: int = 3
+    cpus: str = "3"
+    memory: str = "4GiB"
+    gpus: int = 2
+    runtime: str = "ray"
+    ray_address: str = ""
+    block: int = 0
+    detached: bool = False
+
+    @property
+    def controller(self) -> str:
+        """The controller's address."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def own_ray(self) -> bool:
+        """Whether the cluster starts a Ray of its own."""
+        return self.runtime == "ray" and not self.ray_address
+
+    def node_id(self, rank: int) -> str:
+        """Id of a node."""
+        return f"node-{rank}"
+
+    def node_ip(self, rank: int) -> str:
+        """Address of a node's Ray services."""
+        return f"127.0.{self.block}.{_FIRST_HOST + rank}"
+
+    def node_directory(self, rank: int) -> Path:
+        """Where a node keeps its files. A short name: Ray's sockets lie below it, in 107 bytes."""
+        return self.directory / f"n{rank}"
+
+    def ray_token_path(self) -> str:
+        """File with the token of the cluster's own Ray; empty: it has none."""
+        return str(self.node_directory(0) / "ray-token") if self.own_ray else ""
+
+    def log(self, program: str) -> Path:
+        """File with the output of a program: "controller", "node-0"."""
+        return self.directory / "logs" / f"{program}.log"
+
+    def controller_arguments(self) -> list[str]:
+        """Command line of the controller."""
+        directory = self.directory / "controller"
+        return [
+            *("controller", "--listen", self.controller),
+            *("--state-dir", str(directory), "--run-dir", str(directory)),
+            *self._common(),
+        ]
+
+    def agent_arguments(self, rank: int) -> list[str]:
+        """Command line of a node's agent."""
+        arguments = [
+            *("agent", "--controller", self.controller),
+            *("--node-id", self.node_id(rank), "--rank", str(rank), "--cluster", self.name),
+            *("--cpus", self.cpus, "--memory", self.memory),
+            *("--simulate-gpus", str(self.gpus)),
+            *("--runtime", self.runtime, "--run-dir", str(self.node_directory(rank))),
+        ]
+        if self.runtime == "ray":
+            arguments += ["--node-ip", self.node_ip(rank)]
+            if self.ray_address:
+                arguments += ["--ray-address", self.ray_address]
+            elif rank == 0:
+                # Any free port: nobody types this address, and 6379 may be another cluster's.
+                arguments += ["--ray-head", "--ray-port", "0"]
+        return [*arguments, *self._common()]
+
+    def _common(self) -> list[str]:
+        return [] if self.detached else ["--exit-with-parent", str(os.getpid())]
+
+
+def network_of(block: int) -> str:
+    """The loopback addresses of a block."""
+    return f"127.0.{block}.0/24"
+
+
+def free_block(taken: Iterable[int]) -> int:
+    """A block of loopback addresses that no cluster has.
+
+    Args:
+        taken: blocks of clusters that are recorded; those of other users show by what listens there.
+    """
+    used = set(taken)
+    # Block 0 is everybody's. Two that start at the same moment begin their search at different places.
+    first = os.getpid() % 255
+    for step in range(255):
+        block = 1 + (first + step) % 255
+        if block not in used and not listening_in(network_of(block)):
+            return block
+    raise NoFreeBlock

@@ -1,0 +1,58 @@
+"""`callboard pool …`: named quotas and their placement-group pools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
+
+app = typer.Typer(help="Make pools and look at them: named quotas that jobs are charged to.", no_args_is_help=True)
+
+
+@app.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool; may stand in the file instead.")] = "",
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON file with the whole spec; - reads the input."),
+    ] = None,
+    cpu: Annotated[str, typer.Option("--cpu", metavar="N", help="CPU quota.", show_default=False)] = "",
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Memory quota, e.g. 8GiB.", show_default=False)
+    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", metavar="N", help="GPU quota.", show_default=False)] = "",
+    validate: Annotated[bool, typer.Option("--validate", help="Only check.", show_default=False)] = False,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Make a pool. One that exists with an equal spec is left as it is."""
+    actions.pools.create(
+        name,
+        file=file,
+        nominal={"cpu": cpu, "memory": memory, "gpu": gpu},
+        validate=validate,
+        controller=controller,
+        output=output,
+        quiet=quiet,
+    )
+
+
+@app.command("list", epilog="Example: callboard pool list")
+def list_pools(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """List pools with what is used of their quota."""
+    actions.pools.show_list(controller=controller, output=output)
+
+
+@app.command("get", epilog="Example: callboard pool get rlhf -o yaml")
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show one pool: quota, usage, placement groups."""
+    actions.pools.show(name, controller=controller, output=output)

@@ -1,0 +1,108 @@
+"""What does the terminal get? Results on stdout, everything else on stderr.
+
+NO_COLOR and a missing terminal are honoured by rich itself. Without a terminal nothing is cut to 80
+columns: whoever reads a pipe wants whole lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_WIDTH_OF_PIPES = 200
+_WIDTH_OF_WIDE = 400
+
+STATE_STYLES: Mapping[str, str] = {
+    "RUNNING": "green",
+    "READY": "green",
+    "SUCCEEDED": "green",
+    "PENDING": "yellow",
+    "STARTING": "cyan",
+    "ASSIGNED": "cyan",
+    "CREATING": "cyan",
+    "NOMINATED": "cyan",
+    "JOINING": "cyan",
+    "PREEMPTING": "magenta",
+    "STOPPING": "magenta",
+    "RECOVERING": "magenta",
+    "CORDONED": "yellow",
+    "DRAINING": "yellow",
+    "SUSPECT": "yellow",
+    "BACKOFF": "yellow",
+    "FAILED": "red",
+    "LOST": "red",
+    "QUARANTINED": "red",
+    "CANCELLED": "dim",
+    "STOPPED": "dim",
+    "LEFT": "dim",
+    "REMOVING": "dim",
+}
+
+
+def stdout(*, wide: bool = False) -> Console:
+    """Where results go; ``wide``: nothing is folded, long lines are the terminal's business."""
+    return _console(stderr=False, width=_WIDTH_OF_WIDE if wide else None)
+
+
+def stderr() -> Console:
+    """Where progress and errors go."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool, width: int | None = None) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
+        width = _WIDTH_OF_PIPES
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+def state_text(state: str) -> Text:
+    """A state in its colour."""
+    return Text(state, style=STATE_STYLES.get(state, ""))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, right: Sequence[str] = ()) -> Table:
+    """A table without lines: easy to read, easy to cut.
+
+    Args:
+        columns: headings.
+        rows: a cell per heading.
+        right: headings of columns that are aligned to the right.
+    """
+    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
+    for column in columns:
+        built.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        built.add_row(*row)
+    return built
+
+
+def facts(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Names and values below each other."""
+    built = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, show_edge=False)
+    built.add_column(style="bold")
+    built.add_column(overflow="fold")
+    for name, value in pairs:
+        built.add_row(name, value)
+    return built
+
+
+def print_json(value: Any, *, compact: bool = False) -> None:
+    """``value`` as JSON on stdout; compact: on one line."""
+    indent = None if compact else 2
+    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_yaml(value: Any) -> None:
+    """``value`` as YAML on stdout."""
+    sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
+    sys.stdout.flush()

@@ -1,0 +1,83 @@
+"""How does a verb run? With a client, and with every expected error turned into words and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import typer
+
+from callboard.cli import screen
+from callboard.cli.failures import EXPECTED, INTERRUPTED, failure_of, lines
+from callboard.client.client import Client
+from callboard.client.errors import Unreachable
+
+Result = TypeVar("Result")
+
+CALL_TIMEOUT_S = 15.0
+"""Deadline of a verb's call: a person waits."""
+
+RETRY_S = 1.0
+"""How long a verb waits for a controller that is away. A person learns soon that it is."""
+
+
+def with_client(controller: str, action: Callable[[Client], Awaitable[Result]]) -> Result:
+    """Runs ``action`` with a client of the controller that is meant; ends the program if it fails.
+
+    Args:
+        controller: address as stated; empty: find it.
+        action: what to do.
+    """
+
+    async def connected() -> Result:
+        try:
+            client = Client(controller or None, timeout=CALL_TIMEOUT_S, retry=RETRY_S)
+        except EXPECTED as error:
+            raise _exit(error, "") from error
+        async with client:
+            try:
+                return await action(client)
+            except EXPECTED as error:
+                shown = "" if isinstance(error, Unreachable) else await _described(client)
+                raise _exit(error, shown) from error
+
+    return run(connected())
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Runs ``coroutine``; Ctrl-C ends the program with 130, an expected error with its words."""
+    with failing_in_words():
+        try:
+            return asyncio.run(coroutine)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def failing_in_words() -> Iterator[None]:
+    """Turns an expected error of the block into words and an exit code."""
+    try:
+        yield
+    except EXPECTED as error:
+        raise _exit(error, "") from error
+
+
+def _exit(error: Exception, controller: str) -> typer.Exit:
+    failure = failure_of(error)
+    console = screen.stderr()
+    for number, line in enumerate(lines(failure, controller)):
+        console.print(line, style="bold red" if number == 0 else None, markup=False, soft_wrap=True)
+    return typer.Exit(failure.exit_code)
+
+
+async def _described(client: Client) -> str:
+    """The controller with its nodes: an error reads differently when it is of the wrong cluster (MU-07)."""
+    try:
+        nodes = await client.list_nodes()
+    except EXPECTED:
+        return f"{client.address} ({client.target.source})"
+    names = ", ".join(node.name.removeprefix("nodes/") for node in nodes[:8]) or "no node"
+    more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+    return f"{client.address} ({client.target.source}) with {names}{more}"

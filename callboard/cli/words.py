@@ -1,0 +1,160 @@
+"""How do amounts, ages, places and workers read? Short texts for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from callboard.cli.plain import short_enum
+from callboard.client.jobs import ENDED
+from callboard.model.quantities import Resources, format_amount, format_milli
+from callboard.v1 import common_pb2
+from callboard.v1.agent_pb2 import Bundle
+from callboard.v1.job_pb2 import Job, JobState, Preemption, Worker, WorkerState
+from callboard.v1.node_pb2 import Node, NodeState
+from callboard.wire.amounts import resources_from_proto
+
+UNITS = {"cpu": "CPU", "gpu": "GPU"}
+
+JOB_STATES = tuple(
+    short_enum(JobState.DESCRIPTOR, value.number) for value in JobState.DESCRIPTOR.values if value.number
+)
+"""Every state of a job, in the order of its life."""
+
+LIVE_STATES = tuple(state for state in JOB_STATES if state not in ENDED)
+"""States of jobs that have not ended."""
+
+
+def job_state(job: Job) -> str:
+    """State of a job, e.g. "RUNNING"."""
+    return short_enum(JobState.DESCRIPTOR, job.state)
+
+
+def worker_state(worker: Worker) -> str:
+    """State of a worker, e.g. "READY"."""
+    return short_enum(WorkerState.DESCRIPTOR, worker.state)
+
+
+def node_state(node: Node) -> str:
+    """State of a node, e.g. "READY"."""
+    return short_enum(NodeState.DESCRIPTOR, node.state)
+
+
+def node_id(node: Node) -> str:
+    """Id of a node."""
+    return node.name.removeprefix("nodes/")
+
+
+def amounts(message: common_pb2.Resources) -> str:
+    """ "1.5 CPU, 1 GPU, 1GiB"."""
+    return amounts_of(resources_from_proto(message))
+
+
+def amounts_of(resources: Resources) -> str:
+    """ "1.5 CPU, 1 GPU, 1GiB"; "nothing" for none."""
+    parts = [
+        format_amount(name, amount) if name == "memory" else f"{format_milli(amount)} {UNITS.get(name, name)}"
+        for name, amount in resources.items()
+    ]
+    return ", ".join(parts) or "nothing"
+
+
+def share(used: common_pb2.Resources, whole: common_pb2.Resources, resource: str) -> str:
+    """ "4.5/6" of one resource."""
+    return f"{amount(used, resource)}/{amount(whole, resource)}"
+
+
+def amount(message: common_pb2.Resources, resource: str) -> str:
+    """ "4.5" or "2GiB" of one resource."""
+    held = resources_from_proto(message).get(resource)
+    return format_amount(resource, held) if held else "0"
+
+
+def age(since: Timestamp, now: datetime | None = None) -> str:
+    """How long ago: "5s", "3m", "2h", "4d"."""
+    elapsed = int(((now or datetime.now(UTC)) - since.ToDatetime(UTC)).total_seconds())
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if elapsed >= size:
+            return f"{elapsed // size}{unit}"
+    return f"{max(elapsed, 0)}s"
+
+
+def clock(moment: Timestamp) -> str:
+    """Local time of day with milliseconds."""
+    return moment.ToDatetime(UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def duration(milliseconds: int) -> str:
+    """ "350 ms", "1.2 s", "2 min 5 s"."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, rest = divmod(milliseconds // 1000, 60)
+    return f"{minutes} min {rest} s"
+
+
+def labels(pairs: Mapping[str, str]) -> str:
+    """ "role=train, team=a"."""
+    return ", ".join(f"{key}={pairs[key]}" for key in sorted(pairs))
+
+
+def devices(shares: Iterable[common_pb2.DeviceShare]) -> str:
+    """ "0,1", "0:0.5"; empty for none."""
+    return ",".join(item.id if item.milli in (0, 1000) else f"{item.id}:{format_milli(item.milli)}" for item in shares)
+
+
+def places(parts: Iterable[common_pb2.Allocation | Bundle]) -> str:
+    """Where something is, node by node: "node-0 GPU 0,1; node-1 GPU 0"."""
+    by_node: dict[str, list[str]] = {}
+    for part in parts:
+        if part.node_id:
+            seen = by_node.setdefault(part.node_id, [])
+            if part.devices:
+                seen.append(devices(part.devices))
+    return "; ".join(f"{node} GPU {','.join(seen)}" if seen else node for node, seen in by_node.items())
+
+
+def places_of(job: Job) -> str:
+    """Where a job runs."""
+    return places(worker.allocation for worker in job.workers)
+
+
+def ready_of_all(job: Job) -> str:
+    """ "2/3" workers that answer, of those that were asked for."""
+    ready = sum(1 for worker in job.workers if worker.state == WorkerState.WORKER_STATE_READY)
+    asked = sum(
+        component.min_workers or (component.workers if component.HasField("workers") else 1)
+        for component in job.spec.components
+    )
+    return f"{ready}/{max(asked, len(job.workers))}"
+
+
+def why(job: Job) -> str:
+    """Why a job is where it is, one sentence: what it waits for, if it waits."""
+    if job.state == JobState.JOB_STATE_PENDING and job.waiting_for:
+        return "; ".join(reason.message for reason in job.waiting_for[:2])
+    return job.state_reason
+
+
+def trouble(job: Job) -> str:
+    """As :func:`why`, but nothing for a job that runs as it should."""
+    return "" if job.state == JobState.JOB_STATE_RUNNING else why(job)
+
+
+def ask(job: Job) -> str:
+    """What each worker of a job asks for, component by component if there are several."""
+    if len(job.spec.components) == 1:
+        return amounts(job.spec.components[0].resources)
+    return "; ".join(f"{component.name} {amounts(component.resources)}" for component in job.spec.components)
+
+
+def yielding(victim: Preemption) -> str:
+    """ "rollout-01 yielded to train-00 in 620 ms (COOPERATIVE)"."""
+    to = f" to {victim.preemptor}" if victim.preemptor else ""
+    if not victim.HasField("yield_ms"):
+        return f"{victim.victim} is yielding{to}"
+    outcome = f" ({victim.outcome.lower().replace('_', ' ')})" if victim.outcome else ""
+    return f"{victim.victim} yielded{to} in {duration(victim.yield_ms)}{outcome}"

@@ -1,0 +1,79 @@
+"""The SDK: submit jobs, wait for them, call their workers.
+
+Importing this package is cheap; what needs gRPC is loaded when it is first asked for (PEP 562).
+"""
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from callboard.client.client import Client as Client
+    from callboard.client.errors import JobEnded as JobEnded
+    from callboard.client.errors import NoController as NoController
+    from callboard.client.errors import SeveralControllers as SeveralControllers
+    from callboard.client.errors import Unreachable as Unreachable
+    from callboard.client.errors import WaitTimeout as WaitTimeout
+    from callboard.client.jobs import JobHandle as JobHandle
+    from callboard.client.workers import NoActor as NoActor
+    from callboard.client.workers import NoRay as NoRay
+    from callboard.client.workers import WorkerHandle as WorkerHandle
+    from callboard.client.workers import connect_ray as connect_ray
+    from callboard.model.faults import Fault as Fault
+    from callboard.model.faults import InvalidInput as InvalidInput
+    from callboard.wire.refusals import AlreadyExists as AlreadyExists
+    from callboard.wire.refusals import CallboardError as CallboardError
+    from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
+    from callboard.wire.refusals import InvalidRequest as InvalidRequest
+    from callboard.wire.refusals import LimitReached as LimitReached
+    from callboard.wire.refusals import NotFound as NotFound
+    from callboard.wire.refusals import PoolInUse as PoolInUse
+    from callboard.wire.refusals import PreemptionRefused as PreemptionRefused
+    from callboard.wire.refusals import QuotaExceeded as QuotaExceeded
+    from callboard.wire.refusals import RevisionCompacted as RevisionCompacted
+    from callboard.wire.refusals import Unavailable as Unavailable
+    from callboard.wire.refusals import Unschedulable as Unschedulable
+    from callboard.wire.refusals import WrongState as WrongState
+
+_PUBLIC = MappingProxyType(
+    {
+        "Client": "callboard.client.client",
+        "JobEnded": "callboard.client.errors",
+        "NoController": "callboard.client.errors",
+        "SeveralControllers": "callboard.client.errors",
+        "Unreachable": "callboard.client.errors",
+        "WaitTimeout": "callboard.client.errors",
+        "JobHandle": "callboard.client.jobs",
+        "WorkerHandle": "callboard.client.workers",
+        "NoActor": "callboard.client.workers",
+        "NoRay": "callboard.client.workers",
+        "connect_ray": "callboard.client.workers",
+        "Fault": "callboard.model.faults",
+        "InvalidInput": "callboard.model.faults",
+        "AlreadyExists": "callboard.wire.refusals",
+        "CallboardError": "callboard.wire.refusals",
+        "DeadlineExceeded": "callboard.wire.refusals",
+        "InvalidRequest": "callboard.wire.refusals",
+        "LimitReached": "callboard.wire.refusals",
+        "NotFound": "callboard.wire.refusals",
+        "PoolInUse": "callboard.wire.refusals",
+        "PreemptionRefused": "callboard.wire.refusals",
+        "QuotaExceeded": "callboard.wire.refusals",
+        "RevisionCompacted": "callboard.wire.refusals",
+        "Unavailable": "callboard.wire.refusals",
+        "Unschedulable": "callboard.wire.refusals",
+        "WrongState": "callboard.wire.refusals",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value  # The next access finds it without coming here.
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,121 @@
+"""The SDK for asyncio programs: one object that talks to one controller."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, TypeVar
+
+from google.protobuf.message import Message
+
+from callboard.client.address import Target, find_controller
+from callboard.client.cluster_calls import ClusterCalls
+from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
+from callboard.client.job_calls import JobCalls
+from callboard.client.methods import Method
+from callboard.client.pools import PoolCalls
+from callboard.client.workers import NoRay, connect_ray
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+class Client(JobCalls, PoolCalls, ClusterCalls):
+    """A client of one controller.
+
+    ::
+
+        async with Client() as cb:
+            await cb.ensure_pool("rlhf", nominal={"cpu": 6, "memory": "8GiB"})
+            job = await cb.submit({"name": "train", "pool": "rlhf", "components": [...]})
+            await job.running(timeout=120)
+
+    Every call has a deadline. While the controller is away, calls that may be made twice are repeated
+    for ``retry`` seconds; a submit carries a request id, so it is one of them.
+
+    Attributes:
+        target: the controller and how it was found.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        retry: float = DEFAULT_RETRY_S,
+        use_proxy: bool = False,
+    ) -> None:
+        """Finds the controller; connects with the first call.
+
+        Args:
+            address: "host:port" or "host" (port 7700); None: CALLBOARD_CONTROLLER, else the only one
+                that runs on this machine.
+            timeout: deadline of each call in seconds.
+            retry: seconds for which calls are repeated while the controller is away.
+            use_proxy: go through http_proxy of the environment.
+
+        Raises:
+            NoController: no address is stated and no controller runs on this machine.
+            SeveralControllers: no address is stated and several run on this machine.
+        """
+        self.target: Target = find_controller(address)
+        self._connection = Connection(self.target.address, timeout_s=timeout, retry_s=retry, use_proxy=use_proxy)
+
+    @property
+    def address(self) -> str:
+        """The controller's address, "host:port"."""
+        return self.target.address
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends every call in flight and the connection."""
+        await self._connection.close()
+
+    async def call(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        timeout: float | None = None,
+    ) -> Response:
+        """One call of the API as it is on the wire, for what has no method of its own.
+
+        Args:
+            method: one of :mod:`callboard.client.methods`.
+            request: its request.
+            timeout: deadline in seconds; None: the client's.
+
+        Raises:
+            CallboardError: the call failed; the type says why.
+        """
+        return await self._connection.call(method, request, timeout_s=timeout)
+
+    async def reachable(self, timeout: float) -> bool:
+        """Whether the controller can be reached within ``timeout`` seconds."""
+        return await self._connection.ready(timeout)
+
+    async def connect_ray(self) -> None:
+        """Connects this process to the Ray cluster of the workers, so that their handles can be called.
+
+        The token of a cluster that `callboard up` started on this machine is found; for any other set
+        RAY_AUTH_TOKEN_PATH and RAY_AUTH_MODE=token before. Blocks the loop for about a second: Ray wants
+        the main thread, for its signal handlers.
+
+        Raises:
+            ConnectionError: no Ray cluster answers there, or it wants another token.
+            NoRay: the cluster hosts its workers as plain processes.
+        """
+        address = (await self.stats()).ray_address
+        if not address:
+            raise NoRay
+        cluster = self.target.cluster
+        connect_ray(address, token_path=cluster.ray_token_path if cluster else "")

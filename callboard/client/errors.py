@@ -1,0 +1,85 @@
+"""What can go wrong on the client's side? What the controller refuses is in :mod:`callboard.wire.errors`."""
+
+from __future__ import annotations
+
+from callboard.wire.refusals import Unavailable
+
+
+class NoController(Exception):
+    """No address is stated and no controller runs on this machine.
+
+    Attributes:
+        run_directory: where running clusters were looked for.
+    """
+
+    def __init__(self, *, run_directory: str) -> None:
+        super().__init__(f"no controller is stated and none is recorded in {run_directory}")
+        self.run_directory = run_directory
+
+
+class SeveralControllers(Exception):
+    """No address is stated and several controllers run on this machine.
+
+    Attributes:
+        found: (cluster name, address) of each.
+    """
+
+    def __init__(self, found: tuple[tuple[str, str], ...]) -> None:
+        listed = ", ".join(f"{name} at {address}" for name, address in found)
+        super().__init__(f"{len(found)} controllers run on this machine: {listed}")
+        self.found = found
+
+
+class Unreachable(Unavailable):
+    """The controller did not answer.
+
+    Attributes:
+        address: its address.
+        detail: what the connection said.
+    """
+
+    def __init__(self, *, address: str, detail: str) -> None:
+        super().__init__(f"no controller answers at {address}: {detail}")
+        self.address = address
+        self.detail = detail
+
+
+class JobEnded(Exception):
+    """A job ended before it reached what was waited for.
+
+    Attributes:
+        job: name of the job.
+        state: SUCCEEDED, FAILED or CANCELLED.
+        reason: why, one sentence.
+        traceback: of the worker that failed it; empty: none.
+    """
+
+    def __init__(self, *, job: str, state: str, reason: str, traceback: str = "") -> None:
+        super().__init__(f"job {job} ended as {state}: {reason}")
+        self.job = job
+        self.state = state
+        self.reason = reason
+        self.traceback = traceback
+
+
+class WaitTimeout(TimeoutError):
+    """What was waited for did not happen in time.
+
+    Attributes:
+        job: name of the job.
+        waited_for: what was waited for.
+        timeout_s: how long.
+        state: state the job is in.
+        reasons: what it waits for, a sentence each.
+    """
+
+    def __init__(self, *, job: str, waited_for: str, timeout_s: float, state: str, reasons: tuple[str, ...]) -> None:
+        why = "; ".join(reasons)
+        super().__init__(
+            f"job {job} did not reach {waited_for} within {timeout_s:g} s: it is {state}" + (f" ({why})" if why else "")
+        )
+        self.job = job
+        self.waited_for = waited_for
+        self.timeout_s = timeout_s
+        self.state = state
+        self.reasons = reasons

@@ -1,0 +1,88 @@
+"""The calls of a client that concern jobs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from callboard.client import methods
+from callboard.client.connection import Connection
+from callboard.client.jobs import JobHandle
+from callboard.client.paging import PAGE_SIZE, all_pages
+from callboard.model.inputs import job_spec
+from callboard.model.specs import JobSpec as ExactJobSpec
+from callboard.v1.job_pb2 import (
+    Explanation,
+    GetJobRequest,
+    Job,
+    JobState,
+    ListJobsRequest,
+    ListJobsResponse,
+    SubmitJobRequest,
+)
+from callboard.wire.enums import to_wire
+from callboard.wire.job import job_spec_to_proto
+
+if TYPE_CHECKING:
+    from callboard.model.requests import JobSpec
+
+
+class JobCalls:
+    """Jobs."""
+
+    _connection: Connection
+
+    async def submit(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any], *, request_id: str = "") -> JobHandle:
+        """Submits a job.
+
+        Args:
+            spec: what is asked: the SDK's JobSpec, a mapping in human units, or a frozen spec.
+            request_id: makes a repeated submit return the first job, at most 128 characters;
+                empty: a new one, which still covers the repeats this call makes by itself.
+
+        Raises:
+            InvalidInput: the spec has faults; nothing was sent.
+            QuotaExceeded: the pool's quota can never hold it.
+            Unschedulable: no node could ever hold it.
+        """
+        request = SubmitJobRequest(spec=job_spec_to_proto(_exact(spec)), request_id=request_id or uuid.uuid4().hex)
+        response = await self._connection.call(methods.SUBMIT_JOB, request)
+        return JobHandle(self._connection, response.job)
+
+    async def validate(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> Explanation:
+        """What a submit would do now: checked and planned, nothing started.
+
+        Raises:
+            As :meth:`submit`.
+        """
+        request = SubmitJobRequest(spec=job_spec_to_proto(_exact(spec)), validate_only=True)
+        return (await self._connection.call(methods.SUBMIT_JOB, request)).plan
+
+    async def get_job(self, name: str) -> JobHandle:
+        """The newest job of that name, or the job of that uid.
+
+        Raises:
+            NotFound: there is none.
+        """
+        response = await self._connection.call(methods.GET_JOB, GetJobRequest(name=f"jobs/{name}"))
+        return JobHandle(self._connection, response.job)
+
+    async def list_jobs(self, *, pool: str = "", states: Sequence[str] = ()) -> list[Job]:
+        """Jobs, newest submission first.
+
+        Args:
+            pool: only those of this pool; empty: all.
+            states: only those in these states, e.g. ``["RUNNING"]``; empty: all.
+        """
+        wanted = [to_wire(JobState, state) for state in states]
+
+        async def fetch(token: str) -> ListJobsResponse:
+            request = ListJobsRequest(page_size=PAGE_SIZE, page_token=token, pool=pool, states=wanted)
+            return await self._connection.call(methods.LIST_JOBS, request)
+
+        return [job async for page in all_pages(fetch) for job in page.jobs]
+
+
+def _exact(spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> ExactJobSpec:
+    return spec if isinstance(spec, ExactJobSpec) else job_spec(spec)

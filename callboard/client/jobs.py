@@ -1,0 +1,195 @@
+"""One job from the side of who submitted it: wait for it, steer it, ask why, reach its workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from callboard.client import methods
+from callboard.client.connection import Connection
+from callboard.client.errors import JobEnded, WaitTimeout
+from callboard.client.watching import watch_events
+from callboard.client.workers import WorkerHandle
+from callboard.v1.event_pb2 import Event, EventFilter
+from callboard.v1.job_pb2 import (
+    CancelJobRequest,
+    CompleteJobRequest,
+    ExplainJobRequest,
+    Explanation,
+    GetJobRequest,
+    Job,
+    JobState,
+    PreemptJobRequest,
+    Worker,
+)
+from callboard.wire.errors import RevisionCompacted
+
+ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+"""States that a job never leaves."""
+
+
+class JobHandle:
+    """One job. It stays with the job it was made for, also when a later one takes the same name.
+
+    Attributes:
+        job: the job as it was last seen; every method that talks to the controller renews it.
+    """
+
+    def __init__(self, connection: Connection, job: Job) -> None:
+        self._connection = connection
+        self.job = job
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.name}, {self.state})"
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.job.spec.name
+
+    @property
+    def state(self) -> str:
+        """State when it was last seen: "PENDING", "RUNNING", …"""
+        return JobState.Name(self.job.state).removeprefix("JOB_STATE_")
+
+    async def refresh(self) -> Job:
+        """The job as it is now."""
+        request = GetJobRequest(name=self._resource)
+        self.job = (await self._connection.call(methods.GET_JOB, request)).job
+        return self.job
+
+    async def running(self, timeout: float | None = None) -> Job:
+        """Waits until every worker was constructed and answered.
+
+        Args:
+            timeout: seconds to wait; None: as long as it takes.
+
+        Raises:
+            JobEnded: it ended before; carries the reason and the worker's traceback.
+            WaitTimeout: it is not running yet; carries what it waits for.
+        """
+        job = await self.until(lambda job: job.state == JobState.JOB_STATE_RUNNING, "RUNNING", timeout)
+        if self.state in ENDED:
+            raise JobEnded(job=self.name, state=self.state, reason=job.state_reason, traceback=job.traceback)
+        return job
+
+    async def finished(self, timeout: float | None = None) -> Job:
+        """Waits until the job has ended, well or not: look at the state of what is returned.
+
+        Args:
+            timeout: seconds to wait; None: as long as it takes.
+
+        Raises:
+            WaitTimeout: it has not ended yet.
+        """
+        return await self.until(lambda _: False, "its end", timeout)
+
+    async def until(self, reached: Callable[[Job], bool], what: str, timeout: float | None = None) -> Job:
+        """Waits until ``reached(job)`` is true or the job has ended, whichever comes first.
+
+        Args:
+            reached: looked at whenever the job or one of its workers changed.
+            what: what is waited for, for the error.
+            timeout: seconds to wait; None: as long as it takes.
+
+        Raises:
+            WaitTimeout: neither happened in time.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._until(reached)
+        except TimeoutError:
+            raise WaitTimeout(
+                job=self.name,
+                waited_for=what,
+                timeout_s=timeout or 0.0,
+                state=self.state,
+                reasons=tuple(reason.message for reason in self.job.waiting_for)
+                or ((self.job.state_reason,) if self.job.state_reason else ()),
+            ) from None
+
+    async def cancel(self, reason: str = "", *, destroy_placement_groups: bool = False) -> Job:
+        """Ends the job as cancelled; idempotent, in every state. Returns at once: wait with :meth:`finished`.
+
+        Args:
+            reason: why, for people.
+            destroy_placement_groups: remove its placement groups too, also reserved ones.
+        """
+        request = CancelJobRequest(
+            name=self._resource, reason=reason, destroy_placement_groups=destroy_placement_groups
+        )
+        self.job = (await self._connection.call(methods.CANCEL_JOB, request)).job
+        return self.job
+
+    async def complete(self, reason: str = "") -> Job:
+        """Ends the job as succeeded; idempotent, in every state. Returns at once: wait with :meth:`finished`."""
+        request = CompleteJobRequest(name=self._resource, reason=reason)
+        self.job = (await self._connection.call(methods.COMPLETE_JOB, request)).job
+        return self.job
+
+    async def preempt(self, *, for_job: str = "", reason: str = "") -> Job:
+        """Makes the job yield now.
+
+        Args:
+            for_job: name of the job that gets the room; empty: whoever is next.
+            reason: why, for people.
+
+        Raises:
+            PreemptionRefused: the rules say no.
+        """
+        request = PreemptJobRequest(name=self._resource, for_job=f"jobs/{for_job}" if for_job else "", reason=reason)
+        self.job = (await self._connection.call(methods.PREEMPT_JOB, request)).job
+        return self.job
+
+    async def explain(self) -> Explanation:
+        """Why the job is where it is, and what would unblock it."""
+        request = ExplainJobRequest(name=self._resource)
+        return (await self._connection.call(methods.EXPLAIN_JOB, request)).explanation
+
+    def events(self, *, start_revision: int = 0) -> AsyncIterator[Event]:
+        """Follows the events of the job and its workers; see :meth:`Client.watch`."""
+        return watch_events(
+            self._connection,
+            start_revision=start_revision,
+            event_filter=EventFilter(subject=f"jobs/{self.name}"),
+        )
+
+    def workers(self, component: str = "") -> list[WorkerHandle]:
+        """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.
+
+        Args:
+            component: only workers of this component; empty: all, in the order of the spec.
+        """
+        order = {spec.name: place for place, spec in enumerate(self.job.spec.components)}
+        found = [worker for worker in self.job.workers if component in ("", worker.key.component)]
+        found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
+        return [_handle(self.name, worker) for worker in found]
+
+    @property
+    def _resource(self) -> str:
+        return f"jobs/{self.job.uid}"
+
+    async def _until(self, reached: Callable[[Job], bool]) -> Job:
+        while True:
+            job = await self.refresh()
+            if reached(job) or self.state in ENDED:
+                return job
+            try:
+                async for _ in self.events(start_revision=job.revision + 1):
+                    job = await self.refresh()
+                    if reached(job) or self.state in ENDED:
+                        return job
+            except RevisionCompacted:
+                continue  # It was quiet for long; what is true now is read afresh.
+
+
+def _handle(job: str, worker: Worker) -> WorkerHandle:
+    return WorkerHandle(
+        job=job,
+        component=worker.key.component,
+        rank=worker.key.rank,
+        generation=worker.generation,
+        node=worker.allocation.node_id,
+        devices=tuple(share.id for share in worker.allocation.devices),
+        actor_name=worker.actor_name,
+    )

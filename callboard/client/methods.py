@@ -1,0 +1,109 @@
+"""Which calls does the client make? Each with its message types and whether it may be repeated.
+
+A call is repeated after UNAVAILABLE only if doing it twice equals doing it once: reads, calls that
+are idempotent by design, and a submit, whose request id makes it so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from callboard.v1 import (
+    event_pb2,
+    job_pb2,
+    node_pb2,
+    placement_group_pb2,
+    pool_pb2,
+    scheduler_pb2,
+)
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Request, Response]):
+    """One method of the API.
+
+    Attributes:
+        path: "Service/Method" in package `callboard.v1`.
+        request: type of its request.
+        response: type of its response.
+        repeatable: doing it twice equals doing it once.
+    """
+
+    path: str
+    request: type[Request]
+    response: type[Response]
+    repeatable: bool = True
+
+    @property
+    def full_path(self) -> str:
+        """Its path on the wire."""
+        return f"/callboard.v1.{self.path}"
+
+
+SUBMIT_JOB = Method("JobService/SubmitJob", job_pb2.SubmitJobRequest, job_pb2.SubmitJobResponse)
+GET_JOB = Method("JobService/GetJob", job_pb2.GetJobRequest, job_pb2.GetJobResponse)
+LIST_JOBS = Method("JobService/ListJobs", job_pb2.ListJobsRequest, job_pb2.ListJobsResponse)
+CANCEL_JOB = Method("JobService/CancelJob", job_pb2.CancelJobRequest, job_pb2.CancelJobResponse)
+COMPLETE_JOB = Method("JobService/CompleteJob", job_pb2.CompleteJobRequest, job_pb2.CompleteJobResponse)
+PREEMPT_JOB = Method(
+    "JobService/PreemptJob",
+    job_pb2.PreemptJobRequest,
+    job_pb2.PreemptJobResponse,
+    repeatable=False,
+)
+EXPLAIN_JOB = Method("JobService/ExplainJob", job_pb2.ExplainJobRequest, job_pb2.ExplainJobResponse)
+
+CREATE_POOL = Method("PoolService/CreatePool", pool_pb2.CreatePoolRequest, pool_pb2.CreatePoolResponse)
+GET_POOL = Method("PoolService/GetPool", pool_pb2.GetPoolRequest, pool_pb2.GetPoolResponse)
+LIST_POOLS = Method("PoolService/ListPools", pool_pb2.ListPoolsRequest, pool_pb2.ListPoolsResponse)
+UPDATE_POOL = Method(
+    "PoolService/UpdatePool",
+    pool_pb2.UpdatePoolRequest,
+    pool_pb2.UpdatePoolResponse,
+    repeatable=False,
+)
+DELETE_POOL = Method(
+    "PoolService/DeletePool",
+    pool_pb2.DeletePoolRequest,
+    pool_pb2.DeletePoolResponse,
+    repeatable=False,
+)
+
+GET_NODE = Method("NodeService/GetNode", node_pb2.GetNodeRequest, node_pb2.GetNodeResponse)
+LIST_NODES = Method("NodeService/ListNodes", node_pb2.ListNodesRequest, node_pb2.ListNodesResponse)
+CORDON_NODE = Method("NodeService/CordonNode", node_pb2.CordonNodeRequest, node_pb2.CordonNodeResponse)
+UNCORDON_NODE = Method("NodeService/UncordonNode", node_pb2.UncordonNodeRequest, node_pb2.UncordonNodeResponse)
+
+LIST_PLACEMENT_GROUPS = Method(
+    "PlacementGroupService/ListPlacementGroups",
+    placement_group_pb2.ListPlacementGroupsRequest,
+    placement_group_pb2.ListPlacementGroupsResponse,
+)
+GET_PLACEMENT_GROUP = Method(
+    "PlacementGroupService/GetPlacementGroup",
+    placement_group_pb2.GetPlacementGroupRequest,
+    placement_group_pb2.GetPlacementGroupResponse,
+)
+DELETE_PLACEMENT_GROUP = Method(
+    "PlacementGroupService/DeletePlacementGroup",
+    placement_group_pb2.DeletePlacementGroupRequest,
+    placement_group_pb2.DeletePlacementGroupResponse,
+)
+
+GET_POLICY = Method("SchedulerService/GetPolicy", scheduler_pb2.GetPolicyRequest, scheduler_pb2.GetPolicyResponse)
+SET_POLICY = Method(
+    "SchedulerService/SetPolicy",
+    scheduler_pb2.SetPolicyRequest,
+    scheduler_pb2.SetPolicyResponse,
+    repeatable=False,
+)
+GET_STATS = Method("SchedulerService/GetStats", scheduler_pb2.GetStatsRequest, scheduler_pb2.GetStatsResponse)
+
+LIST_EVENTS = Method("EventService/ListEvents", event_pb2.ListEventsRequest, event_pb2.ListEventsResponse)
+WATCH = Method("EventService/Watch", event_pb2.WatchRequest, event_pb2.WatchResponse)

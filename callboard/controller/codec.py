@@ -1,0 +1,104 @@
+"""How does a change look on disk? One line of JSON per change, versioned by kind of record.
+
+``{"v":1,"kind":"job","put":{…}}`` or ``{"v":1,"kind":"job","drop":"j-1"}``. Fields and their types are those of the
+record classes; bytes are base64. A field that an older log lacks takes the class's default, so fields are added
+without a new version; whatever can't be read that way raises its kind's version and gets a step in :data:`UPGRADES`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from callboard.scheduler.records import RECORD_TYPES, Change, Drop, EventRecord, Key, Put, Record
+
+VERSION = 1
+"""Version that is written."""
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPGRADES: Mapping[tuple[str, int], Upgrade] = MappingProxyType({})
+"""(kind, version) → the step that turns a record of that version into one of the next."""
+
+_CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class UnreadableChange(ValueError):
+    """A line that this version can't read. ``str()`` is a clear sentence."""
+
+
+def _adapter(of: Any) -> TypeAdapter[Any]:
+    # "or None", because pydantic takes no configuration beside a bare dataclass.
+    return TypeAdapter(of | None, config=_CONFIG)
+
+
+_RECORDS: Mapping[str, TypeAdapter[Any]] = MappingProxyType({kind.kind: _adapter(kind) for kind in RECORD_TYPES})
+_KEY: TypeAdapter[Key] = _adapter(Key)
+_EVENT: TypeAdapter[EventRecord] = _adapter(EventRecord)
+
+
+def encode_change(change: Change) -> str:
+    """The line of a change."""
+    if isinstance(change, Put):
+        return _line(change.record.kind, "put", _RECORDS[change.record.kind].dump_json(change.record))
+    return _line(change.kind, "drop", _KEY.dump_json(change.key))
+
+
+def encode_record(record: Record) -> str:
+    """The line of a record in a snapshot: that of its :class:`Put`."""
+    return encode_change(Put(record))
+
+
+def decode_change(line: str) -> Change:
+    """The change of a line.
+
+    Raises:
+        UnreadableChange: broken, of an unknown kind, or written by a newer version.
+    """
+    try:
+        envelope = json.loads(line)
+        version, kind = envelope["v"], envelope["kind"]
+        if version > VERSION:
+            raise UnreadableChange(
+                f"a {kind!r} record has version {version}, this callboard reads up to {VERSION}: "
+                "it was written by a newer callboard"
+            )
+        adapter = _RECORDS[kind]
+        if "drop" in envelope:
+            return Drop(kind, _KEY.validate_json(json.dumps(envelope["drop"])))
+        plain = envelope["put"]
+        for step in range(version, VERSION):
+            plain = UPGRADES[kind, step](plain)
+        # As JSON again: only there do lists become tuples and base64 becomes bytes.
+        record = adapter.validate_json(json.dumps(plain))
+        if record is None:
+            raise UnreadableChange(f"a {kind!r} record is empty")
+        return Put(record)
+    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
+        raise UnreadableChange(f"a record can't be read ({error}): {line[:120]}") from error
+
+
+def encode_event(event: EventRecord) -> str:
+    """The text of an event."""
+    return _EVENT.dump_json(event).decode()
+
+
+def decode_event(text: str) -> EventRecord:
+    """The event of a text.
+
+    Raises:
+        UnreadableChange: broken, or of a newer version.
+    """
+    try:
+        event: EventRecord = _EVENT.validate_json(text)
+    except ValidationError as error:
+        raise UnreadableChange(f"an event can't be read ({error}): {text[:120]}") from error
+    return event
+
+
+def _line(kind: str, what: str, body: bytes) -> str:
+    return f'{{"v":{VERSION},"kind":"{kind}","{what}":{body.decode()}}}'

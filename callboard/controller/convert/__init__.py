@@ -1,0 +1,1 @@
+"""How do the stream's messages become events, and commands messages?"""

@@ -1,0 +1,141 @@
+"""What is an agent told? The scheduler's commands as messages, with the addresses that only the state knows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+from callboard.model.specs import Fencing
+from callboard.scheduler import State
+from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
+from callboard.scheduler.records import BundleRecord, CheckpointRecord, DeviceShare, WorkerRecord
+from callboard.v1 import agent_pb2, common_pb2
+from callboard.wire.amounts import resources_to_proto
+
+FIRST_PORT = 20_000
+PORTS = 10_000
+"""Ports for the rendezvous of a component's workers: below the range from which systems give ports to clients."""
+
+AddressOf = Callable[[str], str]
+"""Node id → address under which other nodes reach it; empty: unknown."""
+
+
+def command_message(command: Command, state: State, address_of: AddressOf) -> agent_pb2.SessionResponse:
+    """The message of a command, as it is after the batch that decided it."""
+    message = agent_pb2.Command(command_id=command.command_id, term=state.meta.term)
+    if isinstance(command, StartWorker):
+        message.start_worker.CopyFrom(_start_worker(command, state, address_of))
+    elif isinstance(command, StopWorker):
+        message.stop_worker.CopyFrom(_stop_worker(command))
+    elif isinstance(command, CreateGroup):
+        message.create_placement_group.CopyFrom(_create_group(command, state))
+    elif isinstance(command, RemoveGroup):
+        message.remove_placement_group.CopyFrom(
+            agent_pb2.RemovePlacementGroup(
+                placement_group_id=command.group_id,
+                ray_placement_group_id=command.ray_id,
+                attempt=command.attempt,
+            )
+        )
+    return agent_pb2.SessionResponse(command=message)
+
+
+def worker_key(worker: WorkerRecord) -> common_pb2.WorkerKey:
+    """Which worker."""
+    return common_pb2.WorkerKey(job_id=worker.job, component=worker.component, rank=worker.rank)
+
+
+def allocation(worker: WorkerRecord) -> common_pb2.Allocation:
+    """What a worker holds."""
+    return common_pb2.Allocation(
+        node_id=worker.node_id,
+        placement_group_id=worker.group_id,
+        bundle_index=worker.bundle_index,
+        devices=shares(worker.devices),
+        resources=resources_to_proto(worker.resources),
+    )
+
+
+def shares(devices: Iterable[DeviceShare]) -> list[common_pb2.DeviceShare]:
+    """Parts of devices."""
+    return [common_pb2.DeviceShare(index=share.index, id=share.id, milli=share.milli) for share in devices]
+
+
+def bundle(record: BundleRecord, state: State) -> agent_pb2.Bundle:
+    """What one bundle books where."""
+    node = state.nodes.get(record.node_id)
+    return agent_pb2.Bundle(
+        node_id=record.node_id,
+        ray_node_id=node.ray.ray_node_id if node is not None and node.ray is not None else "",
+        resources=resources_to_proto(record.resources),
+        devices=shares(record.devices),
+    )
+
+
+def rendezvous_port(job: str, component: str, attempt: int) -> int:
+    """A port for the workers of one attempt: the same for each of them, another for the next attempt.
+
+    Nobody reserves it; a framework that finds it taken fails the attempt and the next one gets another.
+    """
+    digest = hashlib.blake2b(f"{job}/{component}/{attempt}".encode(), digest_size=4).digest()
+    return FIRST_PORT + int.from_bytes(digest) % PORTS
+
+
+def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> agent_pb2.StartWorker:
+    worker, component = command.worker, command.component
+    spec = state.specs.get(worker.job)
+    message = agent_pb2.StartWorker(
+        worker=worker_key(worker),
+        generation=worker.generation,
+        attempt=worker.attempt,
+        allocation=allocation(worker),
+        ray_placement_group_id=command.ray_group_id,
+        actor=component.actor,
+        args_json=component.args_json,
+        kwargs_json=component.kwargs_json,
+        entry=component.entry,
+        max_concurrency=component.max_concurrency,
+        env=dict(component.env),
+        pass_env=component.pass_env,
+        world_size=command.world_size,
+        local_rank=command.local_rank,
+        local_world_size=command.local_world_size,
+        node_rank=command.node_rank,
+        master_address=address_of(command.master_node_id),
+        master_port=rendezvous_port(worker.job, component.name, worker.attempt),
+        interpreter=component.interpreter,
+        start_timeout_ms=command.start_timeout_ms,
+        job_name=command.job_name,
+        in_bundle=component.in_bundle,
+        alias=component.alias,
+        strict=spec is not None and spec.spec.fencing is Fencing.STRICT,
+    )
+    if command.checkpoint is not None:
+        message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))
+    return message
+
+
+def _checkpoint(record: CheckpointRecord) -> agent_pb2.Checkpoint:
+    if record.uri:
+        return agent_pb2.Checkpoint(uri=record.uri)
+    return agent_pb2.Checkpoint(data=record.data)
+
+
+def _stop_worker(command: StopWorker) -> agent_pb2.StopWorker:
+    return agent_pb2.StopWorker(
+        worker=common_pb2.WorkerKey(job_id=command.job, component=command.component, rank=command.rank),
+        generation=command.generation,
+        cancel_timeout_ms=command.cancel_timeout_ms,
+        kill_timeout_ms=command.kill_timeout_ms,
+        checkpoint=command.checkpoint,
+        reason=command.reason,
+    )
+
+
+def _create_group(command: CreateGroup, state: State) -> agent_pb2.CreatePlacementGroup:
+    return agent_pb2.CreatePlacementGroup(
+        placement_group_id=command.group_id,
+        attempt=command.attempt,
+        bundles=[bundle(record, state) for record in command.bundles],
+        timeout_ms=command.timeout_ms,
+    )

@@ -1,0 +1,191 @@
+"""May this agent join? A Hello, checked, as the event :class:`NodeJoined`.
+
+Nothing an agent says is taken on trust: a node that claims 10⁹ GPUs would get every job (SE-07).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from callboard._version import __version__
+from callboard.controller.convert.workers import WORKER_STATES
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.names import NAME_PATTERN, is_label, is_name
+from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
+from callboard.scheduler.events import NodeJoined, RunningWorker
+from callboard.scheduler.records import DeviceInfo, RayInfo
+from callboard.v1 import agent_pb2
+from callboard.wire.amounts import labels_from_proto, resources_from_proto
+from callboard.wire.refusals import InvalidRequest, VersionMismatch
+
+MAX_DEVICES = 1_024
+MAX_CPU_MILLI = 100_000 * MILLI
+MAX_CUSTOM = 64
+MAX_LABELS = 64
+MAX_INTERPRETERS = 64
+MAX_RANK = 1_000_000
+MAX_WORKERS = 10_000
+MAX_TEXT = 512
+"""Bounds of what a node may claim: an order of magnitude above the largest machines there are."""
+
+_RUNTIMES = {agent_pb2.RUNTIME_RAY: "ray", agent_pb2.RUNTIME_PROCESS: "process"}
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+
+
+def check_version(hello: agent_pb2.Hello) -> None:
+    """
+    Raises:
+        VersionMismatch: major or minor differ from the controller's.
+    """
+    if _major_minor(hello.version) != _major_minor(__version__):
+        raise VersionMismatch(
+            f"the agent of node {hello.node_id[:63]!r} is callboard {hello.version[:32]!r}, the controller "
+            f"{__version__}; install the same major.minor version on both",
+            metadata={"agent": hello.version, "controller": __version__},
+        )
+
+
+def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: bool) -> NodeJoined:
+    """The event of a Hello that :func:`check_hello` found good."""
+    inventory = hello.inventory
+    return NodeJoined(
+        now_ms=now_ms,
+        cause=cause,
+        node_id=hello.node_id,
+        instance=hello.instance,
+        rank=hello.rank if hello.HasField("rank") else -1,
+        labels=labels_from_proto(hello.labels),
+        node_group=hello.node_group,
+        capacity=resources_from_proto(inventory.capacity),
+        devices=tuple(
+            DeviceInfo(
+                id=device.id,
+                uuid=device.uuid,
+                bus_id=device.bus_id,
+                model=device.model,
+                memory_bytes=device.memory_bytes,
+                numa_node=device.numa_node,
+            )
+            for device in inventory.devices
+        ),
+        simulated=inventory.simulated,
+        visibility_variable=inventory.visibility_variable or "CUDA_VISIBLE_DEVICES",
+        interpreters=tuple(inventory.interpreters),
+        runtime=_RUNTIMES[hello.runtime],
+        ray=ray_info(hello.ray),
+        version=hello.version,
+        hostname=hello.hostname,
+        running=tuple(
+            RunningWorker(
+                generation=worker.generation,
+                job=worker.worker.job_id,
+                component=worker.worker.component,
+                rank=worker.worker.rank,
+                state=WORKER_STATES[worker.state],
+                pid=worker.pid,
+                pid_start_ms=worker.pid_start_ms,
+            )
+            for worker in hello.workers
+        ),
+        previous_alive=previous_alive,
+    )
+
+
+def ray_info(ray: agent_pb2.RayNode) -> RayInfo | None:
+    """A node's part in Ray without the token; None while it has none."""
+    if not ray.gcs_address or not ray.ray_node_id:
+        return None
+    return RayInfo(
+        gcs_address=ray.gcs_address,
+        session=ray.session,
+        ray_node_id=ray.ray_node_id,
+        head=ray.head,
+        node_ip=ray.node_ip,
+    )
+
+
+def check_hello(hello: agent_pb2.Hello) -> None:
+    """
+    Raises:
+        InvalidRequest: every fault of the Hello.
+    """
+    faults = [*_identity_faults(hello), *_inventory_faults(hello.inventory), *_worker_faults(hello)]
+    if faults:
+        raise InvalidRequest.of(InvalidInput(faults))
+
+
+def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
+    if not is_name(hello.node_id):
+        yield Fault("node_id", f"{hello.node_id[:80]!r} is no name; allowed is {NAME_PATTERN}")
+    if not hello.instance or len(hello.instance) > MAX_TEXT:
+        yield Fault("instance", f"must have 1 to {MAX_TEXT} characters")
+    if hello.HasField("rank") and not 0 <= hello.rank <= MAX_RANK:
+        yield Fault("rank", f"{hello.rank} is no rank; allowed is 0 to {MAX_RANK}")
+    if hello.runtime not in _RUNTIMES:
+        yield Fault("runtime", "must be RUNTIME_RAY or RUNTIME_PROCESS")
+    if len(hello.labels) > MAX_LABELS:
+        yield Fault("labels", f"{len(hello.labels)} labels; allowed are {MAX_LABELS}")
+    for key, value in list(hello.labels.items())[:MAX_LABELS]:
+        if not is_label(key) or (value and not is_label(value)):
+            yield Fault("labels", f"{key[:64]!r}: {value[:64]!r} is no label")
+    if hello.node_group and not is_name(hello.node_group):
+        yield Fault("node_group", f"{hello.node_group[:80]!r} is no name; allowed is {NAME_PATTERN}")
+    for field in ("hostname", "version"):
+        if len(getattr(hello, field)) > MAX_TEXT:
+            yield Fault(field, f"is longer than {MAX_TEXT} characters")
+
+
+def _inventory_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
+    capacity = inventory.capacity
+    for field, most in (
+        ("cpu_milli", MAX_CPU_MILLI),
+        ("memory_bytes", MAX_MEMORY_BYTES),
+        ("gpu_milli", MAX_DEVICES * MILLI),
+    ):
+        amount = getattr(capacity, field)
+        if not 0 <= amount <= most:
+            yield Fault(f"inventory.capacity.{field}", f"{amount} is impossible; allowed is 0 to {most}")
+    if len(capacity.custom_milli) > MAX_CUSTOM:
+        yield Fault("inventory.capacity.custom_milli", f"more than {MAX_CUSTOM} resources")
+    for name, milli in list(capacity.custom_milli.items())[:MAX_CUSTOM]:
+        if not is_name(name) or not 0 <= milli <= MAX_CPU_MILLI:
+            yield Fault("inventory.capacity.custom_milli", f"{name[:64]!r}: {milli} is no amount of a resource")
+    yield from _device_faults(inventory)
+    if inventory.visibility_variable and not _VARIABLE.fullmatch(inventory.visibility_variable):
+        yield Fault("inventory.visibility_variable", "is no name of an environment variable")
+    if len(inventory.interpreters) > MAX_INTERPRETERS or any(
+        not path.startswith("/") or len(path) > 4_096 for path in inventory.interpreters
+    ):
+        yield Fault("inventory.interpreters", f"at most {MAX_INTERPRETERS} absolute paths")
+
+
+def _device_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
+    devices, gpu_milli = inventory.devices, inventory.capacity.gpu_milli
+    if len(devices) > MAX_DEVICES:
+        yield Fault("inventory.devices", f"{len(devices)} devices; allowed are {MAX_DEVICES}")
+        return
+    if gpu_milli != len(devices) * MILLI:
+        yield Fault("inventory.capacity.gpu_milli", f"{gpu_milli} is not 1000 for each of {len(devices)} devices")
+    if [device.index for device in devices] != list(range(len(devices))):
+        yield Fault("inventory.devices", "indexes must be 0, 1, … in order")
+    ids = [device.id for device in devices]
+    if any(not name or len(name) > MAX_TEXT or "," in name for name in ids):
+        yield Fault("inventory.devices", "every device needs an id, without a comma")
+    if len(set(ids)) != len(ids):
+        yield Fault("inventory.devices", "two devices have one id")
+
+
+def _worker_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
+    if len(hello.workers) > MAX_WORKERS:
+        yield Fault("workers", f"{len(hello.workers)} workers; allowed are {MAX_WORKERS}")
+        return
+    generations = [worker.generation for worker in hello.workers]
+    if any(generation <= 0 for generation in generations) or len(set(generations)) != len(generations):
+        yield Fault("workers", "generations must be positive and different")
+    if any(worker.state not in WORKER_STATES for worker in hello.workers):
+        yield Fault("workers", "every worker needs a state")
+
+
+def _major_minor(version: str) -> tuple[str, ...]:
+    return tuple(version.split(".")[:2])

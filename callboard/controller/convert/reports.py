@@ -1,0 +1,164 @@
+"""What happened on a node? Reports of its agent as events.
+
+Long texts are cut rather than refused: a report that can't be taken would be sent again for ever.
+"""
+
+from __future__ import annotations
+
+from callboard.controller.convert.workers import STOP_OUTCOMES, USER_FAULTS
+from callboard.scheduler.commands import Command, CreateGroup, StartWorker
+from callboard.scheduler.events import (
+    Event,
+    GroupFailed,
+    GroupReady,
+    GroupRemoved,
+    WorkerExited,
+    WorkerFinished,
+    WorkerStarted,
+    WorkerStartFailed,
+    WorkerStopped,
+)
+from callboard.scheduler.records import StopOutcome
+from callboard.v1 import agent_pb2
+
+MAX_TRACEBACK = 64 << 10
+MAX_MESSAGE = 2_000
+MAX_CHECKPOINT_BYTES = 1 << 20
+"""Bounds that the protocol states; what a worker printed or left must not fill the journal."""
+
+
+def event_of(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event | None:
+    """The event of a report about a worker or a placement group; None for one that is about something else."""
+    what = report.WhichOneof("content")
+    if what is None or what not in _MAKERS:
+        return None
+    return _MAKERS[what](report, node_id, now_ms, cause)
+
+
+def refused_event(command: Command, node_id: str, message: str, now_ms: int, cause: str) -> Event | None:
+    """What it means that the agent refused ``command``; None when it stays owed and is sent again (PG-05)."""
+    why = f"the agent of {node_id} refused: {_cut(message)}"
+    if isinstance(command, StartWorker):
+        return WorkerStartFailed(
+            now_ms=now_ms, cause=cause, node_id=node_id, generation=command.worker.generation, message=why
+        )
+    if isinstance(command, CreateGroup):
+        return GroupFailed(now_ms=now_ms, cause=cause, group_id=command.group_id, attempt=command.attempt, message=why)
+    return None
+
+
+def _started(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
+    ready = report.worker_ready
+    return WorkerStarted(
+        now_ms=now_ms,
+        cause=cause,
+        node_id=node_id,
+        generation=ready.generation,
+        pid=ready.pid,
+        pid_start_ms=ready.pid_start_ms,
+        actor_name=_cut(ready.actor_name),
+        start_ms=ready.start_ms,
+        visible_devices=_cut(ready.visible_devices),
+        warm=ready.warm,
+        cold_reason=_cut(ready.cold_reason),
+    )
+
+
+def _start_failed(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
+    failed = report.worker_start_failed
+    return WorkerStartFailed(
+        now_ms=now_ms,
+        cause=cause,
+        node_id=node_id,
+        generation=failed.generation,
+        message=_cut(failed.message) or "the start failed",
+        traceback=failed.traceback[-MAX_TRACEBACK:],
+        user_fault=failed.failure in USER_FAULTS,
+        quarantined=failed.quarantined,
+    )
+
+
+def _stopped(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
+    stopped = report.worker_stopped
+    data, detail = stopped.checkpoint.data, _cut(stopped.detail)
+    if len(data) > MAX_CHECKPOINT_BYTES:
+        data, detail = b"", f"its checkpoint of {len(data)} bytes is larger than 1 MiB and was not kept. {detail}"
+    return WorkerStopped(
+        now_ms=now_ms,
+        cause=cause,
+        node_id=node_id,
+        generation=stopped.generation,
+        # An outcome that isn't said proves nothing.
+        outcome=STOP_OUTCOMES.get(stopped.outcome, StopOutcome.QUARANTINED),
+        checkpoint_data=data,
+        checkpoint_uri=stopped.checkpoint.uri[:MAX_MESSAGE],
+        took_ms=stopped.took_ms,
+        detail=detail,
+    )
+
+
+def _exited(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
+    exited = report.worker_exited
+    return WorkerExited(
+        now_ms=now_ms,
+        cause=cause,
+        node_id=node_id,
+        generation=exited.generation,
+        message=_cut(exited.message) or "the worker ended",
+        quarantined=exited.quarantined,
+    )
+
+
+def _finished(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
+    finished = report.worker_finished
+    return WorkerFinished(
+        now_ms=now_ms,
+        cause=cause,
+        node_id=node_id,
+        generation=finished.generation,
+        succeeded=finished.succeeded,
+        traceback=finished.traceback[-MAX_TRACEBACK:],
+    )
+
+
+def _group_ready(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: str) -> Event:
+    ready = report.placement_group_ready
+    return GroupReady(
+        now_ms=now_ms,
+        cause=cause,
+        group_id=ready.placement_group_id,
+        attempt=ready.attempt,
+        ray_id=_cut(ready.ray_placement_group_id),
+        ray_session=_cut(ready.ray_session),
+    )
+
+
+def _group_failed(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: str) -> Event:
+    failed = report.placement_group_failed
+    return GroupFailed(
+        now_ms=now_ms,
+        cause=cause,
+        group_id=failed.placement_group_id,
+        attempt=failed.attempt,
+        message=_cut(failed.message) or "the placement group could not be made",
+    )
+
+
+def _group_removed(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: str) -> Event:
+    return GroupRemoved(now_ms=now_ms, cause=cause, group_id=report.placement_group_removed.placement_group_id)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+
+
+_MAKERS = {
+    "worker_ready": _started,
+    "worker_start_failed": _start_failed,
+    "worker_stopped": _stopped,
+    "worker_exited": _exited,
+    "worker_finished": _finished,
+    "placement_group_ready": _group_ready,
+    "placement_group_failed": _group_failed,
+    "placement_group_removed": _group_removed,
+}

@@ -1,0 +1,161 @@
+"""What can be chosen about a controller? Its options, checked once, before anything starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+DEFAULT_LISTEN = "127.0.0.1:7700"
+"""Where a controller listens unless told otherwise."""
+
+STATE_DIR_VARIABLE = "CALLBOARD_STATE_DIR"
+
+
+class BadOption(ValueError):
+    """An option that can't be used.
+
+    Attributes:
+        option: its name as on the command line.
+        why: what is wrong and what to do, as sentences.
+    """
+
+    def __init__(self, option: str, why: str) -> None:
+        super().__init__(f"{option}: {why}")
+        self.option = option
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of what is kept in memory and on disk; each queue has one.
+
+    Attributes:
+        inbox: calls and reports that wait to be handled; more are refused (calls) or held back (reports).
+        ended_jobs: ended jobs kept in the state; the oldest go first.
+        events_in_memory: newest events kept for watchers; older ones are read from the journal.
+        events_on_disk: events kept in the journal; older revisions are compacted.
+        watchers: watch streams at one time.
+        session_queue: messages that wait for one agent; one that reads slower is cut off and joins again.
+        agents: agent sessions at one time.
+        reports_remembered: ids of reports kept per node, so that one that is sent again is only acknowledged.
+        changes_per_snapshot: changes in the log after which a snapshot replaces them.
+        message_bytes: largest message of a client or agent.
+        page_bytes: a page of a list ends early rather than becoming larger; below the 4 MiB clients accept by default.
+    """
+
+    inbox: int = 10_000
+    ended_jobs: int = 1_000
+    events_in_memory: int = 10_000
+    events_on_disk: int = 100_000
+    watchers: int = 1_000
+    session_queue: int = 10_000
+    agents: int = 20_000
+    reports_remembered: int = 1_024
+    changes_per_snapshot: int = 20_000
+    message_bytes: int = 4 << 20
+    page_bytes: int = 2 << 20
+
+
+def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the journal is kept unless told otherwise: CALLBOARD_STATE_DIR, or the user's state directory."""
+    if stated := environ.get(STATE_DIR_VARIABLE):
+        return Path(stated).absolute()
+    base = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "callboard" / "controller"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerOptions:
+    """How a controller runs. Times in milliseconds.
+
+    Attributes:
+        listen: address "host:port"; port 0 takes a free one (see ``controller.json``).
+        state_dir: journal, secrets and lock; mode 0700, one controller at a time.
+        run_dir: where ``controller.json`` goes; None: the state directory.
+        insecure: allow an address that others can reach, though there is no authentication yet.
+        lease_ms: how long an agent may act without hearing from the controller. Three heartbeats, so that one lost
+            message costs nothing.
+        heartbeat_ms: time between heartbeats of an agent.
+        orphan_grace_ms: how long workers run on without a controller once the lease ended.
+        reconcile_grace_ms: how long a restarted controller waits for known nodes before it admits anything. Above
+            the agents' longest reconnect backoff, so that running work is counted first (QL-03).
+        stop_grace_ms: time for calls in flight when the controller stops.
+        call_timeout_ms: bound of one unary call inside the controller, for callers without a deadline.
+        progress_ms: time between marks of progress on an idle watch.
+        loop: event loop; ``auto`` takes uvloop where it is installed.
+        exit_with_parent: stop when the process that started this one is gone.
+        log_format: ``console`` for people, ``json`` for machines, ``auto``: console on a terminal.
+        log_level: least severe level that is logged.
+        limits: bounds of queues and histories.
+    """
+
+    listen: str = DEFAULT_LISTEN
+    state_dir: Path = field(default_factory=default_state_dir)
+    run_dir: Path | None = None
+    insecure: bool = False
+    lease_ms: int = 15_000
+    heartbeat_ms: int = 5_000
+    orphan_grace_ms: int = 3_600_000
+    reconcile_grace_ms: int = 20_000
+    stop_grace_ms: int = 3_000
+    call_timeout_ms: int = 60_000
+    progress_ms: int = 10_000
+    loop: Literal["auto", "uvloop", "asyncio"] = "auto"
+    exit_with_parent: bool = False
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        host, _ = split_address(self.listen)
+        if not self.insecure and not is_loopback(host):
+            raise BadOption(
+                "--listen",
+                f"{self.listen} can be reached from other machines and callboard has no authentication there yet. "
+                f"Listen on 127.0.0.1, or allow it with --insecure.",
+            )
+        for name in ("lease_ms", "heartbeat_ms", "stop_grace_ms", "call_timeout_ms", "progress_ms"):
+            if getattr(self, name) <= 0:
+                raise BadOption(f"--{name.removesuffix('_ms').replace('_', '-')}", "must be longer than nothing")
+        if self.orphan_grace_ms < 0 or self.reconcile_grace_ms < 0:
+            raise BadOption("--orphan-grace / --reconcile-grace", "must not be negative")
+        # Fewer than two heartbeats in a lease and one lost message would end it.
+        if self.lease_ms < 2 * self.heartbeat_ms:
+            raise BadOption(
+                "--lease", f"{self.lease_ms} ms is shorter than two heartbeats of {self.heartbeat_ms} ms; raise it"
+            )
+
+    @property
+    def record_path(self) -> Path:
+        """Where ``controller.json`` is written."""
+        return (self.run_dir or self.state_dir) / "controller.json"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port".
+
+    Raises:
+        BadOption: it is no such address.
+    """
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""  # an IPv6 address without brackets: which colon starts the port?
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise BadOption("--listen", f"{address!r} is no address; write host:port, e.g. {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``. A name other than localhost is not trusted to be one."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

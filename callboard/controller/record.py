@@ -1,0 +1,40 @@
+"""Where does this controller listen? A small file for programs on this machine, there as long as it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from callboard.controller.state_dir import StoreFailed
+
+
+def write_record(path: Path, *, address: str, started_ms: int, term: int) -> None:
+    """Writes ``controller.json``; a reader sees the old file or the new one, nothing between.
+
+    Args:
+        path: where.
+        address: "host:port" that clients use.
+        started_ms: start of the term in milliseconds since 1970.
+        term: the controller's term.
+
+    Raises:
+        StoreFailed: the directory can't be written.
+    """
+    plain = {"address": address, "pid": os.getpid(), "started_ms": started_ms, "term": term}
+    temporary = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(plain) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise StoreFailed(path, f"can't be written ({error.strerror})", "Choose another --run-dir.") from error
+
+
+def remove_record(path: Path) -> None:
+    """Removes the file, unless another controller wrote it meanwhile."""
+    try:
+        if json.loads(path.read_text(encoding="utf-8"))["pid"] == os.getpid():
+            path.unlink()
+    except (OSError, ValueError, KeyError):
+        return  # it is gone, or not ours to judge

@@ -1,0 +1,123 @@
+"""Where are secret values kept? In a file of their own, so that the journal can be copied, read and mailed.
+
+A controller must start workers again after a restart, so it has to remember the values of secret-looking variables
+(:func:`callboard.model.environment.is_secret`). The journal holds the names only. The values lie in ``secrets.sqlite``
+(mode 0600 in a directory of mode 0700, freed pages overwritten) until their job has ended and a snapshot is taken.
+They are not encrypted: whoever may read the file may also read the key that would have to lie beside it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from callboard.controller.state_dir import make_private_file
+from callboard.model.environment import is_secret
+from callboard.model.specs import ComponentSpec
+from callboard.scheduler.records import SpecRecord
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS secret (
+    uid TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (uid, component, name)
+) WITHOUT ROWID
+"""
+
+
+class MissingSecrets(Exception):
+    """The journal names secret variables whose values are gone."""
+
+
+class SecretStore:
+    """Values of secret variables by job, component and name. Used by the journal's thread only."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            OSError, sqlite3.Error: the file can't be used.
+        """
+        make_private_file(path)
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA secure_delete=ON")
+        # No write-ahead log, in which overwritten values would stay readable for a while.
+        self._database.execute("PRAGMA journal_mode=DELETE")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute(_SCHEMA)
+
+    def keep(self, record: SpecRecord) -> SpecRecord:
+        """Stores the secrets of a spec, durably, and returns the spec without their values."""
+        rows = [
+            (record.uid, component.name, name, value)
+            for component in record.spec.components
+            for name, value in component.env
+            if is_secret(name)
+        ]
+        if not rows:
+            return record
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.executemany("INSERT OR REPLACE INTO secret VALUES (?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        return without_values(record)
+
+    def restore(self, record: SpecRecord, *, needed: bool) -> SpecRecord:
+        """The spec with its secret values.
+
+        Args:
+            record: spec as the journal has it.
+            needed: its job has not ended, so workers may have to be started.
+
+        Raises:
+            MissingSecrets: values are ``needed`` and gone.
+        """
+        named = [
+            (component.name, name)
+            for component in record.spec.components
+            for name, _ in component.env
+            if is_secret(name)
+        ]
+        if not named:
+            return record
+        rows = self._database.execute("SELECT component, name, value FROM secret WHERE uid = ?", (record.uid,))
+        values = {(component, name): value for component, name, value in rows}
+        missing = [f"{component}.{name}" for component, name in named if (component, name) not in values]
+        if missing and needed:
+            raise MissingSecrets(f"job {record.spec.name} needs the secret variables {', '.join(missing)}")
+        return _with_values(record, values)
+
+    def forget_all_but(self, uids: Iterable[str]) -> None:
+        """Deletes the secrets of every job that is not among ``uids``."""
+        kept = set(uids)
+        stored = [uid for (uid,) in self._database.execute("SELECT DISTINCT uid FROM secret")]
+        for uid in stored:
+            if uid not in kept:
+                self._database.execute("DELETE FROM secret WHERE uid = ?", (uid,))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._database.close()
+
+
+def without_values(record: SpecRecord) -> SpecRecord:
+    """The spec with its secret variables' names only."""
+    return _with_values(record, {})
+
+
+def _with_values(record: SpecRecord, values: dict[tuple[str, str], str]) -> SpecRecord:
+    components = tuple(_component(component, values) for component in record.spec.components)
+    return replace(record, spec=replace(record.spec, components=components))
+
+
+def _component(component: ComponentSpec, values: dict[tuple[str, str], str]) -> ComponentSpec:
+    if not any(is_secret(name) for name, _ in component.env):
+        return component
+    env = tuple(
+        (name, values.get((component.name, name), "") if is_secret(name) else value) for name, value in component.env
+    )
+    return replace(component, env=env)

@@ -1,0 +1,279 @@
+"""How does a controller come up and go? Everything put together: state, driver, sessions, services, server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from callboard.controller.driver import Driver
+from callboard.controller.endings import Endings
+from callboard.controller.event_log import EventLog
+from callboard.controller.followers import LogFollower
+from callboard.controller.guard import Guard
+from callboard.controller.journal import SqliteJournal
+from callboard.controller.logs import configure_logs
+from callboard.controller.options import ControllerOptions, is_loopback, split_address
+from callboard.controller.record import remove_record, write_record
+from callboard.controller.services.agent import AgentService
+from callboard.controller.services.event import EventService
+from callboard.controller.services.job import JobService
+from callboard.controller.services.node import NodeService
+from callboard.controller.services.placement_group import PlacementGroupService
+from callboard.controller.services.pool import PoolService
+from callboard.controller.services.scheduler import SchedulerService
+from callboard.controller.sessions import Sessions
+from callboard.controller.state_dir import StateDir, StoreFailed
+from callboard.v1 import (
+    agent_pb2,
+    agent_pb2_grpc,
+    event_pb2,
+    event_pb2_grpc,
+    job_pb2,
+    job_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    placement_group_pb2,
+    placement_group_pb2_grpc,
+    pool_pb2,
+    pool_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+from callboard.wire.refusals import ErrorReason, Unavailable
+
+FINISH_S = 2.0
+"""How long handlers may take to run their last lines once their calls are over (GC-01)."""
+
+EXIT_FAILED = 1
+
+log = structlog.get_logger(__name__)
+
+
+class PortTaken(Exception):
+    """Somebody listens there already.
+
+    Attributes:
+        address: the address.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"{address} is in use or can't be listened on. Is another controller running there? "
+            "Stop it, or choose another address with --listen."
+        )
+        self.address = address
+
+
+class Controller:
+    """One controller, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, options: ControllerOptions) -> None:
+        self.options = options
+        limits = options.limits
+        self._directory = StateDir(options.state_dir)
+        self._journal = SqliteJournal(
+            self._directory, events_kept=limits.events_on_disk, changes_per_snapshot=limits.changes_per_snapshot
+        )
+        self.driver = Driver(
+            self._journal,
+            reconcile_grace_ms=options.reconcile_grace_ms,
+            inbox=limits.inbox,
+            ended_jobs=limits.ended_jobs,
+            newest_events=limits.events_in_memory,
+        )
+        self.events = EventLog(self.driver.read_events, in_memory=limits.events_in_memory, watchers=limits.watchers)
+        self.sessions = Sessions(self.driver, options)
+        self.agents = AgentService(self.driver, self.sessions, options)
+        self._health = health.aio.HealthServicer()
+        self.driver.subscribe(LogFollower(self.events, self._set_health))
+        self.driver.subscribe(self.sessions)
+        self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000)
+        self._server: grpc.aio.Server | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = options.listen
+
+    async def start(self) -> None:
+        """Locks the state, replays it, begins a term and listens.
+
+        Raises:
+            StoreFailed: the state can't be used.
+            PortTaken: the address can't be listened on.
+        """
+        self._directory.open()
+        try:
+            # The port before the state: a second controller ends at once, without a new term.
+            self._server = self._new_server()
+            await self.driver.start()
+            await self._server.start()
+            write_record(
+                self.options.record_path,
+                address=self.address,
+                started_ms=self.driver.started_ms,
+                term=self.driver.state.meta.term,
+            )
+        except BaseException:
+            await self._journal.close()
+            self._directory.close()
+            if self._server is not None:
+                await self._server.stop(0)
+            raise
+        self._running = asyncio.create_task(self.driver.run())
+        log.info("listening", address=self.address, state_dir=str(self.options.state_dir))
+
+    async def stop(self, hurried: asyncio.Event | None = None) -> None:
+        """Ends calls, sessions and watches, takes a snapshot and lets go of everything.
+
+        Args:
+            hurried: when it is set, calls in flight are not waited for.
+        """
+        server, running = self._server, self._running
+        assert server is not None
+        assert running is not None
+        self._set_health(serving=False)
+        remove_record(self.options.record_path)
+        self.driver.stop()
+        stopping = Unavailable("the controller is stopping", reason=ErrorReason.STOPPING)
+        self.sessions.close_all(stopping)
+        self.events.close(stopping)
+        ended = asyncio.create_task(server.stop(self.options.stop_grace_ms / 1000))
+        if hurried is not None:
+            hurrying = asyncio.create_task(hurried.wait())
+            await asyncio.wait({ended, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+            hurrying.cancel()
+            if not ended.done():
+                await server.stop(0)
+        await ended
+        if not await self._guard.idle(FINISH_S):
+            log.error("handlers still run at the end")
+        await self.sessions.shut_down()
+        await running
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._directory.close()
+        log.info("stopped")
+
+    async def ended(self) -> None:
+        """Waits for the driver, which ends by itself only by a defect."""
+        assert self._running is not None
+        await asyncio.shield(self._running)
+
+    def _new_server(self) -> grpc.aio.Server:
+        limits = self.options.limits
+        server = grpc.aio.server(
+            interceptors=(self._guard,),
+            options=(
+                # Two servers on one port would share its calls (NJ-04).
+                ("grpc.so_reuseport", 0),
+                # A peer that is gone is noticed within 15 s (design 05); clients ping every 10 s, so half of that is
+                # no attack (GC-05).
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.max_receive_message_length", limits.message_bytes),
+                # Our own answers are bounded by their content; pages by page_bytes (GC-09).
+                ("grpc.max_send_message_length", 64 << 20),
+            ),
+        )
+        self._add_services(server)
+        try:
+            port = server.add_insecure_port(self.options.listen)
+        except RuntimeError as error:
+            raise PortTaken(self.options.listen) from error
+        host, _ = split_address(self.options.listen)
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return server
+
+    def _add_services(self, server: grpc.aio.Server) -> None:
+        driver, options = self.driver, self.options
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(driver, options), server)
+        pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(driver, options), server)
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(driver, options), server)
+        placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(
+            PlacementGroupService(driver, options), server
+        )
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(driver, self.events), server)
+        event_pb2_grpc.add_EventServiceServicer_to_server(EventService(self.events, options), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = [
+            module.DESCRIPTOR.services_by_name[name].full_name
+            for module in (agent_pb2, node_pb2, pool_pb2, job_pb2, placement_group_pb2, scheduler_pb2, event_pb2)
+            for name in module.DESCRIPTOR.services_by_name
+        ]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+    def _set_health(self, *, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        task = asyncio.create_task(self._health.set("", status))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def serve_controller(options: ControllerOptions) -> int:
+    """Runs a controller until it is told to end; returns the program's exit code."""
+    host, _ = split_address(options.listen)
+    if not is_loopback(host):
+        log.warning(
+            "INSECURE: everybody who reaches this address controls the cluster and runs code on its nodes",
+            address=options.listen,
+        )
+    endings = Endings(exit_with_parent=options.exit_with_parent)
+    endings.watch()
+    controller = Controller(options)
+    try:
+        await controller.start()
+    except (StoreFailed, PortTaken) as error:
+        log.critical("the controller can't start", why=str(error))
+        print(f"callboard controller: {error}", file=sys.stderr)  # noqa: T201 - for whoever reads no JSON
+        endings.unwatch()
+        return EXIT_FAILED
+    asked = asyncio.create_task(endings.asked.wait())
+    ended = asyncio.create_task(controller.ended())
+    try:
+        await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+        crashed = ended.done()
+        if crashed:
+            log.error("the driver ended by itself", error=repr(ended.exception()))
+        with contextlib.suppress(Exception) if crashed else contextlib.nullcontext():
+            await controller.stop(endings.hurried)
+        return EXIT_FAILED if crashed else 0
+    finally:
+        asked.cancel()
+        ended.cancel()
+        endings.unwatch()
+
+
+def run_controller(options: ControllerOptions) -> int:
+    """Runs a controller in this thread, on the event loop that the options name, until it is told to end.
+
+    Returns:
+        Exit code: 0 it stopped as asked, 1 it could not start or ended by itself.
+    """
+    configure_logs(options.log_format, options.log_level)
+    with asyncio.Runner(loop_factory=_loop_factory(options.loop)) as runner:
+        main: Coroutine[Any, Any, int] = serve_controller(options)
+        return runner.run(main)
+
+
+def _loop_factory(choice: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if choice == "asyncio":
+        return None
+    try:
+        import uvloop  # noqa: PLC0415 - an extra, and absent on some platforms
+    except ImportError:
+        if choice == "uvloop":
+            raise
+        return None
+    return uvloop.new_event_loop

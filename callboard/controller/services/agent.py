@@ -1,0 +1,202 @@
+"""What does an agent say? The stream of one agent, read message by message (design 05, Session)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from callboard.controller.convert.reports import event_of, refused_event
+from callboard.controller.driver import Driver
+from callboard.controller.inbox import Make
+from callboard.controller.options import ControllerOptions
+from callboard.controller.session import AgentSession
+from callboard.controller.sessions import Sessions
+from callboard.model.faults import Fault, InvalidInput
+from callboard.scheduler import Outcome
+from callboard.scheduler.commands import Command
+from callboard.scheduler.events import Event, NodeLeft
+from callboard.v1 import agent_pb2, agent_pb2_grpc
+from callboard.wire.refusals import InternalError, InvalidRequest, Unavailable
+
+HELLO_TIMEOUT_S = 10.0
+"""How long an open stream may stay silent before its Hello. It holds a slot and no node yet."""
+
+RESEND_FIRST_S = 1.0
+RESEND_LONGEST_S = 30.0
+"""How soon a refused stop or removal is asked for again: it stays owed as long as the node lives (PG-05)."""
+
+MAX_REPORT_ID = 128
+
+log = structlog.get_logger(__name__)
+
+
+class AgentService(agent_pb2_grpc.AgentServiceServicer):
+    """The agents' streams."""
+
+    def __init__(self, driver: Driver, sessions: Sessions, options: ControllerOptions) -> None:
+        self._driver = driver
+        self._sessions = sessions
+        self._options = options
+        self.resend_first_s = RESEND_FIRST_S
+
+    # A coroutine that writes, not a generator: a generator stuck in a write could not be told to end.
+    async def Session(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[agent_pb2.SessionRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """One session of one agent."""
+        self._driver.check_serving()
+        hello = await self._hello(request_iterator)
+        session = AgentSession(
+            hello.node_id, hello.instance, _host(context.peer()), queue=self._options.limits.session_queue
+        )
+        try:
+            await self._sessions.join(session, hello)
+            del hello  # with the token of Ray in it
+            await session.serve(self._read(session, request_iterator), context.write)
+        finally:
+            session.close()
+            self._sessions.leave(session)
+            log.info("agent stream ended", node=session.node_id, epoch=session.epoch)
+
+    async def _hello(self, requests: AsyncIterator[agent_pb2.SessionRequest]) -> agent_pb2.Hello:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise InvalidRequest(f"no Hello within {HELLO_TIMEOUT_S:.0f} s") from None
+        if first is None or first.WhichOneof("message") != "hello":
+            raise InvalidRequest.of(InvalidInput([Fault("message", "the first message must be a Hello")]))
+        return first.hello
+
+    async def _read(self, session: AgentSession, requests: AsyncIterator[agent_pb2.SessionRequest]) -> None:
+        async for request in requests:
+            if session.closed or not self._sessions.is_current(session):
+                return  # a newer session speaks for the node (I9)
+            what = request.WhichOneof("message")
+            if what == "heartbeat":
+                self._heartbeat(session, request.heartbeat)
+            elif what == "report":
+                self._sessions.heard(session)
+                await self._report(session, request.report)
+            elif what == "goodbye":
+                await self._goodbye(session, request.goodbye.reason)
+                return
+            else:
+                raise InvalidRequest.of(InvalidInput([Fault("message", f"{what or 'nothing'} is not expected here")]))
+
+    def _heartbeat(self, session: AgentSession, heartbeat: agent_pb2.Heartbeat) -> None:
+        self._sessions.heard(session)
+        if heartbeat.HasField("ray"):
+            self._sessions.ray_changed(session, heartbeat.ray)
+        if heartbeat.leaving:
+            self._sessions.leaves(session)
+        reply = agent_pb2.HeartbeatReply(sequence=heartbeat.sequence)
+        session.send(agent_pb2.SessionResponse(heartbeat_reply=reply))
+
+    async def _goodbye(self, session: AgentSession, reason: str) -> None:
+        def make(now_ms: int, cause: str) -> NodeLeft:
+            return NodeLeft(
+                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, reason=reason[:512]
+            )
+
+        await (await self._driver.enqueue(make, lambda _: self._sessions.goodbye(session), source="goodbye"))
+
+    async def _report(self, session: AgentSession, report: agent_pb2.Report) -> None:
+        if not report.report_id or len(report.report_id) > MAX_REPORT_ID:
+            fault = Fault("report.report_id", f"must have 1 to {MAX_REPORT_ID} characters")
+            raise InvalidRequest.of(InvalidInput([fault]))
+        if self._sessions.was_seen(session.node_id, report.report_id):
+            session.acknowledge(report.report_id)
+            return
+        command = session.awaited.pop(report.command_id, None)
+        if command is not None and self._is_owed_again(session, report, command):
+            session.acknowledge(report.report_id)  # and not remembered: the same answer may come again
+            return
+        makes = self._makes(session, report, command)
+        if not makes:
+            self._settle(session, report.report_id, None)
+        for place, make in enumerate(makes, 1):
+            answer = await self._driver.enqueue(make, _nothing, source="report")
+            if place == len(makes):
+                answer.add_done_callback(lambda done: self._settle(session, report.report_id, done))
+            else:
+                answer.add_done_callback(_read)
+
+    def _makes(self, session: AgentSession, report: agent_pb2.Report, command: Command | None) -> list[Make]:
+        what = report.WhichOneof("content")
+        if what == "ray_node_exited":
+            log.warning("a Ray node ended by itself", node=session.node_id, why=report.ray_node_exited.message[:512])
+            return self._sessions.ray_events(session, agent_pb2.RayNode())
+        if what == "command_refused":
+            return self._refused(session, command, report.command_refused.message)
+        if event_of(report, session.node_id, 0, "") is None:
+            log.warning("a report of an unknown kind is ignored", node=session.node_id, kind=what)
+            return []
+
+        def make(now_ms: int, cause: str) -> Event:
+            event = event_of(report, session.node_id, now_ms, cause)
+            assert event is not None
+            return event
+
+        return [make]
+
+    def _is_owed_again(self, session: AgentSession, report: agent_pb2.Report, command: Command) -> bool:
+        """Whether the report refuses a stop or a removal: that stays owed, and is asked for again after a while."""
+        message = report.command_refused.message
+        if not report.HasField("command_refused") or refused_event(command, session.node_id, message, 0, ""):
+            return False
+        times = session.refusals.get(command.command_id, 0)
+        session.refusals[command.command_id] = times + 1
+        wait_s = min(self.resend_first_s * 2**times, RESEND_LONGEST_S)
+        asyncio.get_running_loop().call_later(wait_s, self._sessions.send_again, session, command.command_id)
+        log.warning("asked again", node=session.node_id, command=command.command_id, in_s=wait_s, why=message[:512])
+        return True
+
+    def _refused(self, session: AgentSession, command: Command | None, message: str) -> list[Make]:
+        if command is None:
+            return []
+        log.warning("a command was refused", node=session.node_id, command=command.command_id, why=message[:512])
+
+        def make(now_ms: int, cause: str) -> Event:
+            event = refused_event(command, session.node_id, message, now_ms, cause)
+            assert event is not None
+            return event
+
+        return [make]
+
+    def _settle(self, session: AgentSession, report_id: str, done: asyncio.Future[None] | None) -> None:
+        """Acknowledges a report that is journaled, or that no repetition would change."""
+        if done is not None:
+            if done.cancelled():
+                return
+            error = done.exception()
+            if isinstance(error, Unavailable):
+                return  # not journaled: the agent sends it again when it joins again
+            if error is not None:
+                note = log.error if isinstance(error, InternalError) else log.info
+                note("a report changed nothing", node=session.node_id, report=report_id, why=str(error))
+        self._sessions.mark_seen(session.node_id, report_id)
+        session.acknowledge(report_id)
+
+
+def _nothing(_outcome: Outcome) -> None:
+    """The acknowledgement is the answer."""
+
+
+def _read(done: asyncio.Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        log.info("a part of a report changed nothing", why=str(error))
+
+
+def _host(peer: str) -> str:
+    """The address in gRPC's "ipv4:10.0.0.1:53412" or "ipv6:%5B::1%5D:53412"; empty for anything else."""
+    kind, _, rest = peer.partition(":")
+    if kind not in {"ipv4", "ipv6"}:
+        return ""
+    return rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "")

@@ -1,0 +1,94 @@
+"""The event log: read and followed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from callboard.controller.event_log import EventLog, Filter
+from callboard.controller.options import ControllerOptions
+from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid
+from callboard.controller.views.common import timestamp
+from callboard.scheduler.records import EventRecord
+from callboard.v1 import event_pb2, event_pb2_grpc
+
+MOST_TYPES = 32
+LOOKED_AT = 10_000
+"""Most events looked at for one page; a filter that selects few then yields a short page and where to go on."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EventService(event_pb2_grpc.EventServiceServicer):
+    """The log as clients see it."""
+
+    def __init__(self, events: EventLog, options: ControllerOptions) -> None:
+        self._events = events
+        self._options = options
+
+    async def Watch(self, request: event_pb2.WatchRequest, context: Context) -> AsyncIterator[event_pb2.WatchResponse]:
+        """Follows the log."""
+        wanted = _filter(request.filter)
+        watch = self._events.watch(request.start_revision, wanted, progress_s=self._options.progress_ms / 1000)
+        async for progress in watch:
+            yield event_pb2.WatchResponse(
+                revision=progress.revision, events=[event_message(event) for event in progress.events]
+            )
+
+    async def ListEvents(self, request: event_pb2.ListEventsRequest, context: Context) -> event_pb2.ListEventsResponse:
+        """A page of the log."""
+        if not 0 <= request.page_size <= LARGEST_PAGE:
+            raise invalid("page_size", f"{request.page_size} is out of bounds; allowed is 1 to {LARGEST_PAGE}")
+        if request.start_revision < 0:
+            raise invalid("start_revision", "must not be negative")
+        size, wanted = request.page_size or DEFAULT_PAGE, _filter(request.filter)
+        revision = self._events.revision
+        if request.newest:
+            newest = self._events.newest(size, wanted)
+            return event_pb2.ListEventsResponse(events=[event_message(event) for event in newest], revision=revision)
+        found, following = await self._page(request.start_revision, size, wanted)
+        return event_pb2.ListEventsResponse(
+            events=[event_message(event) for event in found], revision=revision, next_revision=following
+        )
+
+    async def _page(self, start: int, size: int, wanted: Filter) -> tuple[list[EventRecord], int]:
+        """Selected events from ``start`` (0: the oldest kept) and the revision to go on at (0: the end)."""
+        position = start or await self._events.oldest()
+        found: list[EventRecord] = []
+        looked_at = 0
+        while looked_at < LOOKED_AT:
+            chunk = await self._events.read(position, LARGEST_PAGE)
+            if not chunk:
+                return found, 0
+            looked_at += len(chunk)
+            for event in chunk:
+                if len(found) == size:
+                    return found, event.revision
+                if wanted.selects(event):
+                    found.append(event)
+            position = chunk[-1].revision + 1
+        return found, position
+
+
+def event_message(event: EventRecord) -> event_pb2.Event:
+    """One entry of the log."""
+    return event_pb2.Event(
+        revision=event.revision,
+        time=timestamp(event.at_ms),
+        type=event.type,
+        subject=event.subject,
+        state=event.state,
+        reason=event.reason,
+        cause=event.cause,
+        facts=dict(event.facts),
+    )
+
+
+def _filter(message: event_pb2.EventFilter) -> Filter:
+    if len(message.types) > MOST_TYPES:
+        raise invalid("filter.types", f"{len(message.types)} types; allowed are {MOST_TYPES}")
+    if len(message.subject) > 512:
+        raise invalid("filter.subject", "has more than 512 characters")
+    return Filter(tuple(message.types), message.subject)

@@ -1,0 +1,185 @@
+"""Jobs: submitted, read, ended, explained."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from callboard.controller.driver import Driver
+from callboard.controller.options import ControllerOptions
+from callboard.controller.services.paging import build_page
+from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, page_of, text_of
+from callboard.controller.views.jobs import explanation_message, job_message
+from callboard.model.specs import JobSpec
+from callboard.scheduler import Outcome, State
+from callboard.scheduler.events import JobCancelled, JobCompleted, JobPreempted, JobSubmitted
+from callboard.scheduler.records import JobRecord, JobState
+from callboard.v1 import job_pb2, job_pb2_grpc
+from callboard.wire.enums import from_wire
+from callboard.wire.job import job_spec_from_proto
+from callboard.wire.refusals import NotFound
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class JobService(job_pb2_grpc.JobServiceServicer):
+    """The jobs."""
+
+    def __init__(self, driver: Driver, options: ControllerOptions, *, new_uid: Callable[[], str] | None = None) -> None:
+        self._driver = driver
+        self._options = options
+        self._new_uid = new_uid or _fresh_uid
+
+    async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.SubmitJobResponse:
+        """Submits a job, or only says what would become of it."""
+        spec = job_spec_from_proto(request.spec)
+        request_id = text_of(request.request_id, "request_id", MAX_REQUEST_ID)
+        if request.validate_only:
+            return job_pb2.SubmitJobResponse(plan=await self._plan(spec))
+        uid = self._new_uid()
+        job = await self._driver.ask(
+            lambda now_ms, cause: JobSubmitted(now_ms=now_ms, cause=cause, uid=uid, spec=spec, request_id=request_id),
+            self._result,
+            source="submit",
+        )
+        return job_pb2.SubmitJobResponse(job=job)
+
+    async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.GetJobResponse:
+        """One job, with why it waits."""
+        wanted = id_of(request.name, "jobs")
+
+        def build(state: State) -> job_pb2.Job:
+            job = _found(state, wanted)
+            waits = job.state is JobState.PENDING
+            account = self._driver.scheduler.explain(job.uid, self._driver.now_ms()) if waits else None
+            return job_message(job, state, account.reasons if account is not None else ())
+
+        return job_pb2.GetJobResponse(job=await self._driver.read(build))
+
+    async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsResponse:
+        """Jobs, newest first. Why they wait is a question to GetJob and ExplainJob: it costs a plan for each."""
+        states = _states(request)
+        page = page_of(
+            request.page_size, request.page_token, "jobs", [request.pool, *sorted(state.value for state in states)]
+        )
+        state = self._driver.state
+        after = None if page.after is None else int(page.after)
+        jobs = [
+            job
+            for job in state.jobs.values()
+            if (after is None or job.order < after)
+            and (not states or job.state in states)
+            and (not request.pool or _is_in(state, job, request.pool))
+        ]
+        jobs.sort(key=lambda job: -job.order)
+        shown, token = await build_page(
+            jobs,
+            page,
+            key=lambda job: str(job.order),
+            show=lambda job: job_message(state.jobs[job.uid], state) if job.uid in state.jobs else None,
+            most_bytes=self._options.limits.page_bytes,
+        )
+        await self._driver.journaled()
+        return job_pb2.ListJobsResponse(jobs=shown, next_page_token=token)
+
+    async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.CancelJobResponse:
+        """Cancels a job."""
+        wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
+        job = await self._driver.ask(
+            lambda now_ms, cause: JobCancelled(
+                now_ms=now_ms,
+                cause=cause,
+                uid=self._uid(wanted),
+                reason=reason,
+                destroy_groups=request.destroy_placement_groups,
+            ),
+            self._result,
+            source="cancel",
+        )
+        return job_pb2.CancelJobResponse(job=job)
+
+    async def CompleteJob(self, request: job_pb2.CompleteJobRequest, context: Context) -> job_pb2.CompleteJobResponse:
+        """Ends a job as succeeded."""
+        wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
+        job = await self._driver.ask(
+            lambda now_ms, cause: JobCompleted(now_ms=now_ms, cause=cause, uid=self._uid(wanted), reason=reason),
+            self._result,
+            source="complete",
+        )
+        return job_pb2.CompleteJobResponse(job=job)
+
+    async def PreemptJob(self, request: job_pb2.PreemptJobRequest, context: Context) -> job_pb2.PreemptJobResponse:
+        """Makes a job yield by hand."""
+        wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
+        for_job = id_of(request.for_job, "jobs", "for_job") if request.for_job else ""
+        job = await self._driver.ask(
+            lambda now_ms, cause: JobPreempted(
+                now_ms=now_ms,
+                cause=cause,
+                uid=self._uid(wanted),
+                for_uid=self._uid(for_job) if for_job else "",
+                reason=reason,
+            ),
+            self._result,
+            source="preempt",
+        )
+        return job_pb2.PreemptJobResponse(job=job)
+
+    async def ExplainJob(self, request: job_pb2.ExplainJobRequest, context: Context) -> job_pb2.ExplainJobResponse:
+        """Why a job is where it is."""
+        wanted = id_of(request.name, "jobs")
+        account = await self._driver.read(
+            lambda state: self._driver.scheduler.explain(_found(state, wanted).uid, self._driver.now_ms())
+        )
+        return job_pb2.ExplainJobResponse(explanation=explanation_message(account))
+
+    async def _plan(self, spec: JobSpec) -> job_pb2.Explanation:
+        self._driver.check_serving()
+        scheduler = self._driver.scheduler
+        scheduler.check_spec(spec)
+        account = await self._driver.read(lambda _: scheduler.explain_spec(spec, self._driver.now_ms()))
+        return explanation_message(account)
+
+    def _uid(self, wanted: str) -> str:
+        """The job that is meant at the moment the event is decided."""
+        return _found(self._driver.state, wanted).uid
+
+    def _result(self, outcome: Outcome) -> job_pb2.Job:
+        """The job that an event was about."""
+        state = self._driver.state
+        uid = str(outcome.result)
+        if uid not in state.jobs:
+            raise NotFound(f"job {uid} ended and is no longer kept", metadata={"subject": f"jobs/{uid}"})
+        return job_message(state.jobs[uid], state)
+
+
+def _fresh_uid() -> str:
+    return f"j-{uuid.uuid4().hex}"
+
+
+def _found(state: State, wanted: str) -> JobRecord:
+    job = state.find_job(wanted)
+    if job is None:
+        raise NotFound(f"there is no job {wanted}", metadata={"subject": f"jobs/{wanted}"})
+    return job
+
+
+def _is_in(state: State, job: JobRecord, pool: str) -> bool:
+    spec = state.specs[job.uid].spec
+    return any(spec.pool_of(component) == pool for component in spec.components)
+
+
+def _states(request: job_pb2.ListJobsRequest) -> frozenset[JobState]:
+    found = set()
+    for number in request.states:
+        try:
+            state = from_wire(job_pb2.JobState, number, JobState)
+        except ValueError:
+            state = None
+        if state is None:
+            raise invalid("states", f"{number} is no state of a job")
+        found.add(state)
+    return frozenset(found)

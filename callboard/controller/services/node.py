@@ -1,0 +1,75 @@
+"""Nodes: read and cordoned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from callboard.controller.driver import Driver
+from callboard.controller.options import ControllerOptions
+from callboard.controller.services.paging import build_page
+from callboard.controller.services.requests import id_of, page_of
+from callboard.controller.views.nodes import node_message
+from callboard.scheduler import State
+from callboard.scheduler.events import NodeCordoned
+from callboard.v1 import node_pb2, node_pb2_grpc
+from callboard.wire.refusals import NotFound
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class NodeService(node_pb2_grpc.NodeServiceServicer):
+    """The nodes."""
+
+    def __init__(self, driver: Driver, options: ControllerOptions) -> None:
+        self._driver = driver
+        self._options = options
+
+    async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
+        """One node."""
+        node_id = id_of(request.name, "nodes")
+
+        def build(state: State) -> node_pb2.Node:
+            if node_id not in state.nodes:
+                raise NotFound(f"there is no node {node_id}", metadata={"subject": f"nodes/{node_id}"})
+            return node_message(state.nodes[node_id], state)
+
+        return node_pb2.GetNodeResponse(node=await self._driver.read(build))
+
+    async def ListNodes(self, request: node_pb2.ListNodesRequest, context: Context) -> node_pb2.ListNodesResponse:
+        """All nodes, by rank."""
+        page = page_of(request.page_size, request.page_token, "nodes")
+        state = self._driver.state
+        places = sorted((f"{node.rank:010d}/{node.node_id}", node.node_id) for node in state.nodes.values())
+        nodes, token = await build_page(
+            [place for place in places if page.after is None or place[0] > page.after],
+            page,
+            key=lambda place: place[0],
+            show=lambda place: self._message(place[1]),
+            most_bytes=self._options.limits.page_bytes,
+        )
+        await self._driver.journaled()
+        return node_pb2.ListNodesResponse(nodes=nodes, next_page_token=token)
+
+    async def CordonNode(self, request: node_pb2.CordonNodeRequest, context: Context) -> node_pb2.CordonNodeResponse:
+        """Nothing new starts on the node."""
+        return node_pb2.CordonNodeResponse(node=await self._cordon(request.name, cordoned=True))
+
+    async def UncordonNode(
+        self, request: node_pb2.UncordonNodeRequest, context: Context
+    ) -> node_pb2.UncordonNodeResponse:
+        """Takes a cordon back."""
+        return node_pb2.UncordonNodeResponse(node=await self._cordon(request.name, cordoned=False))
+
+    async def _cordon(self, name: str, *, cordoned: bool) -> node_pb2.Node | None:
+        node_id = id_of(name, "nodes")
+        return await self._driver.ask(
+            lambda now_ms, cause: NodeCordoned(now_ms=now_ms, cause=cause, node_id=node_id, cordoned=cordoned),
+            lambda _: self._message(node_id),
+            source="node",
+        )
+
+    def _message(self, node_id: str) -> node_pb2.Node | None:
+        state = self._driver.state
+        return node_message(state.nodes[node_id], state) if node_id in state.nodes else None

@@ -1,0 +1,123 @@
+"""What does a request mean? Resource names, etags and page tokens, read or refused with the field at fault."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.names import NAME_PATTERN, is_name
+from callboard.wire.refusals import ErrorReason, InvalidRequest
+
+DEFAULT_PAGE = 100
+LARGEST_PAGE = 1000
+MAX_REQUEST_ID = 128
+MAX_REASON = 512
+_TOKEN_MARK = b"callboard page token 1"
+
+
+def invalid(field: str, message: str) -> InvalidRequest:
+    """The refusal of one field."""
+    return InvalidRequest.of(InvalidInput([Fault(field, message)]))
+
+
+def id_of(name: str, collection: str, field: str = "name") -> str:
+    """The id in a resource name such as ``jobs/train-00``.
+
+    Args:
+        name: the resource name.
+        collection: its first part: ``jobs``.
+        field: path of the name in its request.
+
+    Raises:
+        InvalidRequest: it is no such name.
+    """
+    prefix, slash, found = name.partition("/")
+    if prefix != collection or not slash or not is_name(found):
+        raise invalid(field, f"{name[:100]!r} is no name; write {collection}/ID, where ID matches {NAME_PATTERN}")
+    return found
+
+
+def version_of(etag: str) -> int:
+    """The version that a change is based on; 0: whatever is there. An etag that is none of ours matches nothing."""
+    if not etag:
+        return 0
+    return int(etag) if etag.isascii() and etag.isdigit() and 0 < int(etag) < 1 << 62 else -1
+
+
+def text_of(text: str, field: str, limit: int = MAX_REASON) -> str:
+    """A text for people, bounded.
+
+    Raises:
+        InvalidRequest: too long.
+    """
+    if len(text) > limit:
+        raise invalid(field, f"has {len(text)} characters; allowed are {limit}")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list is asked for.
+
+    Attributes:
+        size: most items.
+        after: key of the last item of the page before; None: from the start.
+        list_id: the list with its filters; a token of another list is refused.
+    """
+
+    size: int
+    after: str | None
+    list_id: str
+
+    def token(self, last: str) -> str:
+        """The token of the page after the item ``last``."""
+        body = json.dumps([self.list_id, last]).encode()
+        return base64.urlsafe_b64encode(_checksum(body) + body).decode()
+
+
+def page_of(page_size: int, page_token: str, collection: str, filters: Iterable[object] = ()) -> Page:
+    """Reads the paging fields of a request.
+
+    Args:
+        page_size: as the caller stated it.
+        page_token: as the caller stated it.
+        collection: name of the list.
+        filters: everything else that selects its items.
+
+    Raises:
+        InvalidRequest: a size out of bounds, or (BAD_PAGE_TOKEN) a token that is not one of this list.
+    """
+    if not 0 <= page_size <= LARGEST_PAGE:
+        raise invalid("page_size", f"{page_size} is out of bounds; allowed is 1 to {LARGEST_PAGE}, 0: the default")
+    list_id = json.dumps([collection, *(str(one) for one in filters)])
+    after = _read_token(page_token, list_id) if page_token else None
+    return Page(page_size or DEFAULT_PAGE, after, list_id)
+
+
+def _read_token(token: str, list_id: str) -> str:
+    try:
+        raw = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
+        body = raw[8:]
+        found_list, last = json.loads(body)
+    except (ValueError, binascii.Error, TypeError) as error:
+        raise _bad_token("is no page token") from error
+    if raw[:8] != _checksum(body) or not isinstance(last, str):
+        raise _bad_token("is damaged or was made by another version")
+    if found_list != list_id:
+        raise _bad_token("belongs to another list or other filters; start from the first page")
+    return last
+
+
+def _bad_token(why: str) -> InvalidRequest:
+    fault = Fault("page_token", why)
+    return InvalidRequest(f"page_token: {why}", reason=ErrorReason.BAD_PAGE_TOKEN, faults=(fault,))
+
+
+def _checksum(body: bytes) -> bytes:
+    # Against accidents, not attackers: a forged token shows nothing that a list without one does not show.
+    return hashlib.blake2b(body, digest_size=8, key=_TOKEN_MARK).digest()

@@ -1,0 +1,70 @@
+"""The scheduler as a whole: its policy and its figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from callboard.controller.driver import Driver
+from callboard.controller.event_log import EventLog
+from callboard.controller.services.requests import version_of
+from callboard.controller.trial import trial
+from callboard.controller.views.stats import stats_message
+from callboard.scheduler.events import PolicySet
+from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
+from callboard.wire.policy import policy_from_proto, policy_to_proto
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Policy and figures."""
+
+    def __init__(self, driver: Driver, events: EventLog) -> None:
+        self._driver = driver
+        self._events = events
+        self._summed: tuple[int, int, scheduler_pb2.Stats] | None = None
+
+    async def GetPolicy(
+        self, request: scheduler_pb2.GetPolicyRequest, context: Context
+    ) -> scheduler_pb2.GetPolicyResponse:
+        """The cluster's policy."""
+        return await self._driver.read(
+            lambda state: scheduler_pb2.GetPolicyResponse(
+                policy=policy_to_proto(state.meta.policy), etag=str(state.meta.policy_version)
+            )
+        )
+
+    async def SetPolicy(
+        self, request: scheduler_pb2.SetPolicyRequest, context: Context
+    ) -> scheduler_pb2.SetPolicyResponse:
+        """Replaces the cluster's policy."""
+        policy = policy_from_proto(request.policy)
+        expected = version_of(request.etag)
+
+        def make(now_ms: int, cause: str) -> PolicySet:
+            return PolicySet(now_ms=now_ms, cause=cause, policy=policy, expected_version=expected)
+
+        if request.validate_only:
+            await trial(self._driver, make)
+            return scheduler_pb2.SetPolicyResponse(policy=policy_to_proto(policy))
+        return await self._driver.ask(
+            make,
+            lambda outcome: scheduler_pb2.SetPolicyResponse(policy=policy_to_proto(policy), etag=str(outcome.result)),
+            source="policy",
+        )
+
+    async def GetStats(
+        self, request: scheduler_pb2.GetStatsRequest, context: Context
+    ) -> scheduler_pb2.GetStatsResponse:
+        """Figures, from memory: they wait for nothing, not even for a commit that is on its way (R7)."""
+        self._driver.check_serving()
+        state = self._driver.state
+        # Every change moves the revision on, so the sums of a revision are made once, however many ask.
+        if self._summed is None or self._summed[:2] != (state.meta.term, state.meta.revision):
+            self._summed = (state.meta.term, state.meta.revision, stats_message(state))
+        stats = self._summed[2]
+        stats.revision = self._events.revision
+        stats.uptime_ms = self._driver.now_ms() - self._driver.started_ms
+        return scheduler_pb2.GetStatsResponse(stats=stats)

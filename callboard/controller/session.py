@@ -1,0 +1,109 @@
+"""What is said on one agent's stream? Its queue, its writer, and how it ends.
+
+The writer is a task of its own: an agent that stops reading fills its own queue and delays nobody (R7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from callboard.scheduler.commands import Command
+from callboard.v1 import agent_pb2
+from callboard.wire.refusals import CallboardError, LimitReached
+
+FLUSH_S = 1.0
+"""How long a stream that ends may take to send what is queued."""
+
+Write = Callable[[agent_pb2.SessionResponse], Awaitable[None]]
+
+
+class AgentSession:
+    """One stream of one agent, from its Hello on.
+
+    Attributes:
+        node_id: node of the agent.
+        instance: run of the agent program.
+        address: address the stream comes from, without the port.
+        epoch: number of the session; 0 until it is admitted.
+        awaited: commands that were sent and not answered, by id.
+        refusals: how often each command was refused, by id.
+        leaving: the agent said that it is about to go.
+    """
+
+    def __init__(self, node_id: str, instance: str, address: str, *, queue: int) -> None:
+        self.node_id = node_id
+        self.instance = instance
+        self.address = address
+        self.epoch = 0
+        self.awaited: dict[str, Command] = {}
+        self.refusals: dict[str, int] = {}
+        self.leaving = False
+        self._queue: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue(queue)
+        self._acks: list[str] = []
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the stream ends or ended."""
+        return self._closed.done()
+
+    def send(self, message: agent_pb2.SessionResponse) -> None:
+        """Queues a message. An agent that let the queue fill up is cut off: it gets what it is owed when it joins
+        again."""
+        if self.closed:
+            return
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.close(LimitReached(f"node {self.node_id} does not read its stream; join again"))
+
+    def acknowledge(self, report_id: str) -> None:
+        """Queues an acknowledgement; those of one batch travel together."""
+        if not self._acks:
+            asyncio.get_running_loop().call_soon(self._send_acks)
+        self._acks.append(report_id)
+
+    def close(self, why: CallboardError | None = None) -> None:
+        """Ends the stream, with an error or (None) well."""
+        if self._closed.done():
+            return
+        if why is None:
+            self._closed.set_result(None)
+        else:
+            self._closed.set_exception(why)
+            self._closed.exception()  # read, in case that nobody waits any more
+
+    async def serve(self, read: Awaitable[None], write: Write) -> None:
+        """Runs the stream until it is closed, ``read`` ended or writing failed.
+
+        Raises:
+            CallboardError: why it was closed.
+        """
+        reader = asyncio.ensure_future(read)
+        writer = asyncio.ensure_future(self._write(write))
+        try:
+            await asyncio.wait({reader, writer, self._closed}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done() and not self.closed and not self._queue.full():
+                # The agent said all it had to say: what it is told last (acknowledgements) should still reach it.
+                self._queue.put_nowait(None)
+                await asyncio.wait({writer, self._closed}, timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait({reader, writer})
+            ended = self._closed.done()
+            self.close()
+        if ended:
+            self._closed.result()
+        for task in (reader, writer):
+            if not task.cancelled():
+                task.result()
+
+    async def _write(self, write: Write) -> None:
+        while (message := await self._queue.get()) is not None:
+            await write(message)
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, []
+        self.send(agent_pb2.SessionResponse(ack=agent_pb2.Ack(report_ids=acks)))

@@ -1,0 +1,27 @@
+"""Would it be refused? An event decided and taken back, for ``validate_only``."""
+
+from __future__ import annotations
+
+from callboard.controller.driver import Driver
+from callboard.controller.inbox import Make
+from callboard.scheduler.events import Event
+from callboard.scheduler.machine import HANDLERS
+from callboard.scheduler.transaction import Transaction
+
+
+async def trial(driver: Driver, make: Make) -> Event:
+    """Decides an event as if it were asked, and takes everything back; returns the event.
+
+    Raises:
+        Refusal: the scheduler would refuse it.
+        Unavailable: not serving, or the journal failed meanwhile.
+    """
+    driver.check_serving()
+    event = make(driver.now_ms(), "trial")
+    transaction = Transaction(driver.state, event.now_ms, event.cause)
+    try:
+        HANDLERS[type(event)](transaction, event)
+    finally:
+        transaction.undo()
+    await driver.journaled()
+    return event

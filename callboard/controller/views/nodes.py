@@ -1,0 +1,76 @@
+"""How does a node look?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from callboard.controller.views.common import timestamp
+from callboard.scheduler import State
+from callboard.scheduler.records import NodeRecord, NodeState
+from callboard.v1 import common_pb2, node_pb2
+from callboard.wire.amounts import labels_to_proto, resources_to_proto
+from callboard.wire.enums import to_wire
+
+
+def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
+    """One node with what it is used for."""
+    use = state.node_use(node.node_id)
+    users = _users_of_devices(node, state)
+    return node_pb2.Node(
+        name=f"nodes/{node.node_id}",
+        rank=node.rank,
+        state=to_wire(node_pb2.NodeState, shown_state(node)),
+        state_reason=node.reason,
+        labels=labels_to_proto(node.labels),
+        node_group=node.node_group,
+        capacity=resources_to_proto(node.capacity),
+        used=resources_to_proto(use.used),
+        held=resources_to_proto(use.held),
+        free=resources_to_proto(use.free),
+        quarantined=resources_to_proto(use.quarantined),
+        devices=[
+            node_pb2.DeviceUse(
+                device=common_pb2.Device(
+                    index=index,
+                    id=device.id,
+                    uuid=device.uuid,
+                    bus_id=device.bus_id,
+                    model=device.model,
+                    memory_bytes=device.memory_bytes,
+                    numa_node=device.numa_node,
+                ),
+                used_milli=use.devices[index].used_milli,
+                held_milli=use.devices[index].held_milli,
+                quarantined_milli=use.devices[index].quarantined_milli,
+                workers=users[index],
+            )
+            for index, device in enumerate(node.devices)
+        ],
+        simulated=node.simulated,
+        epoch=node.epoch,
+        version=node.version,
+        hostname=node.hostname,
+        address=node.ray.node_ip if node.ray is not None else "",
+        ray_node_id=node.ray.ray_node_id if node.ray is not None else "",
+        ray_head=node.ray is not None and node.ray.head,
+        revision=node.revision,
+        join_time=timestamp(node.joined_ms),
+        runtime=node.runtime,
+    )
+
+
+def shown_state(node: NodeRecord) -> str:
+    """Name of the state that people see: a cordon is a flag to us and a state to them."""
+    return "CORDONED" if node.cordoned and node.state is NodeState.READY else node.state.value
+
+
+def _users_of_devices(node: NodeRecord, state: State) -> dict[int, list[node_pb2.WorkerName]]:
+    users: dict[int, list[node_pb2.WorkerName]] = defaultdict(list)
+    for worker in state.workers_on(node.node_id):
+        job = state.jobs.get(worker.job)
+        name = node_pb2.WorkerName(
+            job=job.name if job is not None else worker.job, component=worker.component, rank=worker.rank
+        )
+        for share in worker.devices:
+            users[share.index].append(name)
+    return users

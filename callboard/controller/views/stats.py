@@ -1,0 +1,79 @@
+"""What do the figures say? Sums over the state in memory, made at the moment of the call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from callboard.controller.admission import GONE
+from callboard.controller.views.nodes import shown_state
+from callboard.controller.views.pools import group_stats_message
+from callboard.model.quantities import NOTHING
+from callboard.scheduler import GroupStats, State
+from callboard.scheduler.records import GroupCounts
+from callboard.v1 import pool_pb2, scheduler_pb2
+from callboard.wire.amounts import resources_to_proto
+
+
+def stats_message(state: State) -> scheduler_pb2.Stats:
+    """Figures of the whole cluster, but for revision and uptime, which depend on the moment of the call."""
+    capacity = used = held = free = quarantined = NOTHING
+    for node in state.nodes.values():
+        if node.state in GONE:
+            continue
+        use = state.node_use(node.node_id)
+        capacity = capacity + node.capacity
+        used = used + use.used
+        held = held + use.held
+        free = free + use.free
+        quarantined = quarantined + use.quarantined
+    return scheduler_pb2.Stats(
+        term=state.meta.term,
+        nodes=Counter(shown_state(node) for node in state.nodes.values()),
+        jobs={name.value: len(uids) for name, uids in state.jobs_by_state.items() if uids},
+        workers=Counter(worker.state.value for worker in state.workers.values()),
+        capacity=resources_to_proto(capacity),
+        used=resources_to_proto(used),
+        held=resources_to_proto(held),
+        free=resources_to_proto(free),
+        quarantined=resources_to_proto(quarantined),
+        total_preemptions=state.meta.total_preemptions,
+        preemption_outcomes=dict(state.meta.preemption_outcomes),
+        placement_groups=_all_groups(state),
+        total_submitted=state.meta.total_submitted,
+        ray_address=_ray_address(state),
+        reconciling=bool(state.meta.reconcile_until_ms),
+    )
+
+
+def _all_groups(state: State) -> pool_pb2.PlacementGroupPoolStats:
+    stats = [state.group_stats(name) for name in state.pools]
+    counts = [pool.counts for pool in state.pools.values()]
+    return group_stats_message(
+        GroupStats(
+            total=sum(one.total for one in stats),
+            reserved=sum(one.reserved for one in stats),
+            reserved_idle=sum(one.reserved_idle for one in stats),
+            dynamic=sum(one.dynamic for one in stats),
+            dynamic_idle=sum(one.dynamic_idle for one in stats),
+        ),
+        GroupCounts(
+            creations=sum(one.creations for one in counts),
+            reuses=sum(one.reuses for one in counts),
+            hits=sum(one.hits for one in counts),
+            misses=sum(one.misses for one in counts),
+            removals=_summed(one.removals for one in counts),
+        ),
+    )
+
+
+def _summed(tables: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, int], ...]:
+    found: Counter[str] = Counter()
+    for table in tables:
+        found.update(dict(table))
+    return tuple(sorted(found.items()))
+
+
+def _ray_address(state: State) -> str:
+    addresses = [node.ray.gcs_address for node in state.nodes.values() if node.ray is not None]
+    return addresses[0] if addresses else ""

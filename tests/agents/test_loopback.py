@@ -1,0 +1,31 @@
+"""Which address do a node's Ray services listen on?"""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.agents.loopback import NodeAddress
+from callboard.agents.options import AgentOptions
+
+
+def test_every_node_of_a_machine_gets_a_loopback_address_of_its_own() -> None:
+    nodes = [NodeAddress(AgentOptions(node_id=f"n{number}")) for number in range(3)]
+    first = {node.ip for node in nodes}
+    assert len(first) == 3
+    assert "127.0.0.1" not in first, "Ray would replace it"
+    for node in nodes:
+        node.close()
+    again = NodeAddress(AgentOptions(node_id="n0"))
+    assert again.ip in first
+    again.close()
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    assert NodeAddress(AgentOptions(node_id="n0", node_ip="127.0.9.1")).ip == "127.0.9.1"
+
+
+@pytest.mark.parametrize("controller", ["localhost:7700", "[::1]:7700"])
+def test_loopback_has_several_names(controller: str) -> None:
+    node = NodeAddress(AgentOptions(node_id="n0", controller=controller))
+    assert node.ip.startswith("127.0.0.")
+    node.close()

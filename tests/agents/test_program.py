@@ -1,0 +1,247 @@
+"""How does the agent's process begin and end?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from callboard.v1 import agent_pb2
+from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
+from tests.support.fake_controller import FakeController, start_worker
+
+Process: TypeAlias = asyncio.subprocess.Process
+Program: TypeAlias = Callable[..., Awaitable[Process]]
+
+LIVES_BRIEFLY = """
+import json, os, pathlib, subprocess, sys
+file = pathlib.Path(sys.argv[1])
+file.write_text(json.dumps(json.loads(file.read_text()) | {"exit_with_parent": os.getpid()}))
+child = subprocess.Popen([sys.executable, "-m", "callboard.agents", sys.argv[1]])
+print(child.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+def write_options(controller: FakeController, tmp_path: Path, **options: Any) -> str:
+    settings = {
+        "node_id": "n0",
+        "controller": controller.address,
+        "runtime": "process",
+        "simulate_gpus": 2,
+        "run_dir": str(tmp_path / "n0"),
+        "log_format": "json",
+        **options,
+    }
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps(settings))
+    return str(file)
+
+
+@pytest.fixture
+async def program(controller: FakeController, tmp_path: Path) -> AsyncIterator[Program]:
+    """Starts agents as programs; those that still live at the end are ended."""
+    started: list[Process] = []
+
+    async def start(**options: Any) -> Process:
+        file = write_options(controller, tmp_path, **{"exit_with_parent": os.getpid(), **options})
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "callboard.agents", file, stderr=asyncio.subprocess.PIPE
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_r9_a_signal_ends_it_cleanly(
+    controller: FakeController, program: Program, tmp_path: Path, number: signal.Signals
+) -> None:
+    agent = await program()
+    session = await controller.session()
+    for rank in (0, 1):
+        await controller.do(start_worker=start_worker("Plain", rank=rank))
+    agent.send_signal(number)
+    assert await agent.wait() == 0
+    assert session.goodbye == number.name
+    assert session.heartbeats[-1].leaving
+    ended = [await controller.said("worker_stopped", which) for which in (1, 2)]
+    assert all("leaves" in each.detail for each in ended)
+    assert_nothing_left(tmp_path / "n0")
+
+
+async def test_a_second_signal_hurries(controller: FakeController, program: Program, tmp_path: Path) -> None:
+    agent = await program(leave_hooks_s=30.0, leave_s=60.0)
+    session = await controller.session()
+    await controller.do(start_worker=start_worker("Hanging", entry="run", args_json='["sleep"]'))
+    agent.send_signal(signal.SIGINT)
+    await controller.until(lambda: session.heartbeats[-1].leaving)
+    agent.send_signal(signal.SIGINT)
+    assert await agent.wait() == 0
+    assert_nothing_left(tmp_path / "n0")
+
+
+async def test_the_controller_may_send_it_away(controller: FakeController, program: Program, tmp_path: Path) -> None:
+    agent = await program()
+    session = await controller.session()
+    await controller.command(shutdown=agent_pb2.Shutdown(reason="down"))
+    assert await agent.wait() == 0
+    assert session.goodbye == "down"
+    assert_nothing_left(tmp_path / "n0")
+
+
+async def test_nothing_new_starts_while_it_leaves(controller: FakeController, program: Program) -> None:
+    agent = await program(leave_hooks_s=30.0, leave_s=60.0)
+    session = await controller.session()
+    await controller.do(start_worker=start_worker("Hanging", entry="run", args_json='["sleep"]'))
+    agent.terminate()
+    await controller.until(lambda: session.heartbeats[-1].leaving)
+    report = await controller.do(start_worker=start_worker("Plain", rank=1))
+    assert "leaving" in report.command_refused.message
+    agent.terminate()
+    assert await agent.wait() == 0
+
+
+async def test_it_leaves_when_its_parent_is_gone(controller: FakeController, tmp_path: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        LIVES_BRIEFLY,
+        write_options(controller, tmp_path),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    agent = int(await parent.stdout.readline())
+    session = await controller.session()
+    worker = (await controller.do(start_worker=start_worker("Plain"))).worker_ready.pid
+    parent.kill()
+    await parent.communicate()
+    await until_gone(agent)
+    assert is_gone(worker)
+    assert session.goodbye is not None
+    assert "parent" in session.goodbye
+    assert_nothing_left(tmp_path / "n0")
+
+
+async def test_r4_a_killed_agent_leaves_nothing_the_next_one_does_not_end(
+    controller: FakeController, program: Program, tmp_path: Path
+) -> None:
+    """A worker that holds the GIL never notices that its agent is gone; a hidden child has no socket to notice by."""
+    first = await program()
+    await controller.session()
+    await controller.do(start_worker=start_worker("Busy", entry="run", args_json='["gil"]'))
+    await controller.said("worker_ready")
+    stubborn = start_worker("Stubborn", rank=1, args_json=json.dumps([str(tmp_path / "child")]))
+    await controller.do(start_worker=stubborn)
+    hidden = int((tmp_path / "child").read_text())
+    first.kill()
+    await first.wait()
+    assert not is_gone(hidden)
+    assert started_by(tmp_path / "n0")
+
+    second = await program()
+    session = await controller.session("n0", 2)
+    assert is_gone(hidden)
+    assert started_by(tmp_path / "n0") == []
+    assert not session.hello.workers
+    second.terminate()
+    assert await second.wait() == 0
+    assert_nothing_left(tmp_path / "n0")
+
+
+async def test_workers_of_a_killed_agent_end_by_themselves(
+    controller: FakeController, program: Program, tmp_path: Path
+) -> None:
+    agent = await program()
+    await controller.session()
+    worker = (await controller.do(start_worker=start_worker("Plain"))).worker_ready.pid
+    agent.kill()
+    await agent.wait()
+    await until_gone(worker)
+
+
+async def test_nj_02_an_agent_that_was_stopped_ends_strict_workers_before_it_listens(
+    controller: FakeController, program: Program
+) -> None:
+    controller.welcome |= {"lease_ms": 600}
+    agent = await program()
+    await controller.session()
+    strict = (await controller.do(start_worker=start_worker("Plain", strict=True))).worker_ready.pid
+    agent.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.0)  # Longer than the lease.
+    agent.send_signal(signal.SIGCONT)
+    stopped = await controller.said("worker_stopped")
+    assert "the lease ended" in stopped.detail
+    assert is_gone(strict)
+    agent.terminate()
+    assert await agent.wait() == 0
+
+
+async def test_nj_01_a_second_agent_of_the_node_is_refused(controller: FakeController, program: Program) -> None:
+    first = await program()
+    await controller.session()
+    second = await program()
+    _, errors = await second.communicate()
+    assert second.returncode == 2
+    assert f"another agent of this node is running (pid {first.pid}" in errors.decode()
+    first.terminate()
+    assert await first.wait() == 0
+
+
+async def test_nj_04_a_port_in_use_is_named_before_anything_starts(
+    controller: FakeController, program: Program, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.9.9", 0)) as taken:
+        port = taken.getsockname()[1]
+        agent = await program(runtime="ray", ray_head=True, ray_port=port, node_ip="127.0.9.9")
+        _, errors = await agent.communicate()
+    assert agent.returncode == 2
+    assert f"port {port} on 127.0.9.9 is in use" in errors.decode()
+    assert_nothing_left(tmp_path / "n0")
+
+
+async def test_an_impossible_options_file_is_refused(controller: FakeController, program: Program) -> None:
+    agent = await program(gpus=-1)
+    _, errors = await agent.communicate()
+    assert agent.returncode == 2
+    assert b"gpus: -1" in errors
+
+
+async def test_no_token_is_logged(controller: FakeController, program: Program) -> None:
+    agent = await program(token="very-secret", log_level="DEBUG")
+    await controller.session()
+    report = await controller.do(start_worker=start_worker("Plain", env={"MY_API_KEY": "also-secret"}))
+    assert report.HasField("worker_ready")
+    agent.terminate()
+    _, errors = await agent.communicate()
+    assert b"session_opened" in errors
+    assert b"secret" not in errors
+
+
+async def test_gc_08_starting_children_under_traffic_never_hangs(controller: FakeController, program: Program) -> None:
+    controller.welcome["heartbeat_ms"] = 50
+    agent = await program()
+    await controller.session()
+    for generation in range(1, 41, 4):
+        commands = [
+            await controller.command(start_worker=start_worker("Plain", rank=rank, generation=generation))
+            for rank in range(4)
+        ]
+        for command in commands:
+            assert (await controller.report(command)).HasField("worker_ready")
+    agent.terminate()
+    assert await agent.wait() == 0

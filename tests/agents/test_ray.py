@@ -1,0 +1,397 @@
+"""Does the agent do on real Ray what it does with plain processes, and does Ray's own book agree?
+
+One cluster for all tests: a head and one more node, each with two simulated GPUs. What breaks a node comes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from callboard.agents.process_tree import read_entry
+from callboard.v1 import agent_pb2, common_pb2
+from tests.agents.conftest import assert_nothing_left, is_gone, started_by
+from tests.support.fake_controller import FakeController, start_worker, stop_worker
+
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+
+START_S = 60
+"""For the whole cluster on two busy cores; 10 s when they aren't."""
+
+
+@dataclass
+class Probe:
+    """Another driver of the same Ray cluster."""
+
+    process: asyncio.subprocess.Process
+
+    async def ask(self, what: str, **request: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"what": what, **request}).encode() + b"\n")
+        line = await self.process.stdout.readline()
+        assert line, "the probe died"
+        return json.loads(line)
+
+
+@dataclass
+class Cluster:
+    controller: FakeController
+    folder: Path
+    nodes: dict[str, agent_pb2.RayNode]
+    agents: dict[str, asyncio.subprocess.Process]
+    probe: Probe
+
+    async def start(self, actor: str, *args: object, node: str = "n1", **fields: Any) -> agent_pb2.StartWorker:
+        """Start a worker and wait until it is ready."""
+        command = start_worker(actor, args_json=json.dumps(args), **fields)
+        report = await self.controller.do(node, start_worker=command)
+        assert report.HasField("worker_ready"), report
+        return command
+
+    async def stop(self, command: agent_pb2.StartWorker, *, node: str = "n1", **stop: Any) -> agent_pb2.WorkerStopped:
+        report = await self.controller.do(node, stop_worker=stop_worker(command, **stop))
+        assert report.HasField("worker_stopped"), report
+        return report.worker_stopped
+
+    async def call(self, command: agent_pb2.StartWorker, method: str, *args: object, times: int = 1) -> list[Any]:
+        """Call the worker as a trainer would: over Ray, past us."""
+        key = command.worker
+        actor = f"cb/{key.job_id}/{key.component}/{key.rank}/g{command.generation}"
+        answers: list[Any] = await self.probe.ask("call", actor=actor, method=method, args=args, times=times)
+        return answers
+
+    def bundle(self, node: str, **resources: Any) -> agent_pb2.Bundle:
+        return agent_pb2.Bundle(
+            node_id=node, ray_node_id=self.nodes[node].ray_node_id, resources=common_pb2.Resources(**resources)
+        )
+
+    def recorded(self, node: str, role: str) -> int:
+        records = json.loads((self.folder / node / "processes.json").read_text())
+        return next(int(each["pid"]) for each in records if each["role"] == role)
+
+
+async def run_node(controller: FakeController, folder: Path, node: str, **options: Any) -> asyncio.subprocess.Process:
+    settings = {
+        "node_id": node,
+        "controller": controller.address,
+        "simulate_gpus": 2,
+        "cpu_milli": 3000,
+        "memory_bytes": 4 << 30,
+        "object_store_bytes": 100 << 20,
+        "run_dir": str(folder / node),
+        "exit_with_parent": os.getpid(),
+        **options,
+    }
+    file = folder / f"{node}.json"
+    file.write_text(json.dumps(settings))
+    log = (folder / f"{node}.log").open("ab")
+    with log:
+        return await asyncio.create_subprocess_exec(sys.executable, "-m", "callboard.agents", str(file), stderr=log)
+
+
+async def joined(controller: FakeController, node: str, *, session: int = 1, after: str = "") -> agent_pb2.RayNode:
+    """The node's part in Ray, once it has one (other than the one `after`)."""
+    opened = await controller.session(node, session)
+
+    def found() -> agent_pb2.RayNode | None:
+        told = [opened.hello.ray, *(beat.ray for beat in opened.heartbeats)]
+        return next((ray for ray in reversed(told) if ray.ray_node_id not in {"", after}), None)
+
+    ray: agent_pb2.RayNode = await controller.until(found)
+    return ray
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("ray")
+    async with FakeController().serving() as controller:
+        agents: dict[str, asyncio.subprocess.Process] = {}
+        probes: list[asyncio.subprocess.Process] = []
+        try:
+            yield await bring_up(controller, folder, agents, probes)
+        finally:
+            for probe in probes:
+                probe.kill()
+                await probe.communicate()
+            # The head last: the others would lose their cluster.
+            for node in reversed(agents):
+                if agents[node].returncode is None:
+                    agents[node].terminate()
+            codes = [await agent.wait() for agent in agents.values()]
+        assert codes == [0, 0]
+        for node in agents:
+            assert_nothing_left(folder / node)
+
+
+async def bring_up(
+    controller: FakeController,
+    folder: Path,
+    agents: dict[str, asyncio.subprocess.Process],
+    probes: list[asyncio.subprocess.Process],
+) -> Cluster:
+    agents["n0"] = await run_node(controller, folder, "n0", ray_head=True, ray_port=0)
+    head = await joined(controller, "n0")
+    controller.welcome["ray_bootstrap"] = agent_pb2.RayBootstrap(
+        gcs_address=head.gcs_address, auth_token=head.auth_token, session=head.session
+    )
+    agents["n1"] = await run_node(controller, folder, "n1")
+    nodes = {"n0": head, "n1": await joined(controller, "n1")}
+    probe = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.support.ray_probe",
+        head.gcs_address,
+        head.node_ip,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "n0" / "ray-token")},
+    )
+    probes.append(probe)
+    assert probe.stdout is not None
+    assert await probe.stdout.readline() == b'"ready"\n'
+    return Cluster(controller, folder, nodes, agents, Probe(probe))
+
+
+pytestmark.append(pytest.mark.timeout(START_S + 60))
+
+
+class TestNodes:
+    async def test_the_second_node_is_in_the_first_ones_session(self, cluster: Cluster) -> None:
+        head, other = cluster.nodes["n0"], cluster.nodes["n1"]
+        assert head.head
+        assert not other.head
+        assert head.session == other.session
+        assert head.node_ip != other.node_ip
+        assert head.auth_token
+        assert not other.auth_token, "only the head tells the token"
+
+    async def test_the_token_is_kept_where_only_we_read_it(self, cluster: Cluster) -> None:
+        token = cluster.nodes["n0"].auth_token
+        for node in ("n0", "n1"):
+            file = cluster.folder / node / "ray-token"
+            assert file.read_text() == token
+            assert file.stat().st_mode & 0o777 == 0o600
+            assert token not in (cluster.folder / f"{node}.log").read_text()
+
+    async def test_no_worker_waits_idle(self, cluster: Cluster) -> None:
+        assert await cluster.probe.ask("actors") == []
+
+
+class TestPlacementGroups:
+    async def test_rays_own_books_show_the_amounts(self, cluster: Cluster) -> None:
+        before = await cluster.probe.ask("available")
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-1",
+            attempt=1,
+            timeout_ms=10_000,
+            bundles=[
+                cluster.bundle("n1", cpu_milli=1500, gpu_milli=1000, memory_bytes=1 << 30),
+                cluster.bundle("n1", cpu_milli=500, gpu_milli=500),
+                cluster.bundle("n0", cpu_milli=1000),
+            ],
+        )
+        report = await cluster.controller.do("n0", create_placement_group=create)
+        ready = report.placement_group_ready
+        assert ready.ray_session == cluster.nodes["n0"].session
+
+        after = await cluster.probe.ask("available")
+
+        def taken(node: str, resource: str) -> float:
+            ray_id = cluster.nodes[node].ray_node_id
+            return float(before[ray_id][resource] - after[ray_id].get(resource, 0.0))
+
+        assert [taken("n1", "CPU"), taken("n1", "GPU"), taken("n1", "memory")] == [2.0, 1.5, 1 << 30]
+        assert [taken("n0", "CPU"), taken("n0", "GPU")] == [1.0, 0.0]
+
+        # By id, and from another agent than the one that made it.
+        remove = agent_pb2.RemovePlacementGroup(
+            placement_group_id="pg-1", attempt=1, ray_placement_group_id=ready.ray_placement_group_id
+        )
+        for _ in range(2):
+            report = await cluster.controller.do("n1", remove_placement_group=remove)
+            assert report.placement_group_removed.placement_group_id == "pg-1"
+        assert await cluster.probe.ask("groups") == {}
+
+    async def test_one_that_never_gets_ready_fails_and_leaves_nothing(self, cluster: Cluster) -> None:
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-2",
+            attempt=1,
+            timeout_ms=700,
+            bundles=[cluster.bundle("n1", gpu_milli=2000), cluster.bundle("n1", gpu_milli=1000)],
+        )
+        report = await cluster.controller.do("n0", create_placement_group=create)
+        assert "not ready after 0.7 s" in report.placement_group_failed.message
+        assert await cluster.probe.ask("groups") == {}
+
+    async def test_one_that_is_removed_while_half_made_leaves_nothing(self, cluster: Cluster) -> None:
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-3",
+            attempt=4,
+            timeout_ms=60_000,
+            bundles=[cluster.bundle("n1", gpu_milli=1000)] * 3,
+        )
+        made = await cluster.controller.command("n0", create_placement_group=create)
+        while not await cluster.probe.ask("groups"):
+            pass
+        remove = agent_pb2.RemovePlacementGroup(placement_group_id="pg-3", attempt=4)
+        report = await cluster.controller.do("n0", remove_placement_group=remove)
+        assert report.HasField("placement_group_removed")
+        assert (await cluster.controller.report(made)).HasField("placement_group_failed")
+        assert await cluster.probe.ask("groups") == {}
+
+    async def test_removing_what_was_never_made_is_fine(self, cluster: Cluster) -> None:
+        remove = agent_pb2.RemovePlacementGroup(placement_group_id="pg-9", attempt=1)
+        report = await cluster.controller.do("n1", remove_placement_group=remove)
+        assert report.HasField("placement_group_removed")
+
+
+class TestWorkers:
+    async def test_gv_11_each_sees_exactly_its_devices_call_after_call(self, cluster: Cluster) -> None:
+        with_gpu = await cluster.start("Plain", devices=("1",), env={"LEVEL": "9"})
+        without = await cluster.start("Plain", rank=1)
+        for command, expected in ((with_gpu, "1"), (without, "")):
+            for environment in await cluster.call(command, "environment", times=3):
+                assert environment["CUDA_VISIBLE_DEVICES"] == expected
+                assert environment["RANK"] == str(command.worker.rank)
+                assert environment["CALLBOARD_RUNTIME"] == "ray"
+                assert "PS1" not in environment
+                assert "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" in environment, "Ray's own variables stay"
+                assert "OLDPWD" not in environment
+        for command in (with_gpu, without):
+            assert (await cluster.stop(command)).outcome == agent_pb2.STOP_OUTCOME_KILLED
+
+    async def test_results_and_streams_go_over_ray_past_us(self, cluster: Cluster) -> None:
+        command = await cluster.start("Plain", 1, "two", kwargs_json='{"three": 3}', job="streams")
+        assert await cluster.call(command, "built_with") == [[[1, "two"], {"three": 3}, True]]
+        actor = "cb/streams/main/0/g1"
+        assert await cluster.probe.ask("stream", actor=actor, method="count", args=[20]) == list(range(20))
+        await cluster.stop(command)
+
+    async def test_pc_11_a_hanging_cancel_and_a_held_gil_end_by_the_timeout(self, cluster: Cluster) -> None:
+        command = await cluster.start("Hanging", "gil", entry="run", devices=("1",), generation=2)
+        end = await cluster.stop(command, cancel_timeout_ms=400, kill_timeout_ms=2000)
+        assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
+        assert 390 <= end.took_ms < 2400
+        # The device is free at once.
+        again = await cluster.start("Plain", devices=("1",), generation=3)
+        await cluster.stop(again)
+
+    async def test_pc_12_the_hidden_child_goes_too(self, cluster: Cluster) -> None:
+        file = cluster.folder / "child"
+        command = await cluster.start("Stubborn", str(file), entry="run", generation=4)
+        child = int(file.read_text())
+        assert (await cluster.stop(command)).outcome == agent_pb2.STOP_OUTCOME_KILLED
+        assert is_gone(child)
+
+    async def test_a_cooperative_worker_leaves_its_checkpoint(self, cluster: Cluster) -> None:
+        command = await cluster.start("Yielding", entry="run", generation=5)
+        end = await cluster.stop(command, cancel_timeout_ms=5000, checkpoint=True)
+        assert end.outcome == agent_pb2.STOP_OUTCOME_COOPERATIVE
+        assert int(end.checkpoint.data) >= 0
+
+    async def test_a_constructor_that_raises_gives_its_traceback(self, cluster: Cluster) -> None:
+        report = await cluster.controller.do("n1", start_worker=start_worker("Broken", generation=6))
+        assert "no weights here" in report.worker_start_failed.traceback
+
+    async def test_a_worker_that_dies_alone_is_reported_when_its_tree_is_gone(self, cluster: Cluster) -> None:
+        file = cluster.folder / "child2"
+        command = start_worker("Stubborn", generation=7, args_json=json.dumps([str(file)]))
+        report = await cluster.controller.do("n1", start_worker=command)
+        os.kill(report.worker_ready.pid, signal.SIGKILL)
+        dead = await cluster.controller.said("worker_exited")
+        assert dead.generation == 7
+        assert not dead.quarantined
+        assert is_gone(int(file.read_text()))
+
+    @pytest.mark.parametrize("delay_ms", [0, 20, 400, 700])
+    async def test_pc_13_a_stop_right_after_the_start(self, cluster: Cluster, delay_ms: int) -> None:
+        command = start_worker("SlowToBuild", generation=10 + delay_ms, devices=("1",))
+        start = await cluster.controller.command("n1", start_worker=command)
+        await asyncio.sleep(delay_ms / 1000)  # The delays are the scenario's input.
+        end = await cluster.stop(command)
+        assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
+        failed = (await cluster.controller.report(start)).worker_start_failed
+        assert failed.failure == agent_pb2.START_FAILURE_STOPPED
+
+    async def test_inside_a_bundle_it_can_be_hosted_too(self, cluster: Cluster) -> None:
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-5", attempt=1, timeout_ms=10_000, bundles=[cluster.bundle("n1", cpu_milli=1000)]
+        )
+        group = (await cluster.controller.do("n1", create_placement_group=create)).placement_group_ready
+        command = await cluster.start(
+            "Plain", generation=1000, in_bundle=True, ray_placement_group_id=group.ray_placement_group_id
+        )
+        assert await cluster.call(command, "echo", 7) == [7]
+        await cluster.stop(command)
+        remove = agent_pb2.RemovePlacementGroup(
+            placement_group_id="pg-5", attempt=1, ray_placement_group_id=group.ray_placement_group_id
+        )
+        await cluster.controller.do("n1", remove_placement_group=remove)
+
+    async def test_ray_forgets_every_worker_that_is_gone(self, cluster: Cluster) -> None:
+        while await cluster.probe.ask("actors"):
+            pass
+        table = started_by(cluster.folder / "n1")
+        assert all("WorkerHost" not in (Path("/proc") / str(pid) / "cmdline").read_text() for pid in table)
+
+
+class TestTrouble:
+    async def test_a_driver_that_dies_is_replaced_and_nothing_is_lost(self, cluster: Cluster) -> None:
+        command = await cluster.start("Yielding", entry="run", generation=2000)
+        os.kill(cluster.recorded("n1", "driver"), signal.SIGKILL)
+        end = await cluster.stop(command, cancel_timeout_ms=8000, checkpoint=True)
+        assert end.outcome == agent_pb2.STOP_OUTCOME_COOPERATIVE, end.detail
+
+    async def test_a_stuck_driver_does_not_hold_up_a_kill(self, cluster: Cluster) -> None:
+        command = await cluster.start("Busy", "gil", entry="run", generation=2001)
+        driver = cluster.recorded("n1", "driver")
+        os.kill(driver, signal.SIGSTOP)
+        end = await cluster.stop(command, cancel_timeout_ms=500, kill_timeout_ms=1000)
+        assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
+        assert end.took_ms < 1500
+        os.kill(driver, signal.SIGKILL)
+
+    async def test_a_raylet_that_dies_takes_its_workers_and_comes_back(self, cluster: Cluster) -> None:
+        command = start_worker("Busy", generation=3000, entry="run", args_json='["sleep"]')
+        worker = (await cluster.controller.do("n1", start_worker=command)).worker_ready.pid
+        ray = cluster.recorded("n1", "ray")
+        (raylet,) = [
+            pid
+            for pid in started_by(cluster.folder / "n1")
+            if (entry := read_entry(pid)) is not None
+            and entry.parent == ray
+            and (Path("/proc") / str(pid) / "comm").read_text() == "raylet\n"
+        ]
+        os.kill(raylet, signal.SIGKILL)
+        exited = await cluster.controller.said("ray_node_exited")
+        assert not exited.head
+        dead = await cluster.controller.said("worker_exited", 2)
+        assert "the Ray node ended" in dead.message
+        assert is_gone(worker)
+        old = cluster.nodes["n1"].ray_node_id
+        cluster.nodes["n1"] = await joined(cluster.controller, "n1", after=old)
+        command = await cluster.start("Plain", generation=3001)
+        await cluster.stop(command)
+
+    async def test_r4_what_a_killed_agent_leaves_is_ended_by_the_next(self, cluster: Cluster) -> None:
+        await cluster.start("Busy", "gil", entry="run", generation=4000)
+        cluster.agents["n1"].kill()
+        await cluster.agents["n1"].wait()
+        left = started_by(cluster.folder / "n1")
+        assert left
+        cluster.agents["n1"] = await run_node(cluster.controller, cluster.folder, "n1")
+        session = await cluster.controller.session("n1", 2)
+        assert all(is_gone(pid) for pid in left)
+        assert not session.hello.workers
+        cluster.nodes["n1"] = await joined(cluster.controller, "n1", session=2)

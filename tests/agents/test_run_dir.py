@@ -1,0 +1,102 @@
+"""Where does the agent keep its things, and what of it does it remove?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from callboard.agents.process_tree import ProcessId
+from callboard.agents.ray_command import RayNodeSpec, ray_start
+from callboard.agents.run_dir import RunDir, RunDirError, Started, default_run_dir
+
+
+def test_what_was_recorded_is_there_for_the_next_agent(tmp_path: Path) -> None:
+    first = RunDir(tmp_path / "n0")
+    first.add("worker", ProcessId(11, 1))
+    first.add("ray", ProcessId(12, 2))
+    first.discard(ProcessId(11, 1))
+    first.close(keep=True)
+
+    second = RunDir(tmp_path / "n0")
+    assert second.leftovers() == [Started("ray", ProcessId(12, 2))]
+    second.close(keep=False)
+    assert not (tmp_path / "n0").exists()
+
+
+def test_only_what_we_made_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir(mode=0o700)
+    (folder / "thesis.txt").write_text("irreplaceable")
+    RunDir(folder).close(keep=False)
+    assert [each.name for each in folder.iterdir()] == ["thesis.txt"]
+
+
+def test_a_directory_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(RunDirError, match="written by others"):
+        RunDir(folder)
+    assert folder.stat().st_mode & 0o777 == 0o777, "and left as it is"
+
+
+def test_a_link_somewhere_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(RunDirError, match="not a directory"):
+        RunDir(tmp_path / "link")
+
+
+def test_the_token_is_for_our_eyes(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "n0")
+    run_dir.write_ray_token("t" * 64)
+    assert run_dir.ray_token.stat().st_mode & 0o777 == 0o600
+    run_dir.close(keep=False)
+
+
+def test_rays_sockets_fit_however_long_the_names_are(tmp_path: Path) -> None:
+    deep = tmp_path / ("c" * 60) / ("n" * 60)
+    run_dir = RunDir(deep)
+    socket = run_dir.ray_temp / "session_2026-12-31_23-59-59_999999_4194304" / "sockets" / "plasma_store"
+    assert len(os.fsencode(socket)) <= 107
+    run_dir.close(keep=False)
+
+
+def test_the_default_is_below_the_users_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert default_run_dir("c", "n") == Path("/run/user/7/callboard/c/n")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_run_dir("c", "n") == Path(f"/tmp/callboard-{os.getuid()}/c/n")
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_ray_node_is_told_all_it_could_guess_wrong(tmp_path: Path, head: bool) -> None:
+    spec = RayNodeSpec(
+        node_id="n0",
+        gcs_address="127.0.0.10:6379",
+        head=head,
+        node_ip="127.0.0.10",
+        cpu_milli=3000,
+        gpus=2,
+        memory_bytes=4 << 30,
+        custom_milli={"worker_unit": 1000},
+        object_store_bytes=100 << 20,
+        port_base=6400,
+        dashboard_port=None,
+        temp_dir=tmp_path / "ray",
+        log=tmp_path / "ray.log",
+        environment={"SECRET": "x"},
+    )
+    command = ray_start(spec)
+    for part in (
+        "--block",
+        "--num-cpus=3",
+        "--num-gpus=2",
+        '--resources={"worker_unit": 1.0}',
+        "--node-manager-port=6400",
+    ):
+        assert part in command
+    assert ("--head" in command) is head
+    assert ("--address=127.0.0.10:6379" in command) is not head
+    assert "SECRET" not in repr(spec)

@@ -1,0 +1,43 @@
+"""The command line against a controller that answers as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from callboard.cli.main import app
+from tests.support.fake_api import FakeApi, ThreadedApi
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory of the test's own, a wide screen, and no controller in the environment."""
+    directory = tmp_path / "run"
+    monkeypatch.setenv("CALLBOARD_RUN_DIR", str(directory))
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("CALLBOARD_CONTROLLER", raising=False)
+    return directory
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    """A controller."""
+    with ThreadedApi() as fake:
+        yield fake
+
+
+@pytest.fixture
+def run(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command line against the controller."""
+    monkeypatch.setenv("CALLBOARD_CONTROLLER", api.address)
+
+    def call(*arguments: str, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    return call

@@ -1,0 +1,61 @@
+"""Does every verb say what it does, with an example?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from callboard.cli.main import app
+
+
+def verbs(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    command = command or get_command(app)
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, below in command.commands.items():
+        yield from verbs(below, (*path, name))
+
+
+VERBS = list(verbs())
+
+
+def test_the_verbs_of_the_design_are_there() -> None:
+    assert {" ".join(path) for path, _ in VERBS} == {
+        *("up", "down", "controller", "agent", "status", "events", "demo rlhf"),
+        *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
+        *("pool create", "pool list", "pool get", "pg list", "node list", "policy get", "policy set"),
+    }
+
+
+@pytest.mark.parametrize(("path", "command"), VERBS, ids=[" ".join(path) for path, _ in VERBS])
+def test_a_verb_says_what_it_does_and_gives_an_example(path: tuple[str, ...], command: Any) -> None:
+    shown = CliRunner().invoke(app, [*path, "--help"])
+    assert shown.exit_code == 0
+    assert command.help
+    assert f"Example: callboard {' '.join(path)}" in shown.output
+    unexplained = [option.name for option in command.params if not getattr(option, "help", None)]
+    assert not unexplained
+
+
+READS = [path for path, _ in VERBS if path[-1] in {"list", "get", "status", "events", "explain"}]
+
+
+@pytest.mark.parametrize("path", READS, ids=" ".join)
+def test_every_read_can_be_shown_in_four_ways(path: tuple[str, ...]) -> None:
+    assert "--output <table|wide|json|yaml>" in " ".join(CliRunner().invoke(app, [*path, "--help"]).output.split())
+
+
+def test_the_version_is_said() -> None:
+    from callboard import __version__
+
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == f"callboard {__version__}"
+
+
+def test_a_wrong_verb_is_bad_input() -> None:
+    assert CliRunner().invoke(app, ["jbo"]).exit_code == 2
+    assert CliRunner().invoke(app, ["job", "list", "-o", "xml"]).exit_code == 2

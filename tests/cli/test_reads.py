@@ -1,0 +1,118 @@
+"""What do reads show? Names for people in a table, ids with wide, everything in JSON and YAML."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from callboard.client import methods
+from callboard.v1.event_pb2 import ListEventsResponse
+from callboard.v1.job_pb2 import ExplainJobResponse, Explanation, GetJobResponse, ListJobsRequest, ListJobsResponse
+from callboard.v1.node_pb2 import ListNodesResponse
+from callboard.v1.placement_group_pb2 import ListPlacementGroupsResponse
+from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
+from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
+from tests.cli import objects
+from tests.cli.conftest import Run
+from tests.support.fake_api import FakeApi
+
+READS = [
+    ("job", "list"),
+    ("job", "get", "train-00"),
+    ("pool", "list"),
+    ("pool", "get", "rlhf"),
+    ("pg", "list"),
+    ("node", "list"),
+    ("status",),
+    ("events",),
+]
+INTERNAL_IDS = ("uid-4711", "pg-77", "cb/uid", "abcdef0123", "feedbeef", "etag-9", "12345", "cause-1")
+
+
+@pytest.fixture(autouse=True)
+def filled(api: FakeApi) -> None:
+    jobs = [objects.preempting_job(), objects.waiting_job(), objects.job("eval")]
+    api.on(methods.LIST_JOBS, ListJobsResponse(jobs=jobs))
+    api.on(methods.GET_JOB, GetJobResponse(job=jobs[0]))
+    api.on(methods.LIST_POOLS, ListPoolsResponse(pools=[objects.pool()]))
+    api.on(methods.GET_POOL, GetPoolResponse(pool=objects.pool()))
+    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[objects.node()]))
+    api.on(methods.LIST_PLACEMENT_GROUPS, ListPlacementGroupsResponse(placement_groups=[objects.group()]))
+    api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(nodes={"READY": 1}, total_preemptions=1, uptime_ms=5000)))
+    api.on(methods.LIST_EVENTS, ListEventsResponse(events=[objects.event()]))
+
+
+@pytest.mark.parametrize("verb", READS, ids=" ".join)
+def test_a_table_has_no_internal_ids(run: Run, verb: tuple[str, ...]) -> None:
+    """MU-05."""
+    shown = run(*verb)
+    assert shown.exit_code == 0, shown.output
+    assert [name for name in INTERNAL_IDS if name in shown.output] == []
+    assert "train-00" in shown.output or "rlhf" in shown.output or "rollout-01" in shown.output
+
+
+@pytest.mark.parametrize("verb", READS, ids=" ".join)
+def test_wide_adds_internal_ids(run: Run, verb: tuple[str, ...]) -> None:
+    shown = run(*verb, "-o", "wide")
+    assert any(name in shown.output for name in INTERNAL_IDS)
+
+
+@pytest.mark.parametrize("verb", READS, ids=" ".join)
+def test_json_and_yaml_say_the_same(run: Run, verb: tuple[str, ...]) -> None:
+    as_json: Any = json.loads(run(*verb, "-o", "json").stdout)
+    assert as_json
+    as_yaml = yaml.safe_load(run(*verb, "-o", "yaml").stdout)
+    assert as_json == as_yaml
+
+
+def test_a_waiting_job_says_what_it_waits_for(run: Run) -> None:
+    line = next(line for line in run("job", "list").stdout.splitlines() if "rollout-01" in line)
+    assert "PENDING" in line
+    assert "5.5 of 6 CPU used" in line
+
+
+def test_a_job_shows_its_gpu_and_who_made_room(run: Run) -> None:
+    shown = run("job", "get", "train-00").stdout
+    assert "rollout-01 yielded to train-00 in 40 ms (cooperative)" in shown
+    assert "node-1" in shown
+
+
+def test_only_live_jobs_are_listed_unless_all_are_asked_for(run: Run, api: FakeApi) -> None:
+    run("job", "list")
+    run("job", "list", "--all")
+    run("job", "list", "--state", "failed")
+    live, everything, failed = (len(request.states) for request in api.seen(ListJobsRequest))
+    assert (live, everything, failed) == (6, 0, 1)
+
+
+def test_status_draws_who_is_on_which_gpu(run: Run) -> None:
+    shown = run("status").stdout
+    assert "GPU0 [    train-00    ]" in shown
+    assert "GPU1 [ kept for a PG  ]" in shown
+
+
+def test_amounts_are_exact_numbers_in_json(run: Run) -> None:
+    (found,) = json.loads(run("pool", "list", "-o", "json").stdout)
+    assert found["used"]["cpu_milli"] == 1500
+    assert found["spec"]["stop_policy"] == "UNSPECIFIED"
+
+
+def test_an_explanation_says_why_and_what_would_help(run: Run, api: FakeApi) -> None:
+    explanation = Explanation(
+        verdict="WAIT", summary="pool rlhf is full", unblock=["raise pool rlhf cpu by 1"], queue_position=1
+    )
+    api.on(methods.EXPLAIN_JOB, ExplainJobResponse(explanation=explanation))
+    shown = run("job", "explain", "rollout-01").stdout
+    assert "pool rlhf is full" in shown
+    assert "raise pool rlhf cpu by 1" in shown
+
+
+def test_nothing_there_is_said_on_stderr_and_json_is_still_json(run: Run, api: FakeApi) -> None:
+    api.on(methods.LIST_JOBS, ListJobsResponse())
+    shown = run("job", "list")
+    assert (shown.stdout, shown.exit_code) == ("", 0)
+    assert "No jobs" in shown.stderr
+    assert json.loads(run("job", "list", "-o", "json").stdout) == []

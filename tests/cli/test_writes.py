@@ -1,0 +1,204 @@
+"""What do verbs that change something send, and what do they say when it fails?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from callboard.cli.main import app
+from callboard.client import methods
+from callboard.model.policy import PreemptionPolicy
+from callboard.v1.job_pb2 import (
+    CancelJobRequest,
+    CancelJobResponse,
+    Explanation,
+    GetJobResponse,
+    JobState,
+    PreemptJobRequest,
+    PreemptJobResponse,
+    SubmitJobRequest,
+    SubmitJobResponse,
+)
+from callboard.v1.node_pb2 import ListNodesResponse
+from callboard.v1.pool_pb2 import CreatePoolRequest, CreatePoolResponse
+from callboard.v1.scheduler_pb2 import GetPolicyResponse, SetPolicyRequest, SetPolicyResponse
+from callboard.wire.errors import NotFound, QuotaExceeded, QuotaViolation, Unschedulable
+from callboard.wire.policy import policy_from_proto, policy_to_proto
+from tests.cli import objects
+from tests.cli.conftest import Run
+from tests.support.fake_api import FakeApi
+
+JOB = """\
+name: train-00
+pool: rlhf
+priority: 9
+components:
+  - name: actor
+    actor: pkg.module:Class
+    resources: {cpu: 1.5, memory: 1GiB, gpu: 1}
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+def refusing(error: Exception) -> Any:
+    def refuse(_: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+def test_a_file_is_submitted(run: Run, api: FakeApi, job_file: Path) -> None:
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=objects.job()))
+    shown = run("job", "submit", str(job_file), "--request-id", "r1")
+    assert shown.exit_code == 0, shown.output
+    (request,) = api.seen(SubmitJobRequest)
+    assert request.spec.components[0].resources.cpu_milli == 1500
+    assert request.request_id == "r1"
+
+
+def test_the_input_is_submitted(run: Run, api: FakeApi) -> None:
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=objects.job()))
+    assert run("job", "submit", "-", stdin=JOB).exit_code == 0
+    assert len(api.seen(SubmitJobRequest)) == 1
+
+
+def test_quiet_prints_nothing_and_json_the_job(run: Run, api: FakeApi, job_file: Path) -> None:
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=objects.job()))
+    assert run("job", "submit", str(job_file), "-q").output == ""
+    assert json.loads(run("job", "submit", str(job_file), "-o", "json").stdout)["uid"] == "uid-4711"
+
+
+def test_faults_name_line_and_column_and_nothing_is_sent(run: Run, api: FakeApi, job_file: Path) -> None:
+    job_file.write_text(JOB.replace("priority: 9", "priority: high").replace("gpu: 1", "gpu: 1.5"))
+    shown = run("job", "submit", str(job_file))
+    assert shown.exit_code == 2
+    assert "3:" in shown.stderr
+    assert "priority" in shown.stderr
+    assert "gpu" in shown.stderr
+    assert api.seen(SubmitJobRequest) == []
+
+
+def test_a_missing_file_is_bad_input(run: Run) -> None:
+    shown = run("job", "submit", "/nowhere.yaml")
+    assert shown.exit_code == 2
+    assert "can't be read" in shown.stderr
+
+
+def test_what_can_never_run_has_an_exit_code_of_its_own(run: Run, api: FakeApi, job_file: Path) -> None:
+    api.on(methods.SUBMIT_JOB, refusing(Unschedulable("no node has 9 GPUs")))
+    assert run("job", "submit", str(job_file)).exit_code == 3
+    short = QuotaExceeded("too much", quota=(QuotaViolation("pools/rlhf", "asks 9 CPU of 6"),))
+    api.on(methods.SUBMIT_JOB, refusing(short))
+    shown = run("job", "submit", str(job_file))
+    assert shown.exit_code == 3
+    assert "pools/rlhf: asks 9 CPU of 6" in shown.stderr
+
+
+def test_a_refusal_says_what_why_what_to_do_and_by_whom(run: Run, api: FakeApi) -> None:
+    """MU-07: with the controller's address and its nodes."""
+    api.on(methods.GET_JOB, refusing(NotFound("job nope does not exist")))
+    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[objects.node()]))
+    shown = run("job", "get", "nope")
+    assert shown.exit_code == 1
+    for part in ("error:", "why:", "do:", api.address, "node-1"):
+        assert part in shown.stderr
+
+
+def test_a_plan_that_can_never_start_has_an_exit_code_of_its_own(run: Run, api: FakeApi, job_file: Path) -> None:
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(plan=Explanation(verdict="START", summary="on node-1")))
+    assert run("job", "submit", str(job_file), "--validate").exit_code == 0
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(plan=Explanation(verdict="UNSCHEDULABLE", summary="too large")))
+    assert run("job", "submit", str(job_file), "--validate").exit_code == 3
+    assert all(request.validate_only for request in api.seen(SubmitJobRequest))
+
+
+def test_waiting_for_a_job_that_fails_says_why(run: Run, api: FakeApi, job_file: Path) -> None:
+    failed = objects.job(state=JobState.JOB_STATE_FAILED, state_reason="constructor raised", traceback="ZeroDivision")
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=objects.job()))
+    api.on(methods.GET_JOB, GetJobResponse(job=failed))
+    shown = run("job", "submit", str(job_file), "--wait")
+    assert shown.exit_code == 1
+    assert "constructor raised" in shown.stderr
+    assert "ZeroDivision" in shown.stderr
+
+
+def test_cancel_and_preempt_name_the_job_they_found(run: Run, api: FakeApi) -> None:
+    api.on(methods.GET_JOB, GetJobResponse(job=objects.job()))
+    api.on(methods.CANCEL_JOB, CancelJobResponse(job=objects.job(state=JobState.JOB_STATE_STOPPING)))
+    api.on(methods.PREEMPT_JOB, PreemptJobResponse(job=objects.job(state=JobState.JOB_STATE_PREEMPTING)))
+    assert "is STOPPING" in run("job", "cancel", "train-00", "--reason", "enough").stderr
+    assert "yields to eval" in run("job", "preempt", "train-00", "--for", "eval").stderr
+    assert api.seen(CancelJobRequest)[0].name == "jobs/uid-4711"
+    assert api.seen(PreemptJobRequest)[0].for_job == "jobs/eval"
+
+
+def test_a_pool_is_made_from_quotas_or_from_a_file(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    api.on(methods.CREATE_POOL, CreatePoolResponse(pool=objects.pool()))
+    assert run("pool", "create", "rlhf", "--cpu", "6", "--memory", "8GiB").exit_code == 0
+    file = tmp_path / "pool.yaml"
+    file.write_text("name: rlhf\nnominal: {cpu: 6}\npg_pool: {reserved: [{cpu: 2, gpu: 1}], max_dynamic: 2}\n")
+    assert run("pool", "create", "--file", str(file)).exit_code == 0
+    first, second = api.seen(CreatePoolRequest)
+    assert first.spec.nominal.memory_bytes == 8 << 30
+    assert second.spec.pg_pool.reserved[0].gpu_milli == 1000
+
+
+@pytest.mark.parametrize("arguments", [(), ("a/b", "--cpu", "1"), ("rlhf", "--cpu", "lots"), ("x" * 300,)])
+def test_a_bad_pool_is_refused_before_anything_is_sent(run: Run, api: FakeApi, arguments: tuple[str, ...]) -> None:
+    assert run("pool", "create", *arguments).exit_code == 2
+    assert api.seen(CreatePoolRequest) == []
+
+
+def test_what_policy_get_prints_can_be_given_to_policy_set(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    policy = PreemptionPolicy(
+        label_rules=(("role", (("train", ("reward", "rollout")),)),), cancel_timeout_ms=500, enable_cross_pool=False
+    )
+    api.on(methods.GET_POLICY, GetPolicyResponse(policy=policy_to_proto(policy)))
+    api.on(methods.SET_POLICY, lambda request: SetPolicyResponse(policy=request.policy))
+    printed = run("policy", "get", "-o", "yaml").stdout
+    assert yaml.safe_load(printed)["cancel_timeout"] == "500ms"
+    file = tmp_path / "policy.yaml"
+    file.write_text(printed)
+    assert run("policy", "set", str(file)).exit_code == 0
+    assert policy_from_proto(api.seen(SetPolicyRequest)[0].policy) == policy
+    assert "train beats reward, rollout" in run("policy", "get").stdout
+
+
+def test_single_fields_of_the_policy_are_changed(run: Run, api: FakeApi) -> None:
+    policy = PreemptionPolicy(cancel_timeout_ms=500)
+    api.on(methods.GET_POLICY, GetPolicyResponse(policy=policy_to_proto(policy)))
+    api.on(methods.SET_POLICY, lambda request: SetPolicyResponse(policy=request.policy))
+    assert run("policy", "set", "aggressiveness=HIGH", "protected_pools=[a, b]").exit_code == 0
+    changed = policy_from_proto(api.seen(SetPolicyRequest)[0].policy)
+    assert (changed.aggressiveness, changed.protected_pools, changed.cancel_timeout_ms) == ("HIGH", ("a", "b"), 500)
+
+
+@pytest.mark.parametrize("change", ["agressiveness=HIGH", "aggressiveness=HIGHER", "cancel_timeout=-1", "x=[", "a=1=2"])
+def test_a_wrong_field_of_the_policy_is_bad_input(run: Run, api: FakeApi, change: str) -> None:
+    api.on(methods.GET_POLICY, GetPolicyResponse(policy=policy_to_proto(PreemptionPolicy())))
+    assert run("policy", "set", change, "min_runtime=0").exit_code == 2
+    assert api.seen(SetPolicyRequest) == []
+
+
+def test_without_a_controller_it_says_how_to_start_one() -> None:
+    shown = CliRunner().invoke(app, ["status"])
+    assert shown.exit_code == 4
+    assert "callboard up" in shown.stderr
+
+
+def test_a_dead_address_is_named() -> None:
+    """MU-07."""
+    shown = CliRunner().invoke(app, ["status", "--controller", "127.0.0.1:1"])
+    assert shown.exit_code == 4
+    assert "127.0.0.1:1" in shown.stderr

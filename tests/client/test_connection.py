@@ -1,0 +1,222 @@
+"""How does a call reach the controller?"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from callboard.client import methods
+from callboard.client.client import Client
+from callboard.client.errors import Unreachable
+from callboard.model.faults import Fault, InvalidInput
+from callboard.v1.event_pb2 import ListEventsRequest
+from callboard.v1.job_pb2 import (
+    Job,
+    JobSpec,
+    ListJobsRequest,
+    ListJobsResponse,
+    PreemptJobRequest,
+    SubmitJobRequest,
+    SubmitJobResponse,
+)
+from callboard.v1.pool_pb2 import CreatePoolRequest, CreatePoolResponse, Pool
+from callboard.v1.scheduler_pb2 import GetStatsRequest, GetStatsResponse, Stats
+from callboard.wire.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    QuotaViolation,
+    Unavailable,
+    Unschedulable,
+)
+from tests.support.fake_api import FakeApi
+
+JOB = {"name": "train", "pool": "rlhf", "components": [{"name": "actor", "actor": "pkg.module:Class"}]}
+
+
+def fails_first(times: int, answer: Any) -> Any:
+    """Unavailable so many times, then ``answer``."""
+    left = iter(range(times))
+
+    def respond(_: Any) -> Any:
+        if next(left, None) is not None:
+            raise Unavailable("stopping")
+        return answer
+
+    return respond
+
+
+async def test_a_submit_is_repeated_with_the_same_request_id(api: FakeApi, client: Client) -> None:
+    api.on(methods.SUBMIT_JOB, fails_first(2, SubmitJobResponse(job=Job(uid="j1", spec=JobSpec(name="train")))))
+    job = await client.submit(JOB)
+    assert job.name == "train"
+    ids = [request.request_id for request in api.seen(SubmitJobRequest)]
+    assert len(ids) == 3
+    assert len(set(ids)) == 1
+    assert ids[0]
+
+
+async def test_two_submits_have_two_request_ids(api: FakeApi, client: Client) -> None:
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=Job(uid="j1")))
+    await client.submit(JOB)
+    await client.submit(JOB)
+    first, second = (request.request_id for request in api.seen(SubmitJobRequest))
+    assert first != second
+
+
+async def test_a_preempt_is_never_repeated(api: FakeApi, client: Client) -> None:
+    api.on(methods.PREEMPT_JOB, fails_first(1, None))
+    with pytest.raises(Unavailable):
+        await client.call(methods.PREEMPT_JOB, PreemptJobRequest(name="jobs/a"))
+    assert len(api.seen(PreemptJobRequest)) == 1
+
+
+async def test_what_is_not_unavailable_is_not_repeated(api: FakeApi, client: Client) -> None:
+    def refuse(_: Any) -> Any:
+        raise NotFound("no job x")
+
+    api.on(methods.GET_JOB, refuse)
+    with pytest.raises(NotFound, match="no job x"):
+        await client.get_job("x")
+    assert len(api.requests) == 1
+
+
+async def test_nobody_there_is_said_with_the_address() -> None:
+    async with Client("127.0.0.1:1", retry=0.2) as client:
+        with pytest.raises(Unreachable) as caught:
+            await client.stats()
+    assert caught.value.address == "127.0.0.1:1"
+
+
+async def test_a_controller_that_comes_back_is_waited_for(api: FakeApi) -> None:
+    address = api.address
+    await api.stop()
+    api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(revision=7)))
+    async with Client(address, retry=20) as client:
+        waiting = asyncio.create_task(client.stats())
+        await api.start(address)
+        assert (await waiting).revision == 7
+
+
+async def test_every_call_has_a_deadline(api: FakeApi) -> None:
+    async def never(_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    api.on(methods.GET_STATS, never)
+    async with Client(api.address, timeout=0.2) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.stats()
+    remaining = api.contexts[0].time_remaining()
+    assert remaining is not None
+
+
+async def test_proxy_variables_do_not_capture_the_call(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GC-10."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(revision=3)))
+    async with Client(api.address, retry=0) as client:
+        assert (await client.stats()).revision == 3
+    async with Client(api.address, retry=0, use_proxy=True) as through_proxy:
+        with pytest.raises(Unreachable):
+            await through_proxy.stats()
+
+
+async def test_a_long_list_is_read_page_by_page(api: FakeApi, client: Client) -> None:
+    """GC-09: five thousand ended jobs, never in one reply."""
+
+    def page(request: ListJobsRequest) -> ListJobsResponse:
+        first = int(request.page_token or 0)
+        last = min(first + request.page_size, 5000)
+        jobs = [Job(uid=f"j{number}") for number in range(first, last)]
+        return ListJobsResponse(jobs=jobs, next_page_token=str(last) if last < 5000 else "")
+
+    api.on(methods.LIST_JOBS, page)
+    jobs = await client.list_jobs(pool="rlhf", states=["SUCCEEDED"])
+    assert [job.uid for job in jobs] == [f"j{number}" for number in range(5000)]
+    assert all(0 < request.page_size <= 1000 for request in api.seen(ListJobsRequest))
+
+
+async def test_a_refusal_keeps_its_type_and_its_facts(api: FakeApi, client: Client) -> None:
+    def quota(_: Any) -> Any:
+        raise QuotaExceeded("too much", quota=(QuotaViolation("pools/rlhf", "asks 9 CPU of 6"),))
+
+    api.on(methods.SUBMIT_JOB, quota)
+    with pytest.raises(QuotaExceeded) as short:
+        await client.submit(JOB)
+    assert short.value.error.quota[0].subject == "pools/rlhf"
+
+    def fields(_: Any) -> Any:
+        raise InvalidRequest("bad", faults=(Fault("spec.name", "no slash"),))
+
+    api.on(methods.SUBMIT_JOB, fields)
+    with pytest.raises(InvalidRequest) as bad:
+        await client.submit(JOB)
+    assert bad.value.faults == (Fault("spec.name", "no slash"),)
+
+    def nowhere(_: Any) -> Any:
+        raise Unschedulable("no node has 9 GPUs")
+
+    api.on(methods.SUBMIT_JOB, nowhere)
+    with pytest.raises(Unschedulable):
+        await client.submit(JOB)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "a\n", "x" * 300, "😀", "%s", "", "__proto__"])
+async def test_a_strange_name_is_refused_before_anything_is_sent(api: FakeApi, client: Client, name: str) -> None:
+    """SE-05."""
+    with pytest.raises(InvalidInput):
+        await client.submit(JOB | {"name": name})
+    with pytest.raises(InvalidInput):
+        await client.ensure_pool(name, nominal={"cpu": 1})
+    assert api.requests == []
+
+
+async def test_a_pool_in_human_units_arrives_in_exact_ones(api: FakeApi, client: Client) -> None:
+    api.on(methods.CREATE_POOL, lambda request: CreatePoolResponse(pool=Pool(name=f"pools/{request.pool_id}")))
+    pool = await client.ensure_pool("rlhf", nominal={"cpu": 6, "memory": "8GiB"}, pg_pool={"max_dynamic": 2})
+    assert pool.name == "pools/rlhf"
+    sent = api.seen(CreatePoolRequest)[0].spec
+    assert sent.nominal.cpu_milli == 6000
+    assert sent.nominal.memory_bytes == 8 << 30
+    assert sent.pg_pool.max_dynamic == 2
+
+
+async def test_events_are_listed_through_all_pages(api: FakeApi, client: Client) -> None:
+    from callboard.v1.event_pb2 import Event, ListEventsResponse
+
+    def page(request: ListEventsRequest) -> ListEventsResponse:
+        first = request.start_revision or 1
+        return ListEventsResponse(events=[Event(revision=first)], next_revision=first + 1 if first < 4 else 0)
+
+    api.on(methods.LIST_EVENTS, page)
+    assert [event.revision for event in await client.list_events()] == [1, 2, 3, 4]
+
+
+def test_clients_in_two_loops_of_one_process_do_not_disturb_each_other() -> None:
+    """GC-07."""
+    answered: list[int] = []
+
+    def in_a_loop_of_its_own() -> None:
+        async def calls() -> None:
+            api = FakeApi()
+            api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(revision=1)))
+            await api.start()
+            async with Client(api.address) as client:
+                for _ in range(200):
+                    await client.stats()
+            answered.append(len(api.seen(GetStatsRequest)))
+            await api.stop()
+
+        asyncio.run(calls())
+
+    threads = [threading.Thread(target=in_a_loop_of_its_own) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert answered == [200, 200]

@@ -1,0 +1,162 @@
+"""What silence means, and when: the inequalities of the lease (R5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from callboard.controller.liveness import Liveness
+
+
+class FakeLoop:
+    """The part of an event loop that timers use, with a time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[FakeTimer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> FakeTimer:
+        timer = FakeTimer(when, callback)
+        self.timers.append(timer)
+        return timer
+
+    def move(self, to: float) -> None:
+        """Moves the time, running what is due on the way."""
+        while True:
+            due = [timer for timer in self.timers if not timer.is_over and timer.when() <= to]
+            if not due:
+                break
+            first = min(due, key=FakeTimer.when)
+            first.is_over = True
+            self.now = max(self.now, first.when())
+            first.callback()
+        self.now = to
+
+
+class FakeTimer:
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self._when = when
+        self.callback = callback
+        self.is_over = False
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        self.is_over = True
+
+    def cancelled(self) -> bool:
+        return self.is_over
+
+
+class Verdicts:
+    def __init__(self, loop: FakeLoop) -> None:
+        self.loop = loop
+        self.said: list[tuple[float, str]] = []
+
+    def suspected(self, node_id: str, epoch: int, *, suspected: bool) -> None:
+        self.said.append((round(self.loop.now - 100, 3), f"{node_id} {'suspect' if suspected else 'heard'}"))
+
+    def lost(self, node_id: str, epoch: int, silent_ms: int) -> None:
+        self.said.append((round(self.loop.now - 100, 3), f"{node_id} lost"))
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
+    fake = FakeLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def verdicts(loop: FakeLoop) -> Verdicts:
+    return Verdicts(loop)
+
+
+@pytest.fixture
+def liveness(verdicts: Verdicts) -> Liveness:
+    return Liveness(verdicts, heartbeat_ms=5_000, lease_ms=15_000, kill_timeout_ms=lambda: 10_000)
+
+
+def test_two_late_heartbeats_are_no_suspicion_and_three_missing_are_within_the_lease(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    liveness.watch("n", 1)
+    for at in (105.5, 111.0, 116.5):  # each late by a tenth
+        loop.move(at)
+        liveness.heard("n", 1)
+    loop.move(128.9)
+    assert not verdicts.said
+    loop.move(129.1)
+    assert verdicts.said == [(29.0, "n suspect")]
+    assert 29.0 - 16.5 < 15.0
+
+
+def test_a_node_is_given_up_only_when_its_strict_workers_are_gone(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    liveness.watch("n", 1)
+    loop.move(200)
+    assert verdicts.said == [(12.5, "n suspect"), (27.0, "n lost")]
+    lease_and_kill_s = 15 + 10
+    assert lease_and_kill_s < 27.0
+
+
+def test_what_was_said_to_it_renews_its_lease_even_if_it_is_not_heard(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    liveness.watch("n", 1)
+    loop.move(110)
+    liveness.spoke("n", 1)  # a command that it may have received: its lease ends at 125
+    loop.move(200)
+    assert verdicts.said == [(12.5, "n suspect"), (37.0, "n lost")]
+
+
+def test_one_that_is_heard_of_again_is_told_of_once_and_watched_on(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    liveness.watch("n", 1)
+    loop.move(120)
+    liveness.heard("n", 1)
+    liveness.heard("n", 1)
+    loop.move(132)
+    assert verdicts.said == [(12.5, "n suspect"), (20.0, "n heard")]
+    loop.move(200)
+    assert verdicts.said[2:] == [(32.5, "n suspect"), (47.0, "n lost")]
+
+
+def test_a_session_that_is_over_says_nothing(loop: FakeLoop, liveness: Liveness, verdicts: Verdicts) -> None:
+    liveness.watch("n", 1)
+    liveness.watch("n", 2)
+    loop.move(110)
+    liveness.heard("n", 1)  # the old session's voice
+    loop.move(113)
+    assert verdicts.said == [(12.5, "n suspect")]
+    liveness.forget("n", 1)
+    loop.move(130)
+    assert verdicts.said[-1] == (27.0, "n lost")
+    liveness.watch("n", 3)
+    liveness.forget("n", 3)
+    loop.move(300)
+    assert verdicts.said[-1] == (27.0, "n lost")
+
+
+def test_many_nodes_share_one_timer_and_heartbeats_cost_no_entry(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    for number in range(100):
+        liveness.watch(f"n{number}", 1)
+    for step in range(1, 200):
+        loop.move(100 + step)
+        for number in range(99):
+            liveness.heard(f"n{number}", 1)
+    pending: list[Any] = [timer for timer in loop.timers if not timer.is_over]
+    assert len(pending) == 1
+    assert len(liveness._heap) <= 100
+    assert verdicts.said == [(12.5, "n99 suspect"), (27.0, "n99 lost")]

@@ -1,0 +1,531 @@
+"""The agents' streams: who may join, what is said twice, late or by the wrong one, and what silence means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from callboard.controller.server import Controller
+from callboard.scheduler import check_invariants
+from callboard.scheduler.records import NodeState
+from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, pool_pb2, scheduler_pb2
+from callboard.wire.errors import CallError, ErrorReason, parse_error
+from tests.controller.support import Api, all_done, api_at, job, options_for, pool, quick_policy, running
+from tests.support.fake_agent import (
+    FakeAgent,
+    group_ready,
+    refused,
+    start_failed,
+    worker_exited,
+    worker_ready,
+    worker_stopped,
+)
+
+TOKEN = "ray-token-that-must-not-leak"
+
+
+def setting(path: str, value: Any) -> Callable[[Any], None]:
+    """A change that sets one field of a Hello."""
+    *parents, name = path.split(".")
+
+    def change(hello: Any) -> None:
+        target = hello
+        for parent in parents:
+            target = target[int(parent)] if parent.isdigit() else getattr(target, parent)
+        setattr(target, name, value)
+
+    return change
+
+
+CLAIMS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a thousand million GPUs": (setting("inventory.capacity.gpu_milli", 10**12), "inventory.capacity.gpu_milli"),
+    "negative GPUs": (setting("inventory.capacity.gpu_milli", -1000), "inventory.capacity.gpu_milli"),
+    "more GPUs than devices": (setting("inventory.capacity.gpu_milli", 3000), "inventory.capacity.gpu_milli"),
+    "negative CPUs": (setting("inventory.capacity.cpu_milli", -1), "inventory.capacity.cpu_milli"),
+    "too much memory": (setting("inventory.capacity.memory_bytes", 1 << 62), "inventory.capacity.memory_bytes"),
+    "a strange resource": (
+        lambda hello: hello.inventory.capacity.custom_milli.update({"a/b": 1}),
+        "inventory.capacity.custom_milli",
+    ),
+    "one device twice": (setting("inventory.devices.1.id", "0"), "inventory.devices"),
+    "indexes with a gap": (setting("inventory.devices.1.index", 7), "inventory.devices"),
+    "a device without id": (setting("inventory.devices.1.id", ""), "inventory.devices"),
+    "two devices in one id": (setting("inventory.devices.1.id", "1,0"), "inventory.devices"),
+    "a relative interpreter": (lambda hello: hello.inventory.interpreters.append("python"), "inventory.interpreters"),
+    "no variable's name": (setting("inventory.visibility_variable", "A=B"), "inventory.visibility_variable"),
+    "a strange label": (lambda hello: hello.labels.update({"a b": "c"}), "labels"),
+    "a negative rank": (setting("rank", -1), "rank"),
+    "no instance": (setting("instance", ""), "instance"),
+    "no runtime": (setting("runtime", 0), "runtime"),
+    "a strange group": (setting("node_group", "a/b"), "node_group"),
+}
+
+
+async def refused_join(agent: FakeAgent) -> CallError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await agent.join()
+    await agent.cut()
+    return parse_error(caught.value)
+
+
+class TestWhoMayJoin:
+    async def test_a_node_is_ready_once_its_agent_is_welcome(self, controller: Controller, api: Api) -> None:
+        async with FakeAgent(controller.address, "n1", labels={"zone": "a"}) as agent:
+            assert agent.welcome.epoch == 1
+            assert agent.welcome.term == 1
+            assert agent.welcome.lease_ms == 15_000
+            response = await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n1"))
+            assert response.node.state == node_pb2.NODE_STATE_READY
+            assert dict(response.node.labels) == {"zone": "a"}
+
+    async def test_another_minor_version_may_not(self, controller: Controller) -> None:
+        agent = FakeAgent(controller.address)
+        agent.hello.version = "9.9.0"
+        error = await refused_join(agent)
+        assert (error.code, error.reason) == ("FAILED_PRECONDITION", ErrorReason.VERSION_MISMATCH)
+        assert "9.9.0" in error.message
+
+    async def test_another_patch_version_may(self, controller: Controller) -> None:
+        agent = FakeAgent(controller.address)
+        major, minor, *_ = agent.hello.version.split(".")
+        agent.hello.version = f"{major}.{minor}.999"
+        await agent.join()
+        await agent.cut()
+
+    @pytest.mark.parametrize("node_id", ["", "../../x", "a/b", "a\n", "x" * 300, "🚀", "%s", "__proto__", "1st"])
+    async def test_se_05_strange_names_may_not(self, controller: Controller, node_id: str) -> None:
+        error = await refused_join(FakeAgent(controller.address, node_id))
+        assert (error.code, error.reason) == ("INVALID_ARGUMENT", ErrorReason.INVALID_FIELD)
+        assert [fault.field for fault in error.faults] == ["node_id"]
+
+    @pytest.mark.parametrize("claim", CLAIMS)
+    async def test_se_07_impossible_claims_may_not(self, controller: Controller, claim: str) -> None:
+        change, field = CLAIMS[claim]
+        agent = FakeAgent(controller.address)
+        change(agent.hello)
+        error = await refused_join(agent)
+        assert (error.code, error.reason) == ("INVALID_ARGUMENT", ErrorReason.INVALID_FIELD)
+        assert field in [fault.field for fault in error.faults]
+        assert not controller.driver.state.nodes
+
+    async def test_a_stream_must_open_with_a_hello(self, controller: Controller) -> None:
+        agent = FakeAgent(controller.address)
+        async with grpc.aio.insecure_channel(controller.address) as channel:
+            call = agent_pb2_grpc_session(channel)
+            await call.write(agent_pb2.SessionRequest(heartbeat=agent_pb2.Heartbeat(sequence=1)))
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert agent.node_id not in controller.driver.state.nodes
+
+    async def test_nj_01_a_second_agent_with_a_live_node_id_may_not(self, controller: Controller) -> None:
+        async with FakeAgent(controller.address, "n1") as first:
+            error = await refused_join(FakeAgent(controller.address, "n1"))
+            assert (error.code, error.reason) == ("ALREADY_EXISTS", ErrorReason.NODE_TAKEN)
+            await first.heartbeat()  # the first goes on
+
+    async def test_nj_01_two_at_the_same_moment_are_one(self, controller: Controller) -> None:
+        agents = [FakeAgent(controller.address, "n1") for _ in range(5)]
+        results = await asyncio.gather(*[agent.join() for agent in agents], return_exceptions=True)
+        assert sum(not isinstance(result, BaseException) for result in results) == 1
+        for agent in agents:
+            await agent.cut()
+
+    async def test_nj_01_the_same_devices_under_another_node_id_may_not(self, controller: Controller, api: Api) -> None:
+        async with FakeAgent(controller.address, "n1", uuids=["GPU-a", "GPU-b"]):
+            error = await refused_join(FakeAgent(controller.address, "n2", gpus=1, uuids=["GPU-b"]))
+            assert (error.code, error.reason) == ("ALREADY_EXISTS", ErrorReason.NODE_TAKEN)
+            assert "GPU-b" in error.message
+            stats = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+            assert stats.capacity.gpu_milli == 2000
+
+    async def test_nj_13_ranks(self, controller: Controller, api: Api) -> None:
+        async with (
+            FakeAgent(controller.address, "n1", rank=1) as first,
+            FakeAgent(controller.address, "n0") as unset,
+        ):
+            assert first.welcome.rank == 1
+            assert unset.welcome.rank == 0  # the lowest free one
+            error = await refused_join(FakeAgent(controller.address, "n2", rank=1))
+            assert error.reason is ErrorReason.NODE_TAKEN
+            assert "rank 1 belongs to node n1" in error.message
+            nodes = (await api.nodes.ListNodes(node_pb2.ListNodesRequest())).nodes
+            assert [node.name for node in nodes] == ["nodes/n0", "nodes/n1"]
+
+
+def agent_pb2_grpc_session(channel: grpc.aio.Channel) -> Any:
+    from callboard.v1 import agent_pb2_grpc
+
+    return agent_pb2_grpc.AgentServiceStub(channel).Session()
+
+
+class TestTheSameAgentComesBack:
+    async def test_one_that_knows_more_than_the_controller_is_told_to_start_afresh(
+        self, controller: Controller
+    ) -> None:
+        agent = FakeAgent(controller.address)
+        agent.welcome.epoch = 5  # of a state that was removed since
+        error = await refused_join(agent)
+        assert (error.code, error.reason) == ("FAILED_PRECONDITION", ErrorReason.WRONG_STATE)
+        assert "Restart the agent" in error.message
+
+    async def test_its_new_session_replaces_the_old(self, controller: Controller) -> None:
+        first = FakeAgent(controller.address, "n1", instance="same")
+        await first.join()
+        second = FakeAgent(controller.address, "n1", instance="same")
+        await second.join()
+        assert (first.welcome.epoch, second.welcome.epoch) == (1, 2)
+        assert second.welcome.rank == first.welcome.rank
+        assert await first.over() is grpc.StatusCode.ALREADY_EXISTS
+        await second.heartbeat()
+        await first.cut()
+        await second.cut()
+
+    async def test_another_run_may_once_the_stream_of_the_first_ended(self, controller: Controller) -> None:
+        first = FakeAgent(controller.address, "n1")
+        await first.join()
+        await first.cut()
+        second = FakeAgent(controller.address, "n1")
+        while not second.welcome.epoch:  # the server learns of the cut a moment later
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await second.join()
+        assert second.welcome.epoch == 2
+        await second.cut()
+
+    async def test_it_is_told_again_what_it_owes(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        agent = FakeAgent(controller.address, hold={"start_worker"})
+        await agent.join()
+        await api.submit(job("a", gpu=1000))
+        start = await agent.command("start_worker")
+        await agent.join()
+        again = await agent.command("start_worker")
+        assert again == start
+        await agent.reported(worker_ready(again))
+        await api.until_job("a", "RUNNING")
+        await agent.join()
+        assert agent.got("start_worker") == [start, again]
+        await agent.cut()
+
+    async def test_what_it_runs_and_nobody_wants_is_reaped_before_the_node_takes_work(
+        self, controller: Controller, api: Api
+    ) -> None:
+        await api.pools.CreatePool(pool())
+        agent = FakeAgent(controller.address, hold={"stop_worker"})
+        agent.workers[77] = agent_pb2.WorkerReport(
+            worker=common_pb2.WorkerKey(job_id="old", component="w", rank=0),
+            generation=77,
+            state=agent_pb2.AGENT_WORKER_STATE_READY,
+            pid=4,
+        )
+        welcome = await agent.join()
+        assert not welcome.keep
+        stop = await agent.command("stop_worker")
+        assert stop.stop_worker.generation == 77
+        await api.submit(job("a"))
+        await api.until_job("a", "PENDING")
+        assert not agent.got("start_worker")
+        await agent.reported(worker_stopped(stop))
+        await api.until_job("a", "RUNNING")
+        await agent.cut()
+
+    async def test_what_goes_on_is_named_in_the_welcome(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        agent = FakeAgent(controller.address)
+        await agent.join()
+        await api.submit(job("a"))
+        await api.until_job("a", "RUNNING")
+        welcome = await agent.join()
+        assert [ref.generation for ref in welcome.keep] == list(agent.workers)
+        assert not agent.got("stop_worker")
+        await agent.cut()
+
+
+class TestReports:
+    async def test_they_are_acknowledged_once_journaled(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, hold={"start_worker"}) as agent:
+            await api.submit(job("a"))
+            start = await agent.command("start_worker")
+            report_id = await agent.reported(worker_ready(start))
+            assert (await api.job("a")).state == job_pb2.JOB_STATE_RUNNING
+            await agent.join()
+            assert report_id in agent.welcome.known_report_ids
+
+    async def test_ql_11_twice_changes_nothing(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, hold={"start_worker", "stop_worker"}) as agent:
+            await api.submit(job("a", gpu=1000))
+            start = await agent.command("start_worker")
+            same = worker_ready(start)
+            same.report_id = "the-same"
+            for _ in range(3):
+                await agent.reported(same)
+            await agent.reported(worker_ready(start))  # and once more under another id
+            stats = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+            assert stats.used.gpu_milli == 1000
+            await api.jobs.CancelJob(job_pb2.CancelJobRequest(name="jobs/a"))
+            stop = await agent.command("stop_worker")
+            await agent.reported(worker_stopped(stop))
+            revision = (await api.until_job("a", "CANCELLED")).revision
+            await agent.reported(worker_stopped(stop))
+            await agent.reported(worker_ready(start))  # late, and in the wrong order
+            await agent.reported(worker_exited(start))
+            await agent.reported(start_failed(start))
+            stats = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+            assert stats.used.gpu_milli == 0
+            assert stats.revision == revision
+            check_invariants(controller.driver.state)
+
+    async def test_ql_11_swapped_changes_nothing_twice(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, hold={"start_worker", "stop_worker"}) as agent:
+            await api.submit(job("a", gpu=1000))
+            start = await agent.command("start_worker")
+            await api.jobs.CancelJob(job_pb2.CancelJobRequest(name="jobs/a"))
+            stop = await agent.command("stop_worker")
+            await agent.reported(worker_stopped(stop))
+            await agent.reported(worker_ready(start))
+            await api.until_job("a", "CANCELLED")
+            stats = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+            assert stats.used == common_pb2.Resources()
+            check_invariants(controller.driver.state)
+
+    async def test_unknown_ones_are_acknowledged_and_change_nothing(self, controller: Controller, api: Api) -> None:
+        async with FakeAgent(controller.address) as agent:
+            before = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats.revision
+            nobody = agent_pb2.Command(start_worker=agent_pb2.StartWorker(generation=999))
+            await agent.reported(worker_ready(nobody))
+            await agent.reported(agent_pb2.Report())
+            unmade = agent_pb2.CreatePlacementGroup(placement_group_id="pg-9", attempt=1)
+            await agent.reported(group_ready(agent_pb2.Command(create_placement_group=unmade)))
+            assert (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats.revision == before
+
+    async def test_one_without_an_id_ends_the_stream(self, controller: Controller) -> None:
+        async with FakeAgent(controller.address) as agent:
+            await agent.say(report=agent_pb2.Report())
+            assert await agent.over() is grpc.StatusCode.INVALID_ARGUMENT
+
+    async def test_an_old_session_is_not_listened_to(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        old = FakeAgent(controller.address, "n1", instance="same", hold={"start_worker"})
+        await old.join()
+        await api.submit(job("a"))
+        await old.command("start_worker")
+        new = FakeAgent(controller.address, "n1", instance="same", hold={"start_worker"})
+        await new.join()
+        session = controller.sessions.live["n1"]
+        assert session.epoch == new.welcome.epoch
+        # What is still under way from the old stream: it is read no further.
+        assert await old.over() is grpc.StatusCode.ALREADY_EXISTS
+        assert (await api.job("a")).state == job_pb2.JOB_STATE_STARTING
+        await new.reported(worker_ready(await new.command("start_worker")))
+        await api.until_job("a", "RUNNING")
+        await old.cut()
+        await new.cut()
+
+    async def test_a_failed_start_says_whose_fault_it_was(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, hold={"start_worker"}) as agent:
+            await api.submit(job("a"))
+            report = start_failed(
+                await agent.command("start_worker"), agent_pb2.START_FAILURE_CONSTRUCTOR, "ValueError: no"
+            )
+            report.worker_start_failed.traceback = "Traceback …\nValueError: no"
+            await agent.reported(report)
+            await api.until_job("a", "FAILED")
+            assert "ValueError: no" in (await api.job("a")).traceback
+
+    async def test_too_large_a_checkpoint_is_not_kept(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, hold={"stop_worker"}) as agent:
+            await api.submit(job("a"))
+            await api.until_job("a", "RUNNING")
+            await api.jobs.PreemptJob(job_pb2.PreemptJobRequest(name="jobs/a"))
+            stop = await agent.command("stop_worker")
+            large = agent_pb2.Checkpoint(data=b"x" * ((1 << 20) + 1))
+            await agent.reported(worker_stopped(stop, agent_pb2.STOP_OUTCOME_COOPERATIVE, checkpoint=large))
+            assert not controller.driver.state.checkpoints
+
+
+class TestRefusedCommands:
+    async def test_a_refused_start_is_a_failed_start(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, hold={"start_worker"}) as agent:
+            await api.submit(job("a"))
+            await agent.reported(refused(await agent.command("start_worker"), "unknown interpreter"))
+            event = await api.until(lambda event: "unknown interpreter" in event.reason)
+            assert event.subject.startswith("jobs/a")
+
+    async def test_pg_05_a_removal_stays_owed_until_it_succeeds(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            controller.agents.resend_first_s = 0.001
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, hold={"remove_placement_group"}) as agent:
+                await api.submit(job("a"))
+                await api.until_job("a", "RUNNING")
+                await api.jobs.CancelJob(job_pb2.CancelJobRequest(name="jobs/a", destroy_placement_groups=True))
+                for _ in range(7):
+                    remove = await agent.command("remove_placement_group")
+                    agent.acked.clear()
+                    # An agent answers a repeated command with its first report.
+                    await agent.reported(refused(remove, "UNAVAILABLE", report_id="the-first"))
+                    groups = controller.driver.state.groups
+                    assert [group.state.value for group in groups.values()] == ["REMOVING"]
+                remove = await agent.command("remove_placement_group")
+                await agent.reported(agent.obey(remove))
+                await api.until(lambda event: event.type == "group.removed")
+                assert not controller.driver.state.groups
+
+
+class TestSilence:
+    async def test_a_cut_stream_is_no_goodbye(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        agent = FakeAgent(controller.address)
+        await agent.join()
+        await api.submit(job("a"))
+        await api.until_job("a", "RUNNING")
+        await agent.cut()
+        assert (await api.job("a")).state == job_pb2.JOB_STATE_RUNNING
+        assert controller.driver.state.nodes["n0"].state is NodeState.READY
+
+    async def test_a_goodbye_is_one(self, controller: Controller, api: Api) -> None:
+        async with FakeAgent(controller.address) as agent:
+            assert await agent.goodbye("maintenance") is grpc.StatusCode.OK
+            response = await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n0"))
+            assert response.node.state == node_pb2.NODE_STATE_LEFT
+            assert response.node.state_reason == "maintenance"
+
+    async def test_a_leaving_node_takes_nothing_new(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address) as agent:
+            await agent.heartbeat(leaving=True)
+            await api.until(lambda event: event.subject == "nodes/n0" and event.state == "SUSPECT")
+            await agent.heartbeat(leaving=True)
+            await api.submit(job("a"))
+            assert (await api.job("a")).state == job_pb2.JOB_STATE_PENDING
+            assert controller.driver.state.nodes["n0"].state is NodeState.SUSPECT
+
+    async def test_a_silent_node_is_suspected_then_given_up_and_may_come_back(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path, heartbeat_ms=20, lease_ms=100)
+        async with running(options) as controller, api_at(controller.address) as api:
+            controller.sessions.liveness.margin_ms = 0
+            await api.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(policy=quick_policy(kill_ms=1)))
+            await api.pools.CreatePool(pool())
+            agent = FakeAgent(controller.address)
+            await agent.join()
+            await api.submit(job("a"))
+            await api.until(lambda event: event.subject == "nodes/n0" and event.state == "SUSPECT")
+            await agent.heartbeat()
+            suspected = await api.until(lambda event: event.subject == "nodes/n0" and event.reason == "heard of again")
+            lost = await api.until(
+                lambda event: event.subject == "nodes/n0" and event.state == "LOST", start=suspected.revision
+            )
+            assert "not heard of for" in lost.reason
+            assert await agent.over() is grpc.StatusCode.UNAVAILABLE
+            assert (await agent.join()).epoch == 2
+            beating = asyncio.create_task(agent.beat(0.02))
+            await api.until_job("a", "RUNNING", start=lost.revision)
+            beating.cancel()
+            await all_done(beating)
+            await agent.cut()
+
+
+class TestRay:
+    def head(self, session: str = "s1") -> agent_pb2.RayNode:
+        return agent_pb2.RayNode(
+            gcs_address="10.0.0.1:6379",
+            session=session,
+            ray_node_id="aa",
+            head=True,
+            auth_token=TOKEN,
+            node_ip="10.0.0.1",
+        )
+
+    async def test_every_agent_learns_where_it_is_whoever_comes_first(self, controller: Controller) -> None:
+        early = FakeAgent(controller.address, "n1", runtime=agent_pb2.RUNTIME_RAY)
+        await early.join()
+        assert not early.welcome.HasField("ray_bootstrap")
+        head = FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=self.head())
+        await head.join()
+        await early.until(lambda: bool(early.bootstraps))
+        late = FakeAgent(controller.address, "n2", runtime=agent_pb2.RUNTIME_RAY)
+        await late.join()
+        expected = agent_pb2.RayBootstrap(gcs_address="10.0.0.1:6379", auth_token=TOKEN, session="s1")
+        assert early.bootstraps == [expected]
+        assert late.welcome.ray_bootstrap == expected
+        for agent in (early, head, late):
+            await agent.cut()
+
+    async def test_its_token_is_in_no_file(self, controller: Controller) -> None:
+        async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=self.head()) as head:
+            await head.heartbeat(ray=self.head())
+            holders = [
+                path.name for path in controller.options.state_dir.iterdir() if TOKEN.encode() in path.read_bytes()
+            ]
+            assert not holders
+            assert TOKEN not in repr(controller.sessions.ray)
+            assert TOKEN not in repr(list(controller.driver.state.records()))
+
+    async def test_a_node_is_ready_when_its_part_in_ray_is_up(self, controller: Controller, api: Api) -> None:
+        async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY) as agent:
+            assert controller.driver.state.nodes["n0"].state is NodeState.JOINING
+            await agent.heartbeat(ray=self.head())
+            await api.until(lambda event: event.type == "node.ready")
+            response = await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n0"))
+            assert (response.node.address, response.node.ray_head) == ("10.0.0.1", True)
+            stats = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+            assert stats.ray_address == "10.0.0.1:6379"
+
+    async def test_workers_are_told_the_address_of_rank_0s_node(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=self.head()) as agent:
+            await api.submit(job("a"))
+            create = await agent.command("create_placement_group")
+            assert [bundle.ray_node_id for bundle in create.create_placement_group.bundles] == ["aa"]
+            start = (await agent.command("start_worker")).start_worker
+            assert start.master_address == "10.0.0.1"
+            assert 20_000 <= start.master_port < 30_000
+
+    async def test_a_raylet_that_died_takes_its_node_out(self, controller: Controller, api: Api) -> None:
+        async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=self.head()) as agent:
+            await agent.reported(agent_pb2.Report(ray_node_exited=agent_pb2.RayNodeExited(message="killed", head=True)))
+            assert controller.driver.state.nodes["n0"].state is NodeState.JOINING
+            assert controller.sessions.ray.bootstrap is None
+
+    async def test_a_new_ray_session_voids_the_groups_of_the_old(self, controller: Controller, api: Api) -> None:
+        await api.pools.CreatePool(
+            pool(pg_pool=pool_pb2.PlacementGroupPool(reserved=[common_pb2.Resources(cpu_milli=1000)]))
+        )
+        async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=self.head()) as agent:
+            await api.until(lambda event: event.type == "group.ready")
+            await agent.heartbeat(ray=self.head("s2"))
+            event = await api.until(lambda event: event.state == "REMOVING" or event.type == "group.removed")
+            assert event.subject == "placementGroups/pg-1"
+            assert controller.sessions.ray.bootstrap is not None
+            assert controller.sessions.ray.bootstrap.session == "s2"
+
+
+class TestOneAgentDelaysNoOther:
+    async def test_r7_one_that_does_not_read_is_cut_off(self, tmp_path: Path) -> None:
+        from callboard.controller.options import Limits
+
+        options = options_for(tmp_path, limits=Limits(session_queue=50))
+        async with running(options) as controller, api_at(controller.address) as api:
+            stuck = FakeAgent(controller.address, "stuck")
+            async with FakeAgent(controller.address, "good") as good:
+                await stuck.join()
+                assert stuck._reader is not None
+                stuck._reader.cancel()  # from here on it reads nothing
+                big = agent_pb2.RayBootstrap(gcs_address="x" * 200_000)
+                session = controller.sessions.live["stuck"]
+                while not session.closed:
+                    session.send(agent_pb2.SessionResponse(ray_bootstrap=big))
+                    await good.heartbeat()
+                assert (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats.nodes
+            await stuck.cut()

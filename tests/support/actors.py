@@ -1,0 +1,265 @@
+"""Worker classes that tests run, as a user would write them: plain Python, no import of callboard."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+
+class Plain:
+    """Answers what it sees."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.thread = threading.get_ident()
+        self.setup_context: object = None
+        self.restored: object = None
+
+    def environment(self) -> dict[str, str]:
+        """What a child of the worker would see."""
+        return dict(os.environ)
+
+    def echo(self, value: object) -> object:
+        """The value."""
+        return value
+
+    def built_with(self) -> list[object]:
+        """Arguments of the constructor, and whether this runs on the thread that built it."""
+        return [list(self.args), self.kwargs, threading.get_ident() == self.thread]
+
+    def fail(self) -> None:
+        """Raise."""
+        raise RuntimeError("as asked")
+
+    def count(self, to: int) -> Iterator[int]:
+        """Yield."""
+        yield from range(to)
+
+    def nap(self, seconds: float) -> float:
+        """Be busy."""
+        time.sleep(seconds)
+        return seconds
+
+
+class Broken:
+    """Can't be built."""
+
+    def __init__(self) -> None:
+        raise ValueError("no weights here")
+
+
+class SlowToBuild:
+    """Is built for a long time."""
+
+    def __init__(self) -> None:
+        time.sleep(60)
+
+
+class Entry:
+    """Runs to an end."""
+
+    def __init__(self, result: str = "returns") -> None:
+        self.result = result
+
+    def run(self) -> None:
+        """End as told."""
+        if self.result == "raises":
+            raise RuntimeError("the loss is nan")
+        if self.result == "exits":
+            sys.exit(0)
+        if self.result == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Busy:
+    """Is busy for ever; without hooks."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def run(self) -> None:
+        """Never return."""
+        if self.how == "python":
+            while True:
+                pass
+        if self.how == "sleep":
+            time.sleep(10**6)
+        if self.how == "gil":
+            # PyDLL keeps the GIL during the call: no other thread of this process runs Python any more.
+            ctypes.PyDLL(None).sleep(10**6)
+
+
+class Hanging(Busy):
+    """Is busy, and its cancel() hangs as well."""
+
+    def cancel(self) -> None:
+        """Hang."""
+        time.sleep(10**6)
+
+
+class Yielding:
+    """Ends its run() when told to, and leaves a checkpoint."""
+
+    def __init__(self, checkpoint: str = "bytes") -> None:
+        self.stop = threading.Event()
+        self.steps = 0
+        self.kind = checkpoint
+        self.cancelled_for: object = None
+
+    def restore(self, data: object) -> None:
+        """Go on from there."""
+        assert isinstance(data, bytes)
+        self.steps = int(data)
+
+    def run(self) -> int:
+        """Work until told to stop."""
+        while not self.stop.wait(0.005):
+            self.steps += 1
+        return self.steps
+
+    def cancel(self, job: str) -> None:
+        """Stop soon."""
+        self.cancelled_for = job
+        self.stop.set()
+
+    def checkpoint(self) -> object:
+        """The state."""
+        return {
+            "bytes": str(self.steps).encode(),
+            "uri": "s3://bucket/key",
+            "huge": b"x" * (2 << 20),
+            "odd": 7,
+        }[self.kind]
+
+    def progress(self) -> dict[str, int]:
+        """How far it is."""
+        return {"steps": self.steps}
+
+
+class Asynchronous:
+    """An async class."""
+
+    async def overlap(self, seconds: float) -> float:
+        """Wait without blocking others."""
+        await asyncio.sleep(seconds)
+        return seconds
+
+    async def count(self, to: int) -> AsyncIterator[int]:
+        """Yield."""
+        for number in range(to):
+            yield number
+
+    async def cancel(self) -> None:
+        """Nothing to do."""
+
+
+class DiesWhenBuilt:
+    """Its process is killed while it is built."""
+
+    def __init__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class QuickCancel(Busy):
+    """Its cancel() returns at once, and nothing comes of it."""
+
+    def cancel(self) -> None:
+        """Nothing."""
+
+
+class DumpsEnvironment:
+    """Writes what it sees."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def run(self) -> None:
+        """Write it."""
+        Path(self.file).write_text(json.dumps(dict(os.environ)))
+
+
+class BadCancel(Busy):
+    """Its cancel() raises."""
+
+    def cancel(self) -> None:
+        """Raise."""
+        raise ValueError("can't")
+
+
+class AsyncHookOfSyncClass(Yielding):
+    """A sync class with an async hook."""
+
+    async def cancel(self, job: str) -> None:  # type: ignore[override]
+        """Stop soon."""
+        await asyncio.sleep(0)
+        self.stop.set()
+
+
+STUBBORN_CHILD = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+with open(sys.argv[1], "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(10**6)
+"""
+
+
+def wait_for_file(path: str) -> str:
+    """The content of a file that somebody is about to write (a test's process has no other way to tell)."""
+    file = Path(path)
+    while not (file.exists() and (text := file.read_text())):
+        time.sleep(0.005)
+    return text
+
+
+class Stubborn:
+    """Ignores SIGTERM and has a double-forked child in a session of its own."""
+
+    def __init__(self, child_file: str) -> None:
+        # Not from the main thread, where Python would refuse to set a handler.
+        ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))
+        subprocess.run([sys.executable, "-c", STUBBORN_CHILD, child_file], check=True)
+        self.child = int(wait_for_file(child_file))
+
+    def run(self) -> None:
+        """Never return."""
+        time.sleep(10**6)
+
+    def die(self) -> None:
+        """Be killed, as by the kernel for want of memory."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class SlowToExit:
+    """Its process takes a while to end by itself."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+
+    def run(self) -> None:
+        """End, slowly, as an exit handler that frees device memory does."""
+        self.cancelled.wait()
+        time.sleep(0.3)
+        os._exit(0)
+
+    def cancel(self) -> None:
+        """End soon."""
+        self.cancelled.set()
+
+    def leave(self) -> None:
+        """End at once."""
+        os._exit(0)

@@ -1,0 +1,56 @@
+"""Another Ray driver, to ask Ray itself: `python -m tests.support.ray_probe ADDRESS NODE_IP`.
+
+One JSON line each way.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import placement_group_table
+
+
+def answer(request: dict[str, Any]) -> Any:
+    match request["what"]:
+        case "call":
+            actor: Any = ray.get_actor(request["actor"], namespace="callboard")
+            return ray.get([actor.call.remote(request["method"], *request["args"]) for _ in range(request["times"])])
+        case "stream":
+            actor = ray.get_actor(request["actor"], namespace="callboard")
+            items = actor.stream.options(num_returns="streaming").remote(request["method"], *request["args"])
+            return [ray.get(item) for item in items]
+        case "groups":
+            return {key: each for key, each in placement_group_table().items() if each["state"] != "REMOVED"}
+        case "available":
+            return available_resources_per_node()  # type: ignore[no-untyped-call]
+        case "actors":
+            named: Any = ray.util.list_named_actors(all_namespaces=True)
+            return [each["name"] for each in named]
+        case other:
+            raise ValueError(other)
+
+
+def say(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    ray.init(
+        address=sys.argv[1],
+        _node_ip_address=sys.argv[2],
+        namespace="elsewhere",
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    say("ready")
+    for line in sys.stdin:
+        say(answer(json.loads(line)))
+
+
+if __name__ == "__main__":
+    main()
