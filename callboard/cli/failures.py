@@ -141,7 +141,12 @@ def _deadline(error: CallboardError) -> Failure:
 
 
 def _quota(error: CallboardError) -> Failure:
-    listed = "\n       ".join(short.description for short in error.error.quota)
+    listed = "\n       ".join(
+        short.description
+        if short.subject.partition("/")[2] in short.description
+        else f"{short.subject}: {short.description}"
+        for short in error.error.quota
+    )
     return Failure(
         "The quota can never hold the request.",
         listed or str(error),

@@ -91,9 +91,10 @@ def explanation_view(name: str, state: str, explanation: Explanation) -> Group:
 
 def _verdict(explanation: Explanation) -> Text:
     verdict = _VERDICTS.get(explanation.verdict, explanation.verdict)
-    if explanation.queue_position:
-        return Text(f"{verdict} Its place in the queue is {explanation.queue_position}.")
-    return Text(f"{verdict} {explanation.summary}".strip())
+    place = f"Its place in the queue is {explanation.queue_position}." if explanation.queue_position else ""
+    # A summary of reasons that follow one by one would only repeat them.
+    summary = "" if explanation.queue_position and explanation.reasons else explanation.summary
+    return Text(" ".join(part for part in (verdict, summary, place) if part))
 
 
 def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:

@@ -68,7 +68,12 @@ def test_json_and_yaml_say_the_same(run: Run, verb: tuple[str, ...]) -> None:
     assert as_json == as_yaml
 
 
-def test_a_waiting_job_says_what_it_waits_for(run: Run) -> None:
+def test_a_waiting_job_says_what_it_waits_for_though_a_list_carries_no_reasons(run: Run, api: FakeApi) -> None:
+    waiting = objects.waiting_job()
+    api.on(methods.GET_JOB, GetJobResponse(job=waiting))
+    listed = objects.waiting_job()
+    listed.ClearField("waiting_for")
+    api.on(methods.LIST_JOBS, ListJobsResponse(jobs=[listed]))
     line = next(line for line in run("job", "list").stdout.splitlines() if "rollout-01" in line)
     assert "PENDING" in line
     assert "5.5 of 6 CPU used" in line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from callboard.model.quantities import Resources
@@ -37,7 +39,11 @@ def reports(world: World, *names: str) -> tuple[ev.RunningWorker, ...]:
 def test_nj01_the_same_devices_cannot_join_twice() -> None:
     world = World()
     devices = (DeviceInfo(id="0", uuid="GPU-1"), DeviceInfo(id="1", uuid="GPU-2"))
-    event = {"capacity": Resources.parse({"cpu": 4, "gpu": 2}), "devices": devices, "runtime": "process"}
+    event: dict[str, Any] = {
+        "capacity": Resources.parse({"cpu": 4, "gpu": 2}),
+        "devices": devices,
+        "runtime": "process",
+    }
     world.send(ev.NodeJoined(now_ms=1, node_id="n1", instance="a", **event))
     with pytest.raises(Refusal, match="GPU-1"):
         world.send(ev.NodeJoined(now_ms=2, node_id="n2", instance="b", **event))

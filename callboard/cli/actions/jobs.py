@@ -11,6 +11,7 @@ import typer
 from callboard.cli import job_views, screen, words
 from callboard.cli.failures import NO_PLAN, CommandFailed, Failure
 from callboard.cli.options import Output
+from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
 from callboard.cli.waiting import waiting
@@ -64,6 +65,7 @@ def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str,
         elif output is Output.YAML:
             screen.print_yaml([plain(job) for job in jobs])
         elif jobs:
+            jobs = await with_reasons(client, jobs)
             screen.stdout(wide=output is Output.WIDE).print(job_views.job_table(jobs, wide=output is Output.WIDE))
         else:
             hint = "" if every else " Jobs that have ended are shown with --all."

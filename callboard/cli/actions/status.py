@@ -10,6 +10,7 @@ from rich.text import Text
 from callboard.cli import job_views, pool_views, screen, words
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.options import Output
+from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
 from callboard.client.client import Client
@@ -36,6 +37,7 @@ def show(*, controller: str, output: Output) -> None:
             }
             (screen.print_json if output is Output.JSON else screen.print_yaml)(everything)
         else:
+            jobs = await with_reasons(client, jobs)
             screen.stdout(wide=output is Output.WIDE).print(
                 _view(client.address, stats, nodes, pools, jobs, wide=output is Output.WIDE)
             )
