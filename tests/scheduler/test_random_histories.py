@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from callboard.model.quantities import Resources
+from callboard.model.quantities import Number, Resources
 from callboard.model.specs import (
     NO_PG_POOL,
     ComponentSpec,
@@ -121,13 +121,21 @@ class History:
                 )
                 for name, n, gpu, pool in (("x", choose([1, 2]), 0.5, ""), ("y", choose([1, 2]), 1, choose(["", "b"])))
             )
+        asks: list[dict[str, Number]] = [
+            {"gpu": 1},
+            {"gpu": 1, "cpu": 1},
+            {"gpu": 2},
+            {"gpu": 0.5},
+            {"cpu": 1},
+            {"cpu": 2, "gpu": 1},
+        ]
         spec = job_spec(
             f"j{self.names}",
             pool=choose(["a", "a", "b", "c", "d", "c"]),
             priority=choose([1, 2, 3, 5, 8, 9, 9.5]),
             workers=choose([1, 1, 1, 2, 3]),
             labels=choose([{}, {"role": "train"}, {"role": "rollout"}, {"role": "reward"}]),
-            ask=choose([{"gpu": 1}, {"gpu": 1, "cpu": 1}, {"gpu": 2}, {"gpu": 0.5}, {"cpu": 1}, {"cpu": 2, "gpu": 1}]),
+            ask=choose(asks),
             placement=choose(list(Strategy)),
             preemptible=self.random.random() < 0.9,
             on_preempt=choose([OnPreempt.REQUEUE, OnPreempt.REQUEUE, OnPreempt.CANCEL]),
@@ -235,7 +243,8 @@ class History:
         if nodes:
             node = self.random.choice(nodes)
             self.world.held = [command for command in self.world.held if command.node_id != node.node_id]
-            kind: Any = self.random.choice([ev.NodeLost, ev.NodeLeft])
+            kinds: list[Any] = [ev.NodeLost, ev.NodeLeft]
+            kind = self.random.choice(kinds)
             self.send(kind(now_ms=self.world.now_ms, node_id=node.node_id, epoch=node.epoch, reason="gone"))
 
     def node_returns(self) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from callboard.model.policy import Aggressiveness
-from callboard.model.quantities import Resources
+from callboard.model.quantities import Number, Resources
 from callboard.model.specs import PgPoolSpec
 from callboard.scheduler.records import JobState, StopOutcome
 from tests.scheduler.world import World, pool_spec
 
-BIG = {"cpu": 2, "memory": "2GiB", "gpu": 1}
-SMALL = {"cpu": 1.5, "memory": "1GiB", "gpu": 1}
+BIG: dict[str, Number] = {"cpu": 2, "memory": "2GiB", "gpu": 1}
+SMALL: dict[str, Number] = {"cpu": 1.5, "memory": "1GiB", "gpu": 1}
 
 
 def rlhf() -> World:
-    node = {"cpu": 3, "memory": "4GiB", "gpu": 2}
+    node: dict[str, Number] = {"cpu": 3, "memory": "4GiB", "gpu": 2}
     world = World({"n0": node, "n1": node, "n2": node})
     world.policy(
         {"role": {"train": ["reward", "rollout"], "reward": ["rollout"]}},
@@ -27,8 +27,8 @@ def rlhf() -> World:
     return world
 
 
-def start(world: World, name: str, role: str, priority: float, ask: dict[str, object]) -> None:
-    world.submit(name, pool="rlhf", priority=priority, labels={"role": role}, ask=ask)  # type: ignore[arg-type]
+def start(world: World, name: str, role: str, priority: float, ask: dict[str, Number]) -> None:
+    world.submit(name, pool="rlhf", priority=priority, labels={"role": role}, ask=ask)
 
 
 def test_the_six_acts() -> None:

@@ -113,7 +113,9 @@ class World:
 
     def join(self, node_id: str, size: int | Mapping[str, Number] = 1, **fields: Any) -> Any:
         """A node joins: ``size`` GPUs with plenty of CPU and memory, or exact amounts."""
-        amounts = {"cpu": 64, "memory": "64GiB", "gpu": size} if isinstance(size, int) else dict(size)
+        amounts: dict[str, Number] = (
+            {"cpu": 64, "memory": "64GiB", "gpu": size} if isinstance(size, int) else dict(size)
+        )
         capacity = Resources.parse(amounts)
         instance = fields.pop("instance", f"run-{node_id}")
         fields.setdefault("devices", tuple(DeviceInfo(id=str(i)) for i in range(capacity.gpu_milli // 1000)))
@@ -134,7 +136,7 @@ class World:
 
     def pool(self, spec: PoolSpec | None = None, **nominal: Number) -> None:
         """Makes a pool."""
-        self.send(ev.PoolCreated(now_ms=self.now_ms, spec=spec or pool_spec(**nominal)))
+        self.send(ev.PoolCreated(now_ms=self.now_ms, spec=spec or pool_spec("pool", pg_pool=NO_PG_POOL, **nominal)))
 
     def policy(self, rules: dict[str, dict[str, list[str]]] | None = None, **fields: Any) -> None:
         """Sets the cluster's policy."""
