@@ -102,6 +102,15 @@ class JobPreempted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobScaled(Event):
+    """Somebody says how many workers an elastic component should have. Result: the job's uid."""
+
+    uid: str
+    component: str
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDeleted(Event):
     """Somebody removes an idle placement group."""
 
@@ -199,6 +208,15 @@ class NodeCordoned(Event):
 
     node_id: str
     cordoned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrained(Event):
+    """Somebody drains a node: nothing new starts there and what runs yields by ``deadline_ms`` (0: by its timeouts)."""
+
+    node_id: str
+    deadline_ms: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

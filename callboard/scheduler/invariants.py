@@ -86,11 +86,14 @@ def _gangs(state: State) -> None:
         live = [w for w in state.workers_of(job.uid) if w.state in LIVE and w.attempt == job.attempt]
         if job.state in active:
             wanted = sum(component.min_workers for component in spec.components)
-            if len(live) != wanted:
-                _fail("I3", f"{job.name} is {job.state} with {len(live)} of {wanted} workers")
+            base = [w for w in live if not w.extra]
+            if len(base) != wanted:
+                _fail("I3", f"{job.name} is {job.state} with {len(base)} of {wanted} workers")
+            if job.state is JobState.STARTING and len(live) > len(base):
+                _fail("I3", f"{job.name} is STARTING with extra workers")
         elif (job.state is JobState.PENDING or job.state in ENDED) and live:
             _fail("I3", f"{job.name} is {job.state} and has {len(live)} live workers")
-        if job.state is JobState.RUNNING and any(w.state is not WorkerState.READY for w in live):
+        if job.state is JobState.RUNNING and any(w.state is not WorkerState.READY for w in live if not w.extra):
             _fail("I3", f"{job.name} is RUNNING with a worker that isn't READY")
         stopping = (JobState.STOPPING, JobState.PREEMPTING, JobState.RECOVERING)
         if job.state in stopping and not live:
@@ -151,7 +154,7 @@ def _node_sums(state: State) -> None:
 def _indexes(state: State) -> None:
     """Every index equals the one a fresh state would have."""
     fresh = State.of(state.records())
-    for name in ("queue", "nominated", "groups_of_pool", "jobs_holding", "requests"):
+    for name in ("queue", "nominated", "elastic", "leaving_extras", "groups_of_pool", "jobs_holding", "requests"):
         mine, theirs = getattr(state, name), getattr(fresh, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} is {mine!r}, should be {theirs!r}")

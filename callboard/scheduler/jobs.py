@@ -11,6 +11,7 @@ from callboard.scheduler.planning import Plan, Victim
 from callboard.scheduler.preemption import lost_work_ms, stop_timeouts, yield_backoff_ms
 from callboard.scheduler.records import (
     ENDED,
+    HOLDING,
     LIVE,
     BundleRecord,
     DeviceShare,
@@ -40,12 +41,11 @@ _BADNESS = (StopOutcome.ALREADY_GONE, StopOutcome.COOPERATIVE, StopOutcome.KILLE
 def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) -> None:
     """Gives a job its groups and workers and asks for what has to be made. All or nothing (I3)."""
     state = tx.state
-    job, spec = state.jobs[uid], state.specs[uid].spec
+    job = state.jobs[uid]
     for old in state.workers_of(uid):
         if old.state in (WorkerState.STOPPED, WorkerState.LOST):
             tx.drop("worker", old.generation)
     group_ids = [_take_group(tx, uid, use) for use in uses]
-    components = {component.name: component for component in spec.components}
     count = sum(len(use.ask.slots) for use in uses)
     generation = tx.count(next_generation=state.meta.next_generation + count).next_generation
     tx.move_job(
@@ -62,29 +62,39 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
         running_ms=0,
     )
     for use, group_id in zip(uses, group_ids, strict=True):
-        for slot, index in zip(use.ask.slots, use.bundle_of, strict=True):
-            component = components[slot.component]
-            tx.put(
-                WorkerRecord(
-                    generation=generation,
-                    job=uid,
-                    component=slot.component,
-                    rank=slot.rank,
-                    attempt=job.attempt + 1,
-                    state=WorkerState.ASSIGNED,
-                    node_id=use.bundles[index].node_id,
-                    group_id=group_id,
-                    bundle_index=index,
-                    pool=use.ask.pool,
-                    resources=component.resources,
-                    devices=devices_in(use.bundles[index], component),
-                    reason="waits for its placement group",
-                )
-            )
-            generation += 1
+        generation = _assign(tx, uid, use, group_id, generation, extra=False)
+    if job.attempt:
+        announce(tx, uid, f"attempt {job.attempt + 1}")
     for group_id in group_ids:
         if state.groups[group_id].state is GroupState.READY:
             start_assigned(tx, group_id)
+
+
+def _assign(tx: Transaction, uid: str, use: GroupUse, group_id: str, generation: int, *, extra: bool) -> int:
+    """Adds the workers that go into one group; returns the next free generation."""
+    components = {component.name: component for component in tx.state.specs[uid].spec.components}
+    for slot, index in zip(use.ask.slots, use.bundle_of, strict=True):
+        component = components[slot.component]
+        tx.put(
+            WorkerRecord(
+                generation=generation,
+                job=uid,
+                component=slot.component,
+                rank=slot.rank,
+                attempt=tx.state.jobs[uid].attempt,
+                state=WorkerState.ASSIGNED,
+                node_id=use.bundles[index].node_id,
+                group_id=group_id,
+                bundle_index=index,
+                pool=use.ask.pool,
+                resources=component.resources,
+                devices=devices_in(use.bundles[index], component),
+                extra=extra,
+                reason="waits for its placement group",
+            )
+        )
+        generation += 1
+    return generation
 
 
 def devices_in(bundle: BundleRecord, component: ComponentSpec) -> tuple[DeviceShare, ...]:
@@ -188,11 +198,12 @@ def stop(
     target: JobState | None = None,
     checkpoint: bool = False,
     traceback: str = "",
+    within_ms: int | None = None,
 ) -> None:
     """Stops every worker of a job and moves it to STOPPING, PREEMPTING or RECOVERING; it goes on when all are gone."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     tx.move_job(uid, state, reason, target=target, traceback=traceback or job.traceback)
-    cancel_ms, kill_ms = stop_timeouts(tx.state, spec)
+    cancel_ms, kill_ms = stop_timeouts(tx.state, spec, within_ms)
     for worker in tx.state.workers_of(uid):
         if worker.state is WorkerState.ASSIGNED:
             tx.move_worker(worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
@@ -218,8 +229,66 @@ def stop_one(
     tx.command(orders.stop_worker(stopping))
 
 
-def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None) -> None:
-    """Makes a job yield."""
+def shed(tx: Transaction, worker: WorkerRecord, reason: str, cancel_ms: int, kill_ms: int) -> None:
+    """Ends one extra worker; its job goes on."""
+    if worker.state is WorkerState.ASSIGNED:
+        cancel_assigned(tx, worker, reason)
+    elif worker.state in (WorkerState.STARTING, WorkerState.READY):
+        stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=True)
+
+
+def cancel_assigned(tx: Transaction, worker: WorkerRecord, reason: str) -> None:
+    """An extra worker that was never asked of an agent will not come."""
+    stopped = tx.move_worker(worker.generation, WorkerState.STOPPED, reason, outcome=StopOutcome.ALREADY_GONE)
+    groups.let_go(tx, worker.group_id)
+    drop_extra(tx, stopped)
+
+
+def drop_extra(tx: Transaction, worker: WorkerRecord) -> None:
+    """Takes a worker that is gone out of a job that goes on without it."""
+    current = tx.state.workers.get(worker.generation)
+    if current is not None and current.state not in HOLDING:
+        tx.drop("worker", worker.generation)
+    job = tx.state.jobs[worker.job]
+    _close_preemptions(tx, job, [current or worker], generation=worker.generation)
+    if not any(other.group_id == worker.group_id for other in tx.state.workers_of(job.uid)):
+        left = tuple(group_id for group_id in job.groups if group_id != worker.group_id)
+        tx.change_job(job.uid, groups=left)
+
+
+def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:
+    """Adds one worker to a running job, in a group of its own."""
+    group_id = _take_group(tx, uid, use)
+    job = tx.state.jobs[uid]
+    tx.change_job(uid, groups=(*[other for other in job.groups if other != group_id], group_id))
+    generation = tx.count(next_generation=tx.state.meta.next_generation + 1).next_generation
+    _assign(tx, uid, use, group_id, generation, extra=True)
+    if tx.state.groups[group_id].state is GroupState.READY:
+        start_assigned(tx, group_id)
+
+
+def promote(tx: Transaction, worker: WorkerRecord) -> None:
+    """An extra worker takes the place of a lost one in the count of the fewest."""
+    tx.put(replace(tx.state.workers[worker.generation], extra=False))
+
+
+def announce(tx: Transaction, uid: str, why: str) -> None:
+    """Tells watchers which rank is where, by generation."""
+    job = tx.state.jobs[uid]
+    ranks = {
+        f"{worker.component}/{worker.rank}": f"{worker.node_id} g{worker.generation}"
+        for worker in tx.state.workers_of(uid)
+        if worker.attempt == job.attempt and worker.state in LIVE
+    }
+    tx.event("job.rank_map", f"jobs/{job.name}", job.state.value, why, ranks)
+
+
+def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, within_ms: int | None = None) -> None:
+    """Makes a job, or one extra worker of it, yield.
+
+    Args:
+        within_ms: shortens the time of its hooks (a drain's deadline).
+    """
     uid, rule, reason = victim.uid, victim.rule, victim.reason
     job = tx.state.jobs[uid]
     meta = tx.count(
@@ -235,6 +304,7 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None) -> Non
         rule=rule,
         reason=reason,
         decided_ms=tx.now_ms,
+        generation=victim.generation,
         lost_work_ms=lost_work_ms(job, tx.now_ms),
     )
     tx.put(record)
@@ -250,7 +320,11 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None) -> Non
     tx.change_job(uid, preemptions=job.preemptions + 1)
     if preemptor is not None:
         note_yield(tx, uid, preemptor.uid)
-    stop(tx, uid, JobState.PREEMPTING, f"preempted {by}", checkpoint=True)
+    if victim.generation:
+        cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
+        shed(tx, tx.state.workers[victim.generation], f"preempted {by}", cancel_ms, kill_ms)
+        return
+    stop(tx, uid, JobState.PREEMPTING, f"preempted {by}", checkpoint=True, within_ms=within_ms)
 
 
 def note_yield(tx: Transaction, uid: str, winner: str) -> None:
@@ -303,7 +377,7 @@ def settle(tx: Transaction, uid: str) -> None:
             wait_ms = yield_backoff_ms(tx.state, spec, job.preemptions)
         else:
             failed = job.failures and job.failures[-1] == _last_failure(job)
-            wait_ms = _backoff_ms(spec, len(job.failures)) if failed else 0
+            wait_ms = backoff_ms(spec, len(job.failures)) if failed else 0
         restarts = job.restarts + (job.state is JobState.RECOVERING)
         tx.move_job(
             uid,
@@ -365,10 +439,13 @@ def keep_away(tx: Transaction, pool_name: str, index: int) -> None:
         tx.put(replace(pool, destroyed_reserved=tuple(sorted({*pool.destroyed_reserved, index}))))
 
 
-def _close_preemptions(tx: Transaction, job: JobRecord, workers: list[WorkerRecord]) -> None:
+def _close_preemptions(tx: Transaction, job: JobRecord, workers: list[WorkerRecord], generation: int = 0) -> None:
+    """Notes how a preemption ended: of the whole job, and of whatever extra workers it had, or of one extra worker."""
     outcomes = [worker.outcome for worker in workers if worker.outcome is not None]
     worst = max(outcomes, key=_BADNESS.index, default=StopOutcome.ALREADY_GONE)
     for record in tx.state.open_preemptions(job.uid):
+        if generation and record.generation != generation:
+            continue
         tx.put(replace(record, yield_ms=tx.now_ms - record.decided_ms, outcome=worst))
         counts = dict(tx.state.meta.preemption_outcomes)
         counts[worst.value] = counts.get(worst.value, 0) + 1
@@ -387,7 +464,7 @@ def _last_failure(job: JobRecord) -> int:
     return entered[-1] if entered else -1
 
 
-def _backoff_ms(spec: JobSpec, failures: int) -> int:
+def backoff_ms(spec: JobSpec, failures: int) -> int:
     """``base · 2ⁿ``, at most the longest."""
     return min(spec.restart.backoff_max_ms, spec.restart.backoff_base_ms << min(failures - 1, 30))
 

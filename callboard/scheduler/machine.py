@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from callboard.model.specs import JobSpec
+from callboard.scheduler import elastic, groups, jobs, nodes, orders, passes, requests, workers
 from callboard.scheduler import events as ev
 from callboard.scheduler import explain as explaining
-from callboard.scheduler import groups, jobs, nodes, orders, passes, requests, workers
 from callboard.scheduler.commands import Command
 from callboard.scheduler.planning import could_ever_fit
 from callboard.scheduler.records import (
@@ -26,6 +26,8 @@ from callboard.scheduler.records import (
     JobState,
     NodeState,
     Removal,
+    StopOutcome,
+    WorkerState,
 )
 from callboard.scheduler.state import State
 from callboard.scheduler.transaction import Transaction
@@ -195,6 +197,12 @@ def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
     """The jobs that waited for a group queue again, after a backoff that grows with their attempts."""
     group = tx.state.groups[group_id]
     pool = tx.state.pools.get(group.pool)
+    for worker in tx.state.workers_in(group_id):
+        if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
+            stopped = tx.move_worker(
+                worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE
+            )
+            elastic.lose(tx, worker.job, [stopped], f"placement group {group_id}: {message}", counts=True)
     for uid in dict.fromkeys(worker.job for worker in tx.state.workers_in(group_id)):
         job = tx.state.jobs[uid]
         if job.state is JobState.STARTING:
@@ -221,6 +229,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.JobCancelled: requests.cancel,
     ev.JobCompleted: requests.complete,
     ev.JobPreempted: requests.preempt,
+    ev.JobScaled: elastic.scale,
     ev.GroupDeleted: requests.delete_group,
     ev.NodeJoined: nodes.joined,
     ev.NodeRayChanged: nodes.ray_changed,
@@ -228,6 +237,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.NodeLost: nodes.lost,
     ev.NodeLeft: nodes.left,
     ev.NodeCordoned: nodes.cordoned,
+    ev.NodeDrained: nodes.drained,
     ev.RaySessionLost: nodes.session_lost,
     ev.WorkerStarted: workers.handle,
     ev.WorkerStartFailed: workers.handle,

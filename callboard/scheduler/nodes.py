@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from callboard.scheduler import groups, jobs, orders, workers
+from callboard.scheduler import elastic, groups, jobs, orders, workers
 from callboard.scheduler.events import (
     Admission,
     NodeCordoned,
+    NodeDrained,
     NodeJoined,
     NodeLeft,
     NodeLost,
@@ -17,12 +18,16 @@ from callboard.scheduler.events import (
     RaySessionLost,
     WorkerExited,
 )
+from callboard.scheduler.planning import Victim
 from callboard.scheduler.records import (
     HOLDING,
+    LIVE,
     GroupState,
+    JobState,
     NodeRecord,
     NodeState,
     Removal,
+    Rule,
     StopOutcome,
     WorkerRecord,
     WorkerState,
@@ -121,6 +126,32 @@ def left(tx: Transaction, event: NodeLeft) -> None:
     end_reconciling_if_complete(tx)
 
 
+def drained(tx: Transaction, event: NodeDrained) -> None:
+    """Somebody drains a node: it takes nothing new, its idle groups go, what runs there yields with notice. Neither
+    shields nor ``preemptible`` bind a drain; a job's grace and the deadline only shorten its stop."""
+    node = tx.state.nodes.get(event.node_id)
+    if node is None:
+        raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
+    reason = event.reason or "drained on request"
+    if node.state is NodeState.READY:
+        tx.move_node(node.node_id, NodeState.DRAINING, reason, cordoned=True)
+    elif not node.cordoned:
+        tx.put(replace(node, cordoned=True))
+    within_ms = max(0, event.deadline_ms - tx.now_ms) if event.deadline_ms else None
+    there = tx.state.workers_on(node.node_id)
+    for worker in there:
+        job = tx.state.jobs.get(worker.job)
+        if job is None or tx.state.workers[worker.generation].state not in LIVE:
+            continue
+        if job.state is JobState.RUNNING and worker.extra:
+            if worker.state is not WorkerState.STOPPING:
+                jobs.preempt(tx, Victim(job.uid, Rule.DRAIN, reason, worker.generation), None, within_ms=within_ms)
+        elif job.state in (JobState.RUNNING, JobState.STARTING):
+            jobs.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
+    for group_id in list(tx.state.groups_on_node.get(node.node_id, ())):
+        groups.doom(tx, group_id, Removal.NODE_LOST, reason)
+
+
 def cordoned(tx: Transaction, event: NodeCordoned) -> None:
     """Somebody cordons a node, or takes that back. Idempotent."""
     node = tx.state.nodes.get(event.node_id)
@@ -128,6 +159,8 @@ def cordoned(tx: Transaction, event: NodeCordoned) -> None:
         raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
     if node.cordoned == event.cordoned:
         return
+    if not event.cordoned and node.state is NodeState.DRAINING:
+        node = tx.move_node(node.node_id, NodeState.READY, "uncordoned")
     what = "cordoned: nothing new starts here" if event.cordoned else "uncordoned"
     revision = tx.event("node.cordoned", f"nodes/{node.node_id}", node.state.value, what)
     tx.put(replace(node, cordoned=event.cordoned, revision=revision))
@@ -245,7 +278,12 @@ def _lose_groups(tx: Transaction, node_id: str, reason: str) -> None:
 def _requeue_assigned(tx: Transaction, group_id: str, reason: str) -> None:
     """Jobs that wait for a group which will never be ready queue again."""
     for worker in tx.state.workers_in(group_id):
-        if worker.state is WorkerState.ASSIGNED and tx.state.workers[worker.generation].state is WorkerState.ASSIGNED:
+        current = tx.state.workers.get(worker.generation)
+        if current is None or current.state is not WorkerState.ASSIGNED:
+            continue
+        if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
+            jobs.cancel_assigned(tx, worker, reason)
+        else:
             jobs.requeue(tx, worker.job, reason)
 
 
@@ -255,7 +293,8 @@ def _lose_workers(tx: Transaction, uid: str, gone: list[WorkerRecord], node: Nod
         return
     hit = [worker for worker in gone if worker.job == uid and worker.attempt == job.attempt and worker.state in HOLDING]
     if hit:
-        jobs.recover(tx, uid, f"node {node.node_id} is gone, with {len(hit)} of its workers", counts=False)
+        reason = f"node {node.node_id} is gone, with {len(hit)} of its workers"
+        elastic.lose(tx, uid, hit, reason, counts=False)
 
 
 def _current(tx: Transaction, node_id: str, epoch: int) -> NodeRecord | None:

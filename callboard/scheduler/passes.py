@@ -10,7 +10,7 @@ import heapq
 from dataclasses import replace
 
 from callboard.model.specs import JobSpec
-from callboard.scheduler import groups, jobs, requests
+from callboard.scheduler import elastic, groups, jobs, requests
 from callboard.scheduler.grouping import GroupUse, asks_of, match, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan
 from callboard.scheduler.quota import borrows, shortages
@@ -58,6 +58,8 @@ def run(tx: Transaction, memory: Memory) -> None:
             _advance_nominee(tx, uid)
         for uid in _in_order(tx):
             _look_at(tx, memory, uid)
+        for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
+            elastic.grow(tx, uid)
     tx.fresh.clear()
     memory.version = state.room_version if state.room_version == version else -1
 
@@ -107,6 +109,8 @@ def _look_at_some(tx: Transaction, memory: Memory) -> None:
         if tx.state.jobs[uid].nominated:
             _advance_nominee(tx, uid)
         _look_at(tx, memory, uid)
+        if uid in tx.state.elastic:
+            elastic.grow(tx, uid)
 
 
 def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:

@@ -13,24 +13,26 @@ from dataclasses import dataclass, replace
 from callboard.model.specs import JobSpec
 from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
 from callboard.scheduler.preemption import (
-    Verdict,
+    Candidate,
     candidates,
     overtakable,
     policy_for,
     takes_only_what_is_owed,
+    without,
 )
-from callboard.scheduler.records import JobRecord, Rule
+from callboard.scheduler.records import Rule
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, View
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A job that must yield, by which rule and why."""
+    """Who must yield, by which rule and why: a whole job, or one extra worker of it (``generation`` not 0)."""
 
     uid: str
     rule: Rule
     reason: str
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,24 +121,23 @@ class _Search:
             overtaken=frozenset(overtakable(state, self._spec, self._uid, now_ms)),
         )
 
-        def feasible(uids: Sequence[str]) -> bool:
-            assumption = replace(base, released=frozenset(uids))
+        def feasible(units: Sequence[Candidate]) -> bool:
+            assumption = without(base, units)
             return (self._try(assumption) or self._try_trimmed(assumption)) is not None
 
-        verdicts = {job.uid: verdict for job, verdict in found}
         level = self._lowest_level(found, feasible)
         if level is None:
             return Blocked(retry_ms)
         chosen = self._fewest(level, feasible)
         if max_victims and len(chosen) > max_victims:
             return Blocked(retry_ms)
-        if not takes_only_what_is_owed(state, self._uid, [(uid, _rule(verdicts[uid])) for uid in chosen]):
+        if not takes_only_what_is_owed(state, self._uid, chosen):
             return Blocked(retry_ms)
-        assumption = replace(base, released=frozenset(chosen))
+        assumption = without(base, chosen)
         final = self._try(assumption) or self._try_trimmed(assumption)
         assert final is not None, "a set that was feasible a moment ago is not"
         slim = self._slim(*final)
-        return replace(slim, victims=tuple(_victim(uid, verdicts[uid]) for uid in chosen), waits=True)
+        return replace(slim, victims=tuple(_victim(unit) for unit in chosen), waits=True)
 
     def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""
@@ -147,14 +148,14 @@ class _Search:
         return replace(self._slim(*found), victims=(victim,), waits=True)
 
     def _lowest_level(
-        self, found: list[tuple[JobRecord, Verdict]], feasible: Callable[[Sequence[str]], bool]
-    ) -> list[str] | None:
+        self, found: list[Candidate], feasible: Callable[[Sequence[Candidate]], bool]
+    ) -> list[Candidate] | None:
         """Candidates up to the lowest priority at which evicting all of them would help, by bisection: evicting more
         never makes a plan impossible."""
-        priorities = sorted({self._state.specs[job.uid].spec.priority_milli for job, _ in found})
+        priorities = sorted({unit.priority_milli for unit in found})
 
-        def up_to(priority_milli: int) -> list[str]:
-            return [job.uid for job, _ in found if self._state.specs[job.uid].spec.priority_milli <= priority_milli]
+        def up_to(priority_milli: int) -> list[Candidate]:
+            return [unit for unit in found if unit.priority_milli <= priority_milli]
 
         low, high = 0, len(priorities) - 1
         if not feasible(up_to(priorities[high])):
@@ -167,20 +168,19 @@ class _Search:
                 low = middle + 1
         return up_to(priorities[low])
 
-    def _fewest(self, uids: list[str], feasible: Callable[[Sequence[str]], bool]) -> list[str]:
+    def _fewest(self, units: list[Candidate], feasible: Callable[[Sequence[Candidate]], bool]) -> list[Candidate]:
         """The cheapest irreducible set: one victim if one is enough, else all less those that turn out unnecessary,
         the most valuable spared first."""
-        state = self._state
-        top = state.specs[uids[-1]].spec.priority_milli
-        for uid in uids:
+        top = units[-1].priority_milli
+        for unit in units:
             # A set whose maximum is lower than the lowest level cannot be enough, so one victim must be of that level.
-            if state.specs[uid].spec.priority_milli == top and feasible([uid]):
-                return [uid]
-        needed = list(uids)
-        for uid in reversed(uids):
-            without = [other for other in needed if other != uid]
-            if without and feasible(without):
-                needed = without
+            if unit.priority_milli == top and feasible([unit]):
+                return [unit]
+        needed = list(units)
+        for unit in reversed(units):
+            without_it = [other for other in needed if other is not unit]
+            if without_it and feasible(without_it):
+                needed = without_it
         return needed
 
     def _try(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
@@ -208,13 +208,9 @@ class _Search:
         return Plan(uses, trims, overtakes, waits=assumption.patient)
 
 
-def _victim(uid: str, verdict: Verdict) -> Victim:
-    return Victim(uid, _rule(verdict), verdict.reason)
-
-
-def _rule(verdict: Verdict) -> Rule:
-    assert verdict.rule is not None, "a victim must yield by some rule"
-    return verdict.rule
+def _victim(unit: Candidate) -> Victim:
+    assert unit.verdict.rule is not None, "a victim must yield by some rule"
+    return Victim(unit.job.uid, unit.verdict.rule, unit.verdict.reason, unit.generation)
 
 
 def plan_with(state: State, uid: str, spec: JobSpec, victim: Victim) -> Plan | None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from callboard.model.policy import LabelRules, PreemptionPolicy
 from callboard.model.specs import JobSpec
 from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.quota import borrowed, borrows, cohort_of
-from callboard.scheduler.records import ENDED, JobRecord, JobState, Rule
+from callboard.scheduler.records import (
+    ENDED,
+    LIVE,
+    GroupKind,
+    JobRecord,
+    JobState,
+    Rule,
+    WorkerRecord,
+    WorkerState,
+)
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, View
 
@@ -78,6 +88,8 @@ def may_yield(
     outside = [pool for pool in victim_pools if pool not in own_pools]
     if outside and all(pool in claims.reclaimable for pool in outside):
         return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
+    if _lent_group(state, victim, spec, preemptor):
+        return Verdict(Rule.RESERVED, f"{victim.name} borrows a reserved placement group of pool {preemptor.pool}")
     if shielded(policy, spec, preemptor):
         return Verdict(None, f"a label rule puts {victim.name} above {preemptor.name}")
     guarded = [pool for pool in outside if is_protected(state, policy, pool)]
@@ -89,6 +101,20 @@ def may_yield(
     if outside and not policy.enable_cross_pool:
         return Verdict(None, f"{victim.name} is in pool {outside[0]} and preemption across pools is off")
     return _by_gap(policy, spec, preemptor, outside=bool(outside))
+
+
+def _lent_group(state: State, victim: JobRecord, spec: JobSpec, preemptor: JobSpec) -> bool:
+    """Whether the victim uses a reserved group that is lent to it and meant for jobs like the preemptor."""
+    record = state.pools.get(preemptor.pool)
+    if record is None or not record.spec.pg_pool.reserved_lendable:
+        return False
+    least = record.spec.pg_pool.reserved_min_priority_milli
+    if spec.priority_milli >= least or preemptor.priority_milli < least:
+        return False
+    held = (state.groups.get(group_id) for group_id in victim.groups)
+    return any(
+        group is not None and group.group_kind is GroupKind.RESERVED and group.pool == preemptor.pool for group in held
+    )
 
 
 def _by_gap(policy: PreemptionPolicy, spec: JobSpec, preemptor: JobSpec, *, outside: bool) -> Verdict:
@@ -197,11 +223,12 @@ def yield_backoff_ms(state: State, spec: JobSpec, preemptions: int) -> int:
     return min(3_600_000, 60_000 << min(max(0, preemptions - 1), 16))
 
 
-def stop_timeouts(state: State, spec: JobSpec) -> tuple[int, int]:
-    """(cancel, kill) timeouts in ms for a job's workers: the pool's policy, which the job's grace only shortens."""
+def stop_timeouts(state: State, spec: JobSpec, within_ms: int | None = None) -> tuple[int, int]:
+    """(cancel, kill) timeouts in ms for a job's workers: the pool's policy, which the job's grace and a deadline
+    (``within_ms`` from now) only shorten."""
     policy = policy_for(state, spec.pool)
-    cancel_ms = policy.cancel_timeout_ms if spec.grace_ms is None else min(policy.cancel_timeout_ms, spec.grace_ms)
-    return cancel_ms, policy.kill_timeout_ms
+    bounds = [policy.cancel_timeout_ms, spec.grace_ms, within_ms]
+    return min(bound for bound in bounds if bound is not None), policy.kill_timeout_ms
 
 
 def lost_work_ms(job: JobRecord, now_ms: int) -> int:
@@ -219,50 +246,74 @@ def left_ms(job: JobRecord, spec: JobSpec, now_ms: int) -> int:
     return max(0, started_ms + spec.estimated_duration_ms - now_ms)
 
 
-def cheapness(state: State, job: JobRecord, now_ms: int) -> tuple[int, int, int, int, str]:
-    """Key that sorts victims of one priority: fewest workers, least lost work, longest left, youngest first."""
-    spec = state.specs[job.uid].spec
-    return (
-        len(state.jobs_holding.get(job.uid, ())),
-        lost_work_ms(job, now_ms),
-        -left_ms(job, spec, now_ms),
-        -job.order,
-        job.uid,
-    )
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may be asked to yield: a whole job, or one extra worker of an elastic one (``generation`` not 0)."""
+
+    job: JobRecord
+    generation: int
+    verdict: Verdict
+    priority_milli: int
+    cost: tuple[int, ...]
 
 
-def candidates(
-    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int
-) -> tuple[list[tuple[JobRecord, Verdict]], int]:
-    """Jobs that must yield to the preemptor, lowest priority first, cheapest first within one; and the earliest
+def _cost(state: State, job: JobRecord, spec: JobSpec, worker: WorkerRecord | None, now_ms: int) -> tuple[int, ...]:
+    """Key that sorts candidates of one priority: fewest workers, least lost work, longest left, youngest first."""
+    if worker is None:
+        count, lost_ms = len(state.jobs_holding.get(job.uid, ())), lost_work_ms(job, now_ms)
+    else:
+        since_ms = max(worker.ready_ms, job.checkpoint_ms)
+        count, lost_ms = 1, max(0, now_ms - since_ms) if worker.ready_ms else 0
+    # Of one job's extra workers the highest rank goes first, so that ranks stay dense.
+    return (count, lost_ms, -left_ms(job, spec, now_ms), -job.order, 0 if worker is None else -worker.rank)
+
+
+def candidates(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> tuple[list[Candidate], int]:
+    """Who must yield to the preemptor, lowest priority first, cheapest first within one; and the earliest
     time (ms) at which there may be more, 0 if there is none."""
-    found: list[tuple[JobRecord, Verdict]] = []
+    found: list[Candidate] = []
     retry_ms = 0
     claims = claims_of(state, preemptor, preemptor_uid)
     for job_state in (JobState.RUNNING, JobState.STARTING):
         for uid in state.jobs_by_state[job_state]:
-            job = state.jobs[uid]
+            job, spec = state.jobs[uid], state.specs[uid].spec
             verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
-            if verdict.rule is not None:
-                found.append((job, verdict))
-            elif verdict.retry_ms and (not retry_ms or verdict.retry_ms < retry_ms):
-                retry_ms = verdict.retry_ms
-    found.sort(key=lambda pair: (state.specs[pair[0].uid].spec.priority_milli, cheapness(state, pair[0], now_ms)))
+            if verdict.rule is None:
+                if verdict.retry_ms and (not retry_ms or verdict.retry_ms < retry_ms):
+                    retry_ms = verdict.retry_ms
+                continue
+            found.append(Candidate(job, 0, verdict, spec.priority_milli, _cost(state, job, spec, None, now_ms)))
+            if uid in state.elastic:
+                found += [
+                    Candidate(
+                        job, worker.generation, verdict, spec.priority_milli, _cost(state, job, spec, worker, now_ms)
+                    )
+                    for worker in state.workers_of(uid)
+                    if worker.extra and worker.state in LIVE and worker.state is not WorkerState.STOPPING
+                ]
+    found.sort(key=lambda unit: (unit.priority_milli, unit.cost, unit.job.uid))
     return found, retry_ms
 
 
-def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: list[tuple[str, Rule]]) -> bool:
+def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: Sequence[Candidate]) -> bool:
     """Whether every reclaimed victim's pool is beyond its own quota until that victim goes: a lender takes back what it
     lent and no more (QL-08)."""
-    gone: set[str] = set()
-    for uid, rule in victims:
-        if rule is Rule.RECLAIM:
-            view = View(state, Assumption(subject=preemptor_uid, future=True, released=frozenset(gone)))
-            pools = pools_of(state.specs[uid].spec)
+    gone: list[Candidate] = []
+    for victim in victims:
+        if victim.verdict.rule is Rule.RECLAIM:
+            view = View(state, without(Assumption(subject=preemptor_uid, future=True), gone))
+            pools = pools_of(state.specs[victim.job.uid].spec)
             if not any(name in state.pools and borrowed(view.charged, state.pools[name].spec) for name in pools):
                 return False
-        gone.add(uid)
+        gone.append(victim)
     return True
+
+
+def without(assumption: Assumption, victims: Sequence[Candidate]) -> Assumption:
+    """The assumption that these are gone too."""
+    whole = frozenset(victim.job.uid for victim in victims if not victim.generation)
+    extras = frozenset(victim.generation for victim in victims if victim.generation)
+    return replace(assumption, released=assumption.released | whole, shed=assumption.shed | extras)
 
 
 def overtakable(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> list[str]:

@@ -104,6 +104,7 @@ class Rule(StrEnum):
     SAME_POOL = "SAME_POOL"
     CROSS_POOL = "CROSS_POOL"
     RECLAIM = "RECLAIM"
+    RESERVED = "RESERVED"
     MANUAL = "MANUAL"
     DRAIN = "DRAIN"
 
@@ -310,6 +311,8 @@ class JobRecord:
         order: counts submissions; the last tie-break of the queue.
         attempt: starts so far, counting the present one.
         groups: placement groups it uses, or is nominated for.
+        targets: (component, number of workers) it should have, where that differs from the most it may have.
+        patient: its nomination waits for running jobs to end by themselves (starvation), not for victims.
         nominated: its ask charges its pools and its groups are held for it, though it has not started (I7).
         waits_for: uids of the victims and ids of the groups (being removed) whose end it waits for when nominated.
         target: state it ends in, while STOPPING.
@@ -332,7 +335,9 @@ class JobRecord:
     running_ms: int = 0
     end_ms: int = 0
     groups: tuple[str, ...] = ()
+    targets: tuple[tuple[str, int], ...] = ()
     nominated: bool = False
+    patient: bool = False
     waits_for: tuple[str, ...] = ()
     target: JobState | None = None
     preemptions: int = 0
@@ -376,6 +381,7 @@ class WorkerRecord:
 
     Attributes:
         pool: pool that its resources are charged to.
+        extra: it is above the component's fewest workers: a unit of its own that may come and go while the job runs.
         cancel_timeout_ms, kill_timeout_ms: bounds of its stop, while STOPPING.
         deadline_ms: when its start or stop is over at the latest; 0: none.
     """
@@ -394,6 +400,7 @@ class WorkerRecord:
     pool: str
     resources: Resources
     devices: tuple[DeviceShare, ...] = ()
+    extra: bool = False
     reason: str = ""
     pid: int = 0
     pid_start_ms: int = 0
@@ -441,6 +448,7 @@ class PreemptionRecord:
     """One victim that yields or yielded.
 
     Attributes:
+        generation: the one extra worker that yields; 0: the whole job does.
         yield_ms: milliseconds from decision until its room was free; -1 until then.
         outcome: worst stop outcome of its workers; None until then.
         lost_work_ms: work since its start or last checkpoint when it was decided.
@@ -457,6 +465,7 @@ class PreemptionRecord:
     rule: Rule
     reason: str
     decided_ms: int
+    generation: int = 0
     lost_work_ms: int = 0
     yield_ms: int = -1
     outcome: StopOutcome | None = None

@@ -33,6 +33,7 @@ from callboard.scheduler.records import (
     Record,
     SpecRecord,
     WorkerRecord,
+    WorkerState,
 )
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 
@@ -80,6 +81,9 @@ class State:
         self.groups_on_node: dict[str, dict[str, None]] = {}
         self.groups_by_state: dict[GroupState, dict[str, None]] = {state: {} for state in GroupState}
         self.nominated: dict[str, None] = {}
+        self.elastic: dict[str, None] = {}
+        """RUNNING jobs with a component whose number of workers may change."""
+        self.leaving_extras: dict[int, None] = {}
         self.jobs_holding: dict[str, dict[int, None]] = {}
         self.requests: dict[str, str] = {}
         self._uids_of_name: dict[str, dict[str, None]] = {}
@@ -269,10 +273,13 @@ class State:
             _link(self._workers_in_group, *_ends(before, after, lambda it: (it.group_id, it.generation)))
             _link(self._workers_on_node, *_ends(before, after, lambda it: (it.node_id, it.generation)))
             _link(self.jobs_holding, *_ends(before, after, lambda it: (it.job, it.generation)))
-        if old is not None and old.state in LIVE and (new is None or new.state not in LIVE):
+        if new is not None and new.extra and new.state is WorkerState.STOPPING:
+            self.leaving_extras[new.generation] = None
+        elif old is not None and old.extra:
+            self.leaving_extras.pop(old.generation, None)
+        left_live = old is not None and old.state in LIVE and (new is None or new.state not in LIVE)
+        if left_live or (before is not None and after is None):
             # Also when it is quarantined: whoever waits for its room must look elsewhere.
-            self.room_version += 1
-        elif (before is None) != (after is None):
             self.room_version += 1
         if new is not None:
             self._deadline(new.deadline_ms, "worker", new.generation)
@@ -289,6 +296,8 @@ class State:
                 self.jobs_by_state[new.state][new.uid] = None
                 if new.state is JobState.PENDING:
                     insort(self.queue, self.queue_key(new))
+        if (old is None) != (new is None) or (old is not None and new is not None and old.state is not new.state):
+            self._index_elastic(old, new)
         if old is not None and old.nominated and not (new is not None and new.nominated):
             del self.nominated[old.uid]
             self.room_version += 1
@@ -297,6 +306,15 @@ class State:
         if new is not None:
             self._deadline(new.eligible_ms, "eligible", new.uid)
             self._deadline(new.deadline_ms, "job", new.uid)
+
+    def _index_elastic(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        if old is not None:
+            self.elastic.pop(old.uid, None)
+        running = new if new is not None and new.state is JobState.RUNNING else None
+        if running is not None and any(component.elastic for component in self.specs[running.uid].spec.components):
+            self.elastic[running.uid] = None
+        if new is None or new.state in ENDED:
+            self.room_version += 1  # who yielded to it may take places again
 
     def _index_job_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
         _link(self._uids_of_name, *_ends(old, new, lambda it: (it.name, it.uid)))
@@ -322,9 +340,7 @@ class State:
                 self.groups_on_node.get(bundle.node_id, {}).pop(cast("GroupRecord", old).group_id, None)
             for bundle in after:
                 self.groups_on_node.setdefault(bundle.node_id, {})[cast("GroupRecord", new).group_id] = None
-        if old is not None and (
-            new is None or new.state is not old.state or (old.job, old.nominee) != (new.job, new.nominee)
-        ):
+        if old is not None and _frees(old, new):
             self.room_version += 1
         if new is not None:
             self._deadline(new.deadline_ms, "group", new.group_id)
@@ -351,6 +367,13 @@ class State:
             group = self.groups.get(cast("str", key))
             return group is not None and at_ms == (group.deadline_ms if kind == "group" else self._idle_end_ms(group))
         return self.meta.reconcile_until_ms == at_ms
+
+
+def _frees(old: GroupRecord, new: GroupRecord | None) -> bool:
+    """Whether a change of a group can let a waiting job start."""
+    if new is None or (new.state is not old.state and new.state in (GroupState.REMOVING, GroupState.BACKOFF)):
+        return True
+    return (old.job != "" and new.job == "") or (old.nominee != "" and new.nominee == "")
 
 
 def _ends(

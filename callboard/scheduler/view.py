@@ -4,7 +4,7 @@ dropped. Nothing is copied and nothing is changed; a view holds only deltas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
@@ -18,6 +18,8 @@ from callboard.scheduler.records import (
     GroupState,
     JobState,
     NodeRecord,
+    WorkerRecord,
+    WorkerState,
 )
 from callboard.scheduler.state import State
 
@@ -125,6 +127,8 @@ class Assumption:
     Attributes:
         subject: uid of the job the plan is for; its own nomination is no obstacle to it.
         released: uids of jobs taken as gone.
+        shed: generations of extra workers taken as gone.
+        passed: uids of jobs whose nomination is no obstacle, because this job ends before they can start.
         trimmed: ids of placement groups taken as removed.
         overtaken: uids of nominated jobs whose nomination is taken as dropped.
         future: count what is on its way out (jobs that are stopping, groups being removed) as gone.
@@ -133,6 +137,8 @@ class Assumption:
 
     subject: str = ""
     released: frozenset[str] = frozenset()
+    shed: frozenset[int] = frozenset()
+    passed: frozenset[str] = frozenset()
     trimmed: frozenset[str] = frozenset()
     overtaken: frozenset[str] = frozenset()
     future: bool = False
@@ -141,7 +147,7 @@ class Assumption:
     @property
     def patient(self) -> bool:
         """Whether something has to end before it holds."""
-        return self.future or bool(self.released) or bool(self.trimmed)
+        return self.future or bool(self.released) or bool(self.shed) or bool(self.trimmed)
 
 
 class View:
@@ -154,7 +160,7 @@ class View:
         if assumption.future:
             leaving = {uid for job_state in LEAVING for uid in state.jobs_by_state[job_state]}
             self._gone = assumption.released | leaving
-        self._ignored = assumption.overtaken | {assumption.subject}
+        self._ignored = assumption.overtaken | assumption.passed | {assumption.subject}
         self._returns = self._returned_bundles()
 
     def room(self, node: NodeRecord) -> Room:
@@ -169,26 +175,24 @@ class View:
 
     def open_to_subject(self, group: GroupRecord) -> bool:
         """Whether the subject may use a placement group once what is assumed has happened."""
+        return self.unused(group) and all(self.state.nodes[bundle.node_id].usable for bundle in group.bundles)
+
+    def unused(self, group: GroupRecord) -> bool:
+        """Whether nobody holds a group, nor has it promised, once what is assumed has happened."""
         if group.state not in (GroupState.READY, GroupState.CREATING) or group.destroy:
             return False
         if group.group_id in self.assumption.trimmed or (group.nominee and group.nominee not in self._ignored):
             return False
-        if not all(self.state.nodes[bundle.node_id].usable for bundle in group.bundles):
-            return False
-        return all(
-            worker.state in LIVE and worker.job in self._gone for worker in self.state.workers_in(group.group_id)
-        )
+        return all(self._is_gone(worker) for worker in self.state.workers_in(group.group_id))
 
     def charged(self, pool: str) -> Resources:
         """What counts against a pool's quota beside the subject: usage and other nominations."""
         if self.assumption.empty:
             return NOTHING
         amount = self.state.charged(pool)
-        for uid in self._gone:
-            for generation in self.state.jobs_holding.get(uid, ()):
-                worker = self.state.workers[generation]
-                if worker.pool == pool and worker.state in LIVE:
-                    amount = amount - worker.resources
+        for worker in self._gone_workers():
+            if worker.pool == pool:
+                amount = amount - worker.resources
         amount = amount + self._reserved_left_idle(pool)
         for uid in self.state.nominated:
             if uid not in self._ignored:
@@ -208,7 +212,7 @@ class View:
             for group_id in self.state.groups_of_pool.get(pool, ())
             if (group := self.state.groups[group_id]).group_kind is GroupKind.RESERVED
             and (holders := self.state.workers_in(group_id))
-            and all(worker.state in LIVE and worker.job in self._gone for worker in holders)
+            and all(self._is_gone(worker) for worker in holders)
             for bundle in group.bundles
         )
 
@@ -231,10 +235,32 @@ class View:
         found = [
             group
             for group in self.state.groups.values()
-            if group.group_kind is GroupKind.DYNAMIC and self.open_to_subject(group)
+            if group.group_kind is GroupKind.DYNAMIC and self.unused(group)
         ]
         found.sort(key=lambda group: (group.idle_since_ms or self.state.meta.now_ms, group.number))
         return [group.group_id for group in found]
+
+    def _is_gone(self, worker: WorkerRecord) -> bool:
+        """Whether a worker is taken as gone. One that is quarantined is not on its way out."""
+        if worker.state not in LIVE:
+            return False
+        if worker.job in self._gone or worker.generation in self.assumption.shed:
+            return True
+        return self.assumption.future and worker.extra and worker.state is WorkerState.STOPPING
+
+    def _gone_workers(self) -> Iterator[WorkerRecord]:
+        for uid in self._gone:
+            for generation in self.state.jobs_holding.get(uid, ()):
+                worker = self.state.workers[generation]
+                if worker.state in LIVE:
+                    yield worker
+        extras = dict.fromkeys(self.assumption.shed)
+        if self.assumption.future:
+            extras |= self.state.leaving_extras
+        for generation in extras:
+            worker = self.state.workers[generation]
+            if worker.job not in self._gone and worker.state in LIVE:
+                yield worker
 
     def _returned_bundles(self) -> dict[str, list[BundleRecord]]:
         """Bundles by node that the assumption counts as free although the ledger does not."""
@@ -247,18 +273,15 @@ class View:
             if job is not None and job.nominated:
                 held = (state.groups.get(group_id) for group_id in job.groups)
                 back += [group for group in held if group is not None and group.state is GroupState.NOMINATED]
-        for uid in self._gone:
-            job = state.jobs[uid]
-            for group_id in job.groups:
-                group = state.groups.get(group_id)
-                if (
-                    group is not None
-                    and group.state in (GroupState.CREATING, GroupState.READY)
-                    and group_id not in assumption.trimmed
-                    and (group.group_kind is GroupKind.PRIVATE or group.destroy)
-                    and all(worker.job in self._gone and worker.state in LIVE for worker in state.workers_in(group_id))
-                ):
-                    back.append(group)
+        left = dict.fromkeys(worker.group_id for worker in self._gone_workers())
+        for group_id in left:
+            group = state.groups[group_id]
+            if (
+                group_id not in assumption.trimmed
+                and (group.group_kind is GroupKind.PRIVATE or group.destroy)
+                and all(self._is_gone(worker) for worker in state.workers_in(group_id))
+            ):
+                back.append(group)
         by_node: dict[str, list[BundleRecord]] = {}
         for group in back:
             for bundle in group.bundles:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from callboard.scheduler import groups, jobs
+from callboard.scheduler import elastic, groups, jobs
 from callboard.scheduler.events import (
     WorkerEvent,
     WorkerExited,
@@ -35,9 +35,9 @@ Handler = Callable[[Transaction, WorkerRecord, Any], None]
 
 def handle(tx: Transaction, event: WorkerEvent) -> None:
     """Carries out one report. A generation that is unknown is one that was finished with long ago."""
+    _ghost(tx, event)
     worker = tx.state.workers.get(event.generation)
     if worker is None:
-        _ghost(tx, event)
         return
     if worker.node_id != event.node_id:
         return
@@ -57,10 +57,11 @@ def overdue(tx: Transaction, worker: WorkerRecord) -> None:
         cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[worker.job].spec)
         reason = f"{worker.component}/{worker.rank} did not start in time on {worker.node_id}"
         jobs.stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=False)
-        jobs.recover(tx, job.uid, reason, counts=True)
+        if not worker.extra or job.state is not JobState.RUNNING:
+            jobs.recover(tx, job.uid, reason, counts=True)
     elif worker.state is WorkerState.STOPPING:
         _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)
-        jobs.settle(tx, worker.job)
+        _after_stop(tx, worker)
 
 
 def leave(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> WorkerRecord:
@@ -86,9 +87,13 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         deadline_ms=0,
     )
     job = tx.state.jobs[worker.job]
+    if worker.extra:
+        jobs.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
+        return
     peers = [other for other in tx.state.workers_of(job.uid) if other.attempt == job.attempt]
     if job.state is JobState.STARTING and all(other.state is WorkerState.READY for other in peers):
         tx.move_job(job.uid, JobState.RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
+        elastic.grow(tx, job.uid)
         _finish_if_all_returned(tx, job.uid)
 
 
@@ -101,13 +106,13 @@ def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFaile
         # Its own code raised: another start would raise again.
         jobs.stop(tx, worker.job, JobState.STOPPING, reason, target=JobState.FAILED, traceback=event.traceback)
     else:
-        jobs.recover(tx, worker.job, reason, counts=True)
+        elastic.lose(tx, worker.job, [worker], reason, counts=True)
 
 
 def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
-    jobs.settle(tx, worker.job)
+    _after_stop(tx, worker)
 
 
 def _stopped(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
@@ -125,12 +130,13 @@ def _stopped(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> Non
         tx.change_job(worker.job, checkpoint_ms=tx.now_ms)
     detail = f": {event.detail}" if event.detail else ""
     _gone_or_quarantined(tx, worker, f"{event.outcome.value.lower()} in {event.took_ms} ms{detail}", event.outcome)
-    jobs.settle(tx, worker.job)
+    _after_stop(tx, worker)
 
 
 def _stopped_unasked(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
     _gone_or_quarantined(tx, worker, "stopped by its agent", event.outcome)
-    jobs.recover(tx, worker.job, f"{worker.component}/{worker.rank} was stopped by its agent", counts=False)
+    reason = f"{worker.component}/{worker.rank} was stopped by its agent"
+    elastic.lose(tx, worker.job, [worker], reason, counts=False)
 
 
 def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | WorkerExited) -> None:
@@ -141,7 +147,7 @@ def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | 
     leave(tx, worker, "proved gone at last", StopOutcome.KILLED)
     jobs.settle(tx, worker.job)
     job = tx.state.jobs.get(worker.job)
-    if job is None or worker.attempt != job.attempt or job.end_ms:
+    if job is None or worker.attempt != job.attempt or job.end_ms or worker.extra:
         tx.drop("worker", worker.generation)
 
 
@@ -149,13 +155,13 @@ def _exited(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
     reason = f"{worker.component}/{worker.rank} on {worker.node_id} died: {event.message}"
-    jobs.recover(tx, worker.job, reason, counts=True)
+    elastic.lose(tx, worker.job, [worker], reason, counts=True)
 
 
 def _exited_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
-    jobs.settle(tx, worker.job)
+    _after_stop(tx, worker)
 
 
 def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> None:
@@ -180,6 +186,15 @@ def _finish_if_all_returned(tx: Transaction, uid: str) -> None:
     peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt]
     if all(worker.finished for worker in peers if worker.component in entered):
         jobs.stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
+
+
+def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
+    """A worker that was to stop did: its job goes on without it if it was an extra one, else it may be over."""
+    if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
+        jobs.drop_extra(tx, worker)
+        jobs.announce(tx, worker.job, f"{worker.component}/{worker.rank} left")
+    else:
+        jobs.settle(tx, worker.job)
 
 
 def _gone_or_quarantined(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> None:

@@ -95,6 +95,8 @@ class History:
             (self.delete_group, 1),
             (self.ray_restarts, 1),
             (self.change_pool, 2),
+            (self.scale, 3),
+            (self.drain, 1),
         ]
         action = self.random.choices([a for a, _ in actions], [w for _, w in actions])[0]
         self.story.append(action.__name__)
@@ -120,6 +122,18 @@ class History:
                     resources=Resources.parse({"gpu": gpu, "cpu": 0.5}),
                 )
                 for name, n, gpu, pool in (("x", choose([1, 2]), 0.5, ""), ("y", choose([1, 2]), 1, choose(["", "b"])))
+            )
+        if not components and self.random.random() < 0.2:
+            low = choose([1, 2])
+            components = (
+                ComponentSpec(
+                    name="main",
+                    actor="a:B",
+                    min_workers=low,
+                    max_workers=low + choose([1, 3]),
+                    entry=choose(["", "", "main"]),
+                    resources=Resources.parse({"gpu": choose([0.5, 1]), "cpu": choose([0, 1])}),
+                ),
             )
         asks: list[dict[str, Number]] = [
             {"gpu": 1},
@@ -304,6 +318,19 @@ class History:
                 self.send(ev.GroupDeleted(now_ms=self.world.now_ms, group_id=group_id))
             except Refusal as refusal:
                 self.story.append(str(refusal))
+
+    def scale(self) -> None:
+        elastic = list(self.world.state.elastic)
+        if elastic:
+            uid = self.random.choice(elastic)
+            component = self.world.state.specs[uid].spec.components[0]
+            workers = self.random.randint(component.min_workers, component.max_workers)
+            self.send(ev.JobScaled(now_ms=self.world.now_ms, uid=uid, component=component.name, workers=workers))
+
+    def drain(self) -> None:
+        node_id = self.random.choice(list(self.world.state.nodes))
+        deadline_ms = self.random.choice([0, self.world.now_ms + 300])
+        self.send(ev.NodeDrained(now_ms=self.world.now_ms, node_id=node_id, deadline_ms=deadline_ms))
 
     def change_pool(self) -> None:
         name = self.random.choice(list(self.world.state.pools))

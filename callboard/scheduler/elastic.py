@@ -1,0 +1,152 @@
+"""How many workers should an elastic component have now, and how does it get there?
+
+A job starts with the fewest workers of every component. While it runs, extra ones are added one by one as room is
+free: nobody yields to an extra worker, and each has a placement group of its own, since a group can't be resized. An
+extra worker is a unit of its own: it can be preempted, drained or lost without stopping the job. When one of the
+fewest is lost and an extra one runs, the extra one takes its place in the count; the missing rank is filled next.
+Every change is announced with the new rank map.
+"""
+
+from __future__ import annotations
+
+from callboard.model.specs import ComponentSpec, JobSpec, Strategy
+from callboard.scheduler import jobs
+from callboard.scheduler.events import JobScaled
+from callboard.scheduler.fitting import Slot
+from callboard.scheduler.grouping import Ask, choose_groups
+from callboard.scheduler.preemption import stop_timeouts
+from callboard.scheduler.records import (
+    ENDED,
+    LIVE,
+    JobRecord,
+    JobState,
+    WorkerRecord,
+    WorkerState,
+)
+from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.transaction import Transaction
+from callboard.scheduler.view import Assumption, View
+
+
+def wanted(job: JobRecord, component: ComponentSpec) -> int:
+    """Workers that a component should have."""
+    return dict(job.targets).get(component.name, component.max_workers)
+
+
+def scale(tx: Transaction, event: JobScaled) -> str:
+    """Sets how many workers an elastic component should have; the highest ranks leave first."""
+    job = tx.state.jobs.get(event.uid)
+    if job is None or job.state in ENDED:
+        what = f"job {job.name} has ended" if job else f"there is no job {event.uid}"
+        code = RefusalCode.WRONG_STATE if job else RefusalCode.NOT_FOUND
+        raise Refusal(code, f"jobs/{event.uid}", what, "name")
+    components = {component.name: component for component in tx.state.specs[job.uid].spec.components}
+    component = components.get(event.component)
+    if component is None:
+        known = ", ".join(components)
+        message = f"job {job.name} has no component {event.component}; it has {known}"
+        raise Refusal(RefusalCode.NOT_FOUND, f"jobs/{job.name}", message, "component")
+    if not component.min_workers <= event.workers <= component.max_workers:
+        raise Refusal(
+            RefusalCode.INVALID_FIELD,
+            f"jobs/{job.name}",
+            f"{event.component} may have {component.min_workers} to {component.max_workers} workers, "
+            f"not {event.workers}",
+            "workers",
+        )
+    targets = {**dict(job.targets), event.component: event.workers}
+    tx.change_job(job.uid, targets=tuple(sorted(targets.items())))
+    tx.event(
+        "job.scaled", f"jobs/{job.name}", job.state.value, f"{event.component} should have {event.workers} workers"
+    )
+    _shrink(tx, job.uid, component, event.workers)
+    grow(tx, job.uid)
+    return job.uid
+
+
+def grow(tx: Transaction, uid: str) -> None:
+    """Adds workers to a running job, as many as are wanted and find free room."""
+    job = tx.state.jobs[uid]
+    if job.state is not JobState.RUNNING or job.eligible_ms > tx.now_ms:
+        return
+    spec = tx.state.specs[uid].spec
+    for component in spec.components:
+        while component.elastic and len(live := _live(tx, job, component)) < wanted(job, component):
+            taken = {worker.rank for worker in live}
+            rank = next(rank for rank in range(len(live) + 1) if rank not in taken)
+            if not _add(tx, uid, spec, component, rank):
+                break
+
+
+def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, counts: bool) -> None:
+    """Some workers of a job are gone unasked. The job goes on if every component still has its fewest.
+
+    Args:
+        gone: the records before they were moved.
+        counts: the loss counts against the restart budget, if the job must restart.
+    """
+    job = tx.state.jobs[uid]
+    gone = [worker for worker in gone if worker.attempt == job.attempt]
+    base = [worker for worker in gone if not worker.extra]
+    if job.state is not JobState.RUNNING or not _promote(tx, job, base):
+        jobs.recover(tx, uid, reason, counts=counts)
+        return
+    for worker in gone:
+        jobs.drop_extra(tx, worker)
+    if counts:
+        wait_ms = jobs.backoff_ms(tx.state.specs[uid].spec, len(job.failures) + 1)
+        tx.change_job(uid, eligible_ms=tx.now_ms + wait_ms, failures=(*job.failures[-20:], tx.now_ms))
+    jobs.announce(tx, uid, reason)
+
+
+def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
+    """Lets extra workers take the place of lost ones in the count, if there are enough of each component."""
+    chosen: list[WorkerRecord] = []
+    for component in dict.fromkeys(worker.component for worker in base):
+        extras = [
+            worker
+            for worker in tx.state.workers_of(job.uid)
+            if worker.extra and worker.component == component and worker.state is WorkerState.READY
+        ]
+        missing = sum(1 for worker in base if worker.component == component)
+        if len(extras) < missing:
+            return False
+        chosen += sorted(extras, key=lambda worker: worker.rank)[:missing]
+    for worker in chosen:
+        jobs.promote(tx, worker)
+    return True
+
+
+def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> None:
+    job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
+    live = _live(tx, job, component)
+    extras = sorted((worker for worker in live if worker.extra), key=lambda worker: worker.rank, reverse=True)
+    cancel_ms, kill_ms = stop_timeouts(tx.state, spec)
+    for worker in extras[: max(0, len(live) - count)]:
+        jobs.shed(tx, worker, f"scaled to {count} workers", cancel_ms, kill_ms)
+
+
+def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
+    ask = Ask(spec.pool_of(component), (Slot(component.name, rank, component.resources),))
+    uses = choose_groups(tx.state, View(tx.state, Assumption(subject=uid)), spec, [ask])
+    if uses is None:
+        return False
+    node_id = uses[0].bundles[uses[0].bundle_of[0]].node_id
+    nodes = {worker.node_id for worker in tx.state.workers_of(uid) if worker.state in LIVE}
+    if spec.placement is Strategy.STRICT_PACK and nodes != {node_id}:
+        return False
+    if spec.placement is Strategy.STRICT_SPREAD and node_id in nodes:
+        return False
+    jobs.add_extra(tx, uid, uses[0])
+    return True
+
+
+def _live(tx: Transaction, job: JobRecord, component: ComponentSpec) -> list[WorkerRecord]:
+    return [
+        worker
+        for worker in tx.state.workers_of(job.uid)
+        if worker.component == component.name
+        and worker.attempt == job.attempt
+        and worker.state in LIVE
+        and worker.state is not WorkerState.STOPPING
+    ]

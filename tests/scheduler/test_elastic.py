@@ -1,0 +1,155 @@
+"""Elastic components, drains and lent groups: what comes and goes while a job runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.model.quantities import Resources
+from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec
+from callboard.scheduler import Refusal
+from callboard.scheduler import commands as cmd
+from callboard.scheduler import events as ev
+from callboard.scheduler.records import JobState, NodeState, Rule
+from tests.scheduler.world import World, job_spec, pool_spec
+
+
+def elastic(name: str, low: int, high: int, **fields: object) -> JobSpec:
+    main = ComponentSpec(
+        name="main", actor="a:B", min_workers=low, max_workers=high, resources=Resources.parse({"gpu": 1})
+    )
+    return job_spec(name, components=[main], **fields)  # type: ignore[arg-type]
+
+
+def scale(world: World, name: str, workers: int) -> None:
+    world.send(ev.JobScaled(now_ms=world.now_ms, uid=world.job(name).uid, component="main", workers=workers))
+
+
+def test_a_job_starts_with_its_fewest_and_grows_as_nodes_join() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    world.submit(elastic("e", 1, 3))
+    assert world.devices("e") == ["n1:0"]
+    world.join("n2", 1)
+    world.join("n3", 1)
+    world.join("n4", 1)
+    assert world.devices("e") == ["n1:0", "n2:0", "n3:0"]
+    assert world.status("e") is JobState.RUNNING
+    assert [worker.rank for worker in world.workers("e")] == [0, 1, 2]
+    assert any(event.type == "job.rank_map" for event in world.log)
+
+
+def test_extra_workers_yield_one_by_one_and_the_job_goes_on() -> None:
+    world = World({"n1": 3})
+    world.pool()
+    world.submit(elastic("e", 1, 3, priority=1))
+    world.submit("high", priority=9)
+    assert world.status("e") is JobState.RUNNING
+    assert [worker.rank for worker in world.workers("e")] == [0, 1]
+    world.submit("higher", priority=9.5, workers=2)
+    assert world.status("high") is JobState.RUNNING
+    assert world.status("higher") is JobState.RUNNING
+    assert world.status("e") is JobState.PENDING
+    world.complete("higher")
+    assert len(world.workers("e")) == 2
+    assert world.job("e").attempt == 2
+
+
+def test_nobody_yields_to_an_extra_worker() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("low", priority=1)
+    world.submit(elastic("e", 1, 2, priority=9))
+    assert world.preempted() == []
+    assert len(world.workers("e")) == 1
+
+
+def test_scaling_keeps_ranks_dense_and_the_highest_leave_first() -> None:
+    world = World({"n1": 4})
+    world.pool()
+    world.submit(elastic("e", 1, 4))
+    assert len(world.workers("e")) == 4
+    scale(world, "e", 2)
+    assert [worker.rank for worker in world.workers("e")] == [0, 1]
+    scale(world, "e", 3)
+    assert [worker.rank for worker in world.workers("e")] == [0, 1, 2]
+    with pytest.raises(Refusal, match="may have 1 to 4 workers, not 5"):
+        scale(world, "e", 5)
+    with pytest.raises(Refusal, match="has no component other"):
+        world.send(ev.JobScaled(now_ms=1, uid=world.job("e").uid, component="other", workers=1))
+
+
+def test_a_lost_worker_is_replaced_without_stopping_the_job() -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.pool()
+    world.submit(elastic("e", 2, 3))
+    world.lose("n1")
+    assert world.status("e") is JobState.RUNNING
+    assert [worker.rank for worker in world.workers("e")] == [1, 2]
+    assert world.job("e").attempt == 1
+    world.join("n4", 1)
+    assert [worker.rank for worker in world.workers("e")] == [0, 1, 2]
+    world.lose("n2")
+    world.lose("n3")
+    assert world.status("e") is JobState.PENDING
+
+
+def test_an_extra_worker_that_keeps_dying_is_added_again_with_backoff() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit(elastic("e", 1, 2))
+    world.exit("e", rank=1)
+    assert len(world.workers("e")) == 1
+    world.tick(999)
+    assert len(world.workers("e")) == 1
+    world.tick(1)
+    assert len(world.workers("e")) == 2
+    world.exit("e", rank=1)
+    world.tick(1999)
+    assert len(world.workers("e")) == 1
+    world.tick(1)
+    assert len(world.workers("e")) == 2
+    assert world.job("e").restarts == 0
+
+
+def test_cancelling_an_elastic_job_ends_all_its_workers() -> None:
+    world = World({"n1": 3})
+    world.pool(pool_spec(pg_pool=PgPoolSpec()))
+    world.submit(elastic("e", 1, 3))
+    world.cancel("e")
+    assert world.status("e") is JobState.CANCELLED
+    assert not world.state.workers
+    assert world.state.group_stats("pool").dynamic_idle == 3
+
+
+def test_nj10_a_drained_node_is_emptied_with_notice_and_takes_nothing_new() -> None:
+    world = World({"n1": 2, "n2": 2})
+    world.pool(pool_spec(pg_pool=PgPoolSpec(reserved=(Resources.parse({"gpu": 1}),))))
+    world.submit("fixed", preemptible=False, node_selector=(("node", "n1"),), node_selector_soft=True)
+    world.auto = False
+    world.send(ev.NodeDrained(now_ms=world.now_ms, node_id="n1", deadline_ms=world.now_ms + 700))
+    stops = [command for command in world.held if isinstance(command, cmd.StopWorker)]
+    assert [command.cancel_timeout_ms for command in stops] == [700]
+    world.submit("late")
+    assert all(worker.node_id == "n2" for worker in world.workers("late"))
+    world.auto = True
+    world.answer()
+    assert world.status("fixed") is JobState.RUNNING
+    assert world.workers("fixed")[0].node_id == "n2"
+    assert world.state.nodes["n1"].state is NodeState.DRAINING
+    assert not world.state.workers_on("n1")
+    assert not world.state.groups_on_node.get("n1")
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=False))
+    assert world.state.nodes["n1"].usable
+
+
+def test_a_lent_reserved_group_goes_back_to_a_job_it_was_meant_for() -> None:
+    world = World({"n1": 1})
+    shape = Resources.parse({"gpu": 1})
+    world.pool(pool_spec(pg_pool=PgPoolSpec(reserved=(shape,), reserved_lendable=True)))
+    world.submit("borrower", priority=7.9)
+    assert world.status("borrower") is JobState.RUNNING
+    world.submit("owner", priority=8.0)
+    assert world.preempted() == [("borrower", "owner")]
+    (record,) = world.state.preemptions.values()
+    assert record.rule is Rule.RESERVED
+    assert world.status("owner") is JobState.RUNNING
