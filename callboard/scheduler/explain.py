@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from callboard.model.quantities import MILLI, Resources, format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
-from callboard.scheduler.fitting import candidates, could_return, fit
-from callboard.scheduler.grouping import Ask, asks_of, new_kind, node_filter, reuse
+from callboard.scheduler.fitting import Rooms, could_return, fit
+from callboard.scheduler.grouping import Ask, asks_of, charged_beside, new_kind, node_filter, reuse
 from callboard.scheduler.planning import Blocked, Plan, could_ever_fit, plan
 from callboard.scheduler.preemption import lost_work_ms, may_yield
 from callboard.scheduler.quota import shortages
@@ -181,7 +181,8 @@ def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, now_ms: int) -
 def _blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
     """Quotas that are short, group rules that say no, nodes that lack something; only what is in the way."""
     reasons: list[Reason] = []
-    for ask in asks_of(spec):
+    asks = asks_of(spec)
+    for ask in asks:
         pool = state.pools.get(ask.pool)
         if pool is None:
             reasons.append(Reason("NO_POOL", f"pools/{ask.pool}", f"pool {ask.pool} does not exist"))
@@ -189,7 +190,7 @@ def _blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
         if pool.deleting or pool.spec.stop_policy is not StopPolicy.NONE:
             what = "is being deleted" if pool.deleting else f"admits nothing (stop policy {pool.spec.stop_policy})"
             reasons.append(Reason("POOL_HELD", f"pools/{ask.pool}", f"pool {ask.pool} {what}"))
-        reasons += _quota_reasons(view, state, ask)
+        reasons += _quota_reasons(view, state, asks, ask)
         if reuse(state, view, spec, ask) is not None:
             continue
         reasons += _group_reasons(state, view, ask)
@@ -197,10 +198,10 @@ def _blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
     return reasons
 
 
-def _quota_reasons(view: View, state: State, ask: Ask) -> list[Reason]:
+def _quota_reasons(view: View, state: State, asks: Sequence[Ask], ask: Ask) -> list[Reason]:
     spec = state.pools[ask.pool].spec
     reasons = []
-    for short in shortages(state.pools, view.charged, spec, ask.resources):
+    for short in shortages(state.pools, charged_beside(view, asks, ask), spec, ask.resources):
         resource, nominal = short.resource, dict(spec.nominal)[short.resource]
         lent = f" and {format_amount(resource, short.limit - nominal)} that others may lend" if spec.cohort else ""
         message = (
@@ -227,7 +228,7 @@ def _group_reasons(state: State, view: View, ask: Ask) -> list[Reason]:
 def _node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reason]:
     """What each node lacks for the workers of an ask; empty when they fit."""
     wanted = node_filter(spec, state.pools[ask.pool].spec)
-    if fit(candidates(state, view, wanted), ask.slots, spec.placement) is not None:
+    if fit(Rooms(state, view, wanted), ask.slots, spec.placement) is not None:
         return []
     reasons: list[Reason] = []
     nodes = sorted(state.nodes.values(), key=lambda node: node.rank)
@@ -317,12 +318,13 @@ def _unyielding(state: State, uid: str, spec: JobSpec, now_ms: int) -> list[Reas
 def _unblock(state: State, spec: JobSpec, view: View) -> tuple[str, ...]:
     """Smallest changes, each of which removes one thing that is in the way; all together let the job start."""
     changes: list[str] = []
-    for ask in asks_of(spec):
+    asks = asks_of(spec)
+    for ask in asks:
         pool = state.pools.get(ask.pool)
         if pool is None:
             changes.append(f"create pool {ask.pool}")
             continue
-        for short in shortages(state.pools, view.charged, pool.spec, ask.resources):
+        for short in shortages(state.pools, charged_beside(view, asks, ask), pool.spec, ask.resources):
             more = _change(short.resource, short.asked - short.available)
             changes.append(f"raise pool {ask.pool} {short.resource} by {more}")
         group_rules = _group_reasons(state, view, ask)

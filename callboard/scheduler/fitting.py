@@ -6,10 +6,11 @@ the order of node rank and device, so that rank 0 … k−1 share a machine (PG-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from callboard.model.quantities import MILLI, Resources
+from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import Labels, Strategy
 from callboard.scheduler.records import BundleRecord, DeviceShare, NodeRecord
 from callboard.scheduler.state import State
@@ -59,16 +60,80 @@ def _has(node: NodeRecord, labels: Labels) -> bool:
     return all(own.get(key) == value for key, value in labels)
 
 
-def candidates(state: State, view: View, wanted: NodeFilter) -> list[Room]:
-    """Room of every node that could take work, preferred nodes first, then by rank. Under the assumption that nothing
-    is used, nodes that are only cordoned or out of touch count too: what could *ever* fit?"""
-    nodes = [
-        node
-        for node in state.nodes.values()
-        if wanted.admits(node) and (node.usable or (view.assumption.empty and could_return(node)))
-    ]
-    nodes.sort(key=lambda node: (not wanted.prefers(node), node.rank))
-    return [view.room(node) for node in nodes]
+class Rooms:
+    """Room of the nodes that come into question, in a view. What a plan takes from one is seen by the next question.
+
+    Walks the index of free room where it is valid; nodes that the view or an earlier part of the plan changed are
+    looked at one by one.
+    """
+
+    def __init__(self, state: State, view: View, wanted: NodeFilter) -> None:
+        self._state = state
+        self._view = view
+        self._wanted = wanted
+        self._known: dict[str, Room] = {}
+        self.indexed = not view.assumption.empty and not wanted.preferred
+        if self.indexed:
+            for node_id in view.changed_nodes():
+                node = state.nodes[node_id]
+                if node.usable and wanted.admits(node):
+                    self._known[node_id] = view.room(node)
+
+    def adopt(self, other: Rooms) -> None:
+        """Shares the rooms that another ask of the same job has used."""
+        for node_id, room in other._known.items():
+            if self._wanted.admits(room.node):
+                self._known[node_id] = room
+
+    def all(self) -> list[Room]:
+        """Every node, preferred ones first, then by rank. Under the assumption that nothing is used, nodes that are
+        only cordoned or out of touch count too: what could *ever* fit?"""
+        empty = self._view.assumption.empty
+        nodes = [
+            node
+            for node in self._state.nodes.values()
+            if self._wanted.admits(node) and (node.usable or (empty and could_return(node)))
+        ]
+        nodes.sort(key=lambda node: (not self._wanted.prefers(node), node.rank))
+        return [self._room(node) for node in nodes]
+
+    def fullest_first(self, ask: Resources) -> Iterator[Room]:
+        """Nodes that may hold an ask, the one with the least to spare first."""
+        changed = sorted(self._known.values(), key=lambda room: (_emptiness(room), room.node.rank))
+        return self._merged(self._state.free.fullest_first(ask), changed, 1)
+
+    def emptiest_first(self, ask: Resources) -> Iterator[Room]:
+        """Nodes that may hold an ask, the one with most to spare first."""
+        changed = sorted(self._known.values(), key=lambda room: (*(-free for free in _emptiness(room)), room.node.rank))
+        return self._merged(self._state.free.emptiest_first(ask), changed, -1)
+
+    def _merged(self, walk: Iterator[str], changed: list[Room], sign: int) -> Iterator[Room]:
+        """The walk with the changed nodes at their places."""
+        skip = set(self._known)
+        waiting = list(reversed(changed))
+        for node_id in walk:
+            if node_id in skip or not self._wanted.admits(self._state.nodes[node_id]):
+                continue
+            room = self._view.room(self._state.nodes[node_id])
+            while waiting and _goes_before(waiting[-1], room, sign):
+                yield waiting.pop()
+            self._known[node_id] = room
+            yield room
+        while waiting:
+            yield waiting.pop()
+
+    def _room(self, node: NodeRecord) -> Room:
+        room = self._known.get(node.node_id)
+        if room is None:
+            room = self._known[node.node_id] = self._view.room(node)
+        return room
+
+
+def _goes_before(left: Room, right: Room, sign: int) -> bool:
+    first, second = _emptiness(left), _emptiness(right)
+    if first != second:
+        return first < second if sign > 0 else first > second
+    return left.node.rank < right.node.rank
 
 
 def could_return(node: NodeRecord) -> bool:
@@ -76,24 +141,41 @@ def could_return(node: NodeRecord) -> bool:
     return node.state.value not in ("LOST", "LEFT")
 
 
-def fit(rooms: Sequence[Room], slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
     """A bundle for each slot, in the order of the slots, or None if they don't fit. Uses up ``rooms``."""
     if not slots:
         return ()
-    search = {
-        Strategy.PACK: _pack,
-        Strategy.SPREAD: _spread,
-        Strategy.STRICT_PACK: _one_node,
-        Strategy.STRICT_SPREAD: _spread_strictly,
-    }[strategy]
     order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
-    chosen = search(rooms, [slots[i].resources for i in order])
-    if chosen is None and len(slots) <= EXACT_LIMIT and len(rooms) <= EXACT_LIMIT:
-        chosen = _exhaustive(rooms, [slots[i].resources for i in order], strategy)
+    asks = [slots[i].resources for i in order]
+    chosen = _search(rooms, asks, strategy)
+    if chosen is None and len(slots) <= EXACT_LIMIT and strategy is not Strategy.STRICT_PACK and _mixed(asks, strategy):
+        every = rooms.all()
+        if len(every) <= EXACT_LIMIT:
+            chosen = _exhaustive(every, asks, strategy)
     if chosen is None:
         return None
     rooms_of = dict(zip(order, chosen, strict=True))
     return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))])
+
+
+def _mixed(asks: Sequence[Resources], strategy: Strategy) -> bool:
+    """Whether a greedy search may miss a solution: never for equal asks of whole devices."""
+    return strategy is Strategy.STRICT_SPREAD or any(ask != asks[0] for ask in asks) or 0 < asks[0].gpu_milli < MILLI
+
+
+def _search(rooms: Rooms, asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
+    equal = all(ask == asks[0] for ask in asks)
+    if strategy in (Strategy.PACK, Strategy.STRICT_PACK):
+        alone = _one_node(rooms, asks)
+        if alone is not None or strategy is Strategy.STRICT_PACK or len(asks) == 1:
+            return alone
+        return _pack(rooms, asks, equal=equal)
+    if not (rooms.indexed and equal):
+        return _SPREADS[strategy](rooms.all(), asks)
+    # As many nodes as workers are enough: of equally used ones the same are preferred every time.
+    walk = rooms.emptiest_first if strategy is Strategy.SPREAD else rooms.fullest_first
+    fitting = (room for room in walk(asks[0]) if room.fits(asks[0]))
+    return _SPREADS[strategy](list(islice(fitting, len(asks))), asks)
 
 
 def _hand_out(slots: Sequence[Slot], order: Sequence[int], rooms: Sequence[Room]) -> tuple[BundleRecord, ...]:
@@ -122,25 +204,30 @@ def _emptiness(room: Room) -> tuple[int, int]:
     return (sum(room.device_milli), room.cpu_milli)
 
 
-def _pack(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
-    """One node if one can hold all, the fullest such; else nodes that take most first."""
-    alone = _one_node(rooms, asks)
-    if alone is not None:
-        return alone
+def _pack(rooms: Rooms, asks: Sequence[Resources], *, equal: bool) -> list[Room] | None:
+    """The emptiest nodes first, each filled as far as it goes."""
     trial = _Trial(asks)
-    # The node that takes most goes first; the count is made once, which is exact for equal asks.
-    counts = [(_count(room, asks), room) for room in rooms]
-    for _, room in sorted(counts, key=lambda pair: -pair[0]):
+    for room in rooms.emptiest_first(asks[0] if equal else NOTHING) if rooms.indexed else _by_count(rooms.all(), asks):
         trial.fill(room)
         if not trial.waiting:
             break
     return trial.finish()
 
 
-def _one_node(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+def _by_count(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room]:
+    counts = [(_count(room, asks), room) for room in rooms]
+    return [room for _, room in sorted(counts, key=lambda pair: -pair[0])]
+
+
+def _one_node(rooms: Rooms, asks: Sequence[Resources]) -> list[Room] | None:
     """The node with the least to spare that holds all."""
+    if rooms.indexed:
+        for room in rooms.fullest_first(total(asks) if len(asks) > 1 else asks[0]):
+            if _count(room, asks) == len(asks):
+                return [room] * len(asks)
+        return None
     best: Room | None = None
-    for room in rooms:
+    for room in rooms.all():
         if (best is None or _emptiness(room) < _emptiness(best)) and _count(room, asks) == len(asks):
             best = room
     return None if best is None else [best] * len(asks)
@@ -174,10 +261,14 @@ def _one_by_one(
     return trial.finish()
 
 
+_SPREADS: Mapping[Strategy, Callable[[Sequence[Room], Sequence[Resources]], list[Room] | None]] = {
+    Strategy.SPREAD: _spread,
+    Strategy.STRICT_SPREAD: _spread_strictly,
+}
+
+
 def _exhaustive(rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
     """The first complete assignment in rank order, of all. Equal asks are only tried in order."""
-    if strategy is Strategy.STRICT_PACK:
-        return None  # _one_node already is exact
     chosen: list[Room] = []
     starts: list[int] = []
 
@@ -208,6 +299,8 @@ def _exhaustive(rooms: Sequence[Room], asks: Sequence[Resources], strategy: Stra
 def _count(room: Room, asks: Sequence[Resources]) -> int:
     """How many of the asks, taken in order, one node can hold."""
     first = asks[0]
+    if len(asks) == 1:
+        return int(room.fits(first))
     if all(ask == first for ask in asks):
         return min(len(asks), _times(room, first))
     trial = _Trial(asks)

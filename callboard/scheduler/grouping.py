@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
-from callboard.scheduler.fitting import NodeFilter, Slot, candidates, fit
-from callboard.scheduler.quota import shortages
+from callboard.scheduler.fitting import NodeFilter, Rooms, Slot, fit
+from callboard.scheduler.quota import Charged, shortages
 from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
 from callboard.scheduler.state import State
-from callboard.scheduler.view import Room, View
+from callboard.scheduler.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +66,53 @@ def node_filter(spec: JobSpec, pool: PoolSpec) -> NodeFilter:
 
 def choose_groups(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> tuple[GroupUse, ...] | None:
     """Groups for every ask of a job, or None when one of them finds none or its pool's quota is short."""
-    rooms: dict[NodeFilter, list[Room]] = {}
-    uses: list[GroupUse] = []
     for ask in asks:
         pool = state.pools.get(ask.pool)
         if pool is None or pool.deleting:
             return None
         if pool.spec.stop_policy is not StopPolicy.NONE and not view.assumption.empty:
             return None
-        use = reuse(state, view, spec, ask) or _make(state, view, spec, ask, rooms)
-        refund = reserved_refund(state, pool.spec, use) if use is not None else NOTHING
-        if use is None or shortages(state.pools, view.charged, pool.spec, ask.resources, refund):
+    kept = [reuse(state, view, spec, ask) for ask in asks]
+    uses = _complete(state, view, spec, asks, kept)
+    if uses is None and len(asks) > 1 and any(kept):
+        # A kept group may lie where the job's other workers can't follow.
+        uses = _complete(state, view, spec, asks, [None] * len(asks))
+    return uses
+
+
+def _complete(
+    state: State, view: View, spec: JobSpec, asks: Sequence[Ask], kept: Sequence[GroupUse | None]
+) -> tuple[GroupUse, ...] | None:
+    """The kept groups and new ones for the other asks, if the strategy and the quotas hold for all together."""
+    made = _make(state, view, spec, [ask for ask, use in zip(asks, kept, strict=True) if use is None])
+    if made is None:
+        return None
+    fresh = iter(made)
+    uses = tuple(use or next(fresh) for use in kept)
+    if len(uses) > 1 and not _keeps_strategy(spec.placement, uses):
+        return None
+    for use in uses:
+        pool = state.pools[use.ask.pool].spec
+        refund = reserved_refund(state, pool, use)
+        if shortages(state.pools, charged_beside(view, asks, use.ask), pool, use.ask.resources, refund):
             return None
-        uses.append(use)
-    return tuple(uses)
+    return uses
+
+
+def charged_beside(view: View, asks: Sequence[Ask], ask: Ask) -> Charged:
+    """What counts against pools beside one ask of a job: in a cohort, its other asks come out of the same pot."""
+    if len(asks) == 1:
+        return view.charged
+    others = {other.pool: other.resources for other in asks if other.pool != ask.pool}
+    return lambda pool: view.charged(pool) + others.get(pool, NOTHING)
+
+
+def _keeps_strategy(placement: Strategy, uses: Sequence[GroupUse]) -> bool:
+    """Whether the strategy holds across the groups of a job; within each it does."""
+    nodes = [use.bundles[index].node_id for use in uses for index in use.bundle_of]
+    if placement is Strategy.STRICT_PACK:
+        return len(set(nodes)) == 1
+    return placement is not Strategy.STRICT_SPREAD or len(set(nodes)) == len(nodes)
 
 
 def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
@@ -152,21 +186,35 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
     return tuple(chosen[i] for i in range(len(slots)))
 
 
-def _make(state: State, view: View, spec: JobSpec, ask: Ask, rooms: dict[NodeFilter, list[Room]]) -> GroupUse | None:
-    """A new group for an ask, if the pool may make one and its bundles find room."""
-    pool = state.pools[ask.pool].spec
-    kind = new_kind(pool.pg_pool)
-    if kind is None or (kind is GroupKind.DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic):
-        return None
-    wanted = node_filter(spec, pool)
-    if wanted not in rooms:
-        # Asks of one job share the rooms, so that the second sees what the first took.
-        known = {room.node.node_id: room for found in rooms.values() for room in found}
-        rooms[wanted] = [known.get(room.node.node_id, room) for room in candidates(state, view, wanted)]
-    bundles = fit(rooms[wanted], ask.slots, spec.placement)
-    if bundles is None:
-        return None
-    return GroupUse(ask, "", kind, bundles, tuple(range(len(bundles))))
+def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[GroupUse] | None:
+    """New groups for some asks of a job, if their pools may make them and all the bundles find room together."""
+    kinds: list[GroupKind] = []
+    by_filter: dict[NodeFilter, list[Ask]] = {}
+    for ask in asks:
+        pool = state.pools[ask.pool].spec
+        kind = new_kind(pool.pg_pool)
+        if kind is None or (kind is GroupKind.DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic):
+            return None
+        kinds.append(kind)
+        by_filter.setdefault(node_filter(spec, pool), []).append(ask)
+    before: list[Rooms] = []
+    bundles_of: dict[str, tuple[BundleRecord, ...]] = {}
+    for wanted, together in by_filter.items():
+        # Asks whose pools use different nodes share the rooms, so that the second sees what the first took.
+        rooms = Rooms(state, view, wanted)
+        for other in before:
+            rooms.adopt(other)
+        before.append(rooms)
+        found = fit(rooms, [slot for ask in together for slot in ask.slots], spec.placement)
+        if found is None:
+            return None
+        rest = iter(found)
+        for ask in together:
+            bundles_of[ask.pool] = tuple(islice(rest, len(ask.slots)))
+    return [
+        GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(len(ask.slots))))
+        for ask, kind in zip(asks, kinds, strict=True)
+    ]
 
 
 def new_kind(pg_pool: PgPoolSpec) -> GroupKind | None:

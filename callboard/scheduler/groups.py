@@ -7,7 +7,7 @@ from typing import Any
 
 from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import orders
-from callboard.scheduler.fitting import NodeFilter, Slot, candidates, fit
+from callboard.scheduler.fitting import NodeFilter, Rooms, Slot, fit
 from callboard.scheduler.records import (
     BundleRecord,
     GroupKind,
@@ -216,7 +216,7 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
         planned = existing.get(index)
         if planned is not None and (planned.state is not GroupState.BACKOFF or planned.deadline_ms > tx.now_ms):
             continue
-        rooms = candidates(tx.state, View(tx.state, Assumption()), NodeFilter(pool.spec.node_selector))
+        rooms = Rooms(tx.state, View(tx.state, Assumption()), NodeFilter(pool.spec.node_selector))
         bundles = fit(rooms, [Slot("", 0, shape)], Strategy.PACK)
         if bundles is not None:
             if planned is None:

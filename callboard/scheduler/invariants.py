@@ -158,6 +158,8 @@ def _indexes(state: State) -> None:
         mine, theirs = getattr(state, name), getattr(fresh, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} is {mine!r}, should be {theirs!r}")
+    if state.free.keys() != fresh.free.keys():
+        _fail("index", f"free is {state.free.keys()}, should be {fresh.free.keys()}")
     for kind in ("jobs_by_state", "groups_by_state"):
         mine, theirs = getattr(state, kind), getattr(fresh, kind)
         if {key: set(value) for key, value in mine.items()} != {key: set(value) for key, value in theirs.items()}:

@@ -147,13 +147,17 @@ class Ledger:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeBook] = {}
         self.pools: dict[str, Resources] = {}
+        self.touched: dict[str, None] = {}
+        """Nodes whose free room may have changed since somebody last asked and cleared it."""
 
     def node_changed(self, old: NodeRecord | None, new: NodeRecord | None) -> None:
         """Follows a node. What is booked stays: groups outlive a lost connection."""
         if new is None:
             assert old is not None
             del self.nodes[old.node_id]
+            self.touched[old.node_id] = None
             return
+        self.touched[new.node_id] = None
         book = self.nodes.get(new.node_id)
         if book is None:
             self.nodes[new.node_id] = NodeBook(new)
@@ -194,9 +198,11 @@ class Ledger:
         if group.state in BOOKED:
             for bundle in group.bundles:
                 self.nodes[bundle.node_id].booked.add(bundle.resources, shares(bundle), sign)
+                self.touched[bundle.node_id] = None
         elif group.state is GroupState.NOMINATED:
             for bundle in group.bundles:
                 self.nodes[bundle.node_id].claimed.add(bundle.resources, shares(bundle), sign)
+                self.touched[bundle.node_id] = None
 
     def _charge(self, worker: WorkerRecord, sign: int) -> None:
         if worker.state in LIVE:

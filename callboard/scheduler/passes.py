@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import elastic, groups, jobs, requests
-from callboard.scheduler.grouping import GroupUse, asks_of, match, reserved_refund
+from callboard.scheduler.grouping import Ask, GroupUse, asks_of, charged_beside, match, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan
 from callboard.scheduler.quota import borrows, shortages
 from callboard.scheduler.records import GroupState, JobRecord, JobState
@@ -190,7 +190,7 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
             broken = f"placement group {group_id} fits no longer"
             break
         use = GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of)
-        free = free and not _charged_too_much(tx, view, use, uid)
+        free = free and not _charged_too_much(tx, view, asks, use, uid)
         uses.append(use)
     if broken:
         jobs.drop_nomination(tx, uid, broken)
@@ -200,11 +200,11 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
         jobs.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
 
 
-def _charged_too_much(tx: Transaction, view: View, use: GroupUse, uid: str) -> bool:
+def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse, uid: str) -> bool:
     """Whether the quota doesn't hold the ask yet; other nominations don't count here, they were planned around."""
     pool = tx.state.pools[use.ask.pool].spec
     refund = reserved_refund(tx.state, pool, use) + tx.state.nominated_ask(use.ask.pool, but=uid)
-    return bool(shortages(tx.state.pools, view.charged, pool, use.ask.resources, refund))
+    return bool(shortages(tx.state.pools, charged_beside(view, asks, use.ask), pool, use.ask.resources, refund))
 
 
 def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> bool:
@@ -231,7 +231,8 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
     for use in uses:
         group = state.groups[use.group_id]
         pool = state.pools[use.ask.pool].spec
-        if shortages(state.pools, view.charged, pool, use.ask.resources, reserved_refund(state, pool, use)):
+        charged = charged_beside(view, [other.ask for other in uses], use.ask)
+        if shortages(state.pools, charged, pool, use.ask.resources, reserved_refund(state, pool, use)):
             return False
         if group.state is not GroupState.NOMINATED:
             if not view.open_to_subject(group):

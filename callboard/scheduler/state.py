@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar, cast
 
 from callboard.model.quantities import NOTHING, Resources, total
+from callboard.scheduler.free_index import FreeIndex
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.records import (
     ENDED,
@@ -62,6 +63,7 @@ class State:
         self.checkpoints: dict[tuple[str, str, int], CheckpointRecord] = {}
         self.preemptions: dict[int, PreemptionRecord] = {}
         self.ledger = Ledger()
+        self._free = FreeIndex()
         self.room_version = 0
         """Counts changes that could let a waiting job start: freed room, new nodes, quotas, policies."""
         self._tables: dict[str, dict[Key, Record]] = {
@@ -135,6 +137,18 @@ class State:
         return old
 
     # ---- questions ----
+
+    @property
+    def free(self) -> FreeIndex:
+        """Usable nodes by what is free on them. Brought up to date when asked, once for many changes."""
+        for node_id in self.ledger.touched:
+            book = self.ledger.nodes.get(node_id)
+            if book is None:
+                self._free.drop(node_id)
+            else:
+                self._free.update(book)
+        self.ledger.touched.clear()
+        return self._free
 
     def find_job(self, name_or_uid: str) -> JobRecord | None:
         """The job with this uid, or the newest with this name; None if there is none."""

@@ -173,6 +173,10 @@ class View:
             room.give_back(bundle)
         return room
 
+    def changed_nodes(self) -> Iterable[str]:
+        """Nodes on which more is free than the ledger says."""
+        return self._returns.keys()
+
     def open_to_subject(self, group: GroupRecord) -> bool:
         """Whether the subject may use a placement group once what is assumed has happened."""
         return self.unused(group) and all(self.state.nodes[bundle.node_id].usable for bundle in group.bundles)
