@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from callboard.model.quantities import MILLI, Resources, format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
-from callboard.scheduler.fitting import Rooms, could_return, fit
+from callboard.scheduler.fitting import NodeFilter, Rooms, could_return, fit
 from callboard.scheduler.grouping import Ask, asks_of, charged_beside, new_kind, node_filter, reuse
 from callboard.scheduler.planning import Blocked, Plan, could_ever_fit, plan
 from callboard.scheduler.preemption import lost_work_ms, may_yield
@@ -99,6 +99,14 @@ def explain_spec(state: State, spec: JobSpec, now_ms: int) -> Explanation:
     return _account(state, "", spec, now_ms, now_ms)
 
 
+def unschedulable(state: State, spec: JobSpec) -> Explanation:
+    """The account of a job that the nodes and quotas there are could never hold."""
+    reasons = unschedulable_reasons(state, spec)
+    unblock = _unblock(state, spec, View(state, Assumption(empty=True)))
+    summary = f"no node could ever hold {spec.name}: {_join([reason.message for reason in reasons])}"
+    return Explanation("UNSCHEDULABLE", summary, reasons, unblock)
+
+
 def unschedulable_reasons(state: State, spec: JobSpec) -> tuple[Reason, ...]:
     """Why the nodes and quotas there are could never hold a job."""
     return tuple(_blockers(state, View(state, Assumption(empty=True)), spec))
@@ -112,10 +120,7 @@ def _account(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: int) 
     if isinstance(found, Plan):
         return _planned(state, uid, spec, found, now_ms)
     if not could_ever_fit(state, spec):
-        reasons = unschedulable_reasons(state, spec)
-        unblock = _unblock(state, spec, View(state, Assumption(empty=True)))
-        summary = f"no node could ever hold {spec.name}: {_join([reason.message for reason in reasons])}"
-        return Explanation("UNSCHEDULABLE", summary, reasons, unblock)
+        return unschedulable(state, spec)
     return _waits(state, uid, spec, found, now_ms)
 
 
@@ -195,6 +200,10 @@ def _blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
             continue
         reasons += _group_reasons(state, view, ask)
         reasons += _node_reasons(state, view, spec, ask)
+    if not reasons and len(asks) > 1:
+        # Each pool's workers find room, all together don't.
+        together = Ask(spec.pool, tuple(slot for ask in asks for slot in ask.slots))
+        reasons += _node_reasons(state, view, spec, together)
     return reasons
 
 
@@ -241,7 +250,23 @@ def _node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Rea
     largest = _largest(state, view, ask)
     if largest is not None:
         reasons.insert(0, largest)
+    placed = _most_that_fit(state, view, wanted, ask, spec.placement)
+    if placed:
+        count = len(ask.slots)
+        reasons.insert(0, Reason("ROOM_FOR", "nodes", f"room for {placed} of {count} workers", "", count, placed))
     return reasons
+
+
+def _most_that_fit(state: State, view: View, wanted: NodeFilter, ask: Ask, placement: Strategy) -> int:
+    """How many of an ask's workers, from the first on, find room together; by bisection."""
+    low, high = 0, len(ask.slots) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fit(Rooms(state, view, wanted), ask.slots[:middle], placement) is None:
+            high = middle - 1
+        else:
+            low = middle
+    return low
 
 
 def _one_node(
@@ -268,6 +293,8 @@ def _one_node(
             )
             for resource, asked, have in lacking
         ]
+    if placement is Strategy.STRICT_SPREAD:
+        return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
     # One worker fits, all of them don't: what the whole ask lacks here says how far the node goes.
     return [
         Reason("NODE_LACKS", subject, f"{node.node_id} lacks {_missing(resource, asked, have)}", resource, asked, have)

@@ -16,6 +16,7 @@ from callboard.scheduler.records import (
     NodeState,
     PoolRecord,
     Removal,
+    evolve,
 )
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
@@ -55,7 +56,7 @@ def new_group(
             group.reason,
             {"pool": pool, "kind": kind.value},
         )
-        group = replace(group, revision=revision)
+        group = evolve(group, revision=revision)
     tx.put(group)
     return group
 
@@ -306,4 +307,4 @@ def _count(
         removals=tuple(sorted(removals.items())),
     )
     if new != counts:
-        tx.put(replace(pool, counts=new))
+        tx.put(evolve(pool, counts=new))

@@ -154,7 +154,17 @@ def _node_sums(state: State) -> None:
 def _indexes(state: State) -> None:
     """Every index equals the one a fresh state would have."""
     fresh = State.of(state.records())
-    for name in ("queue", "nominated", "elastic", "leaving_extras", "groups_of_pool", "jobs_holding", "requests"):
+    for name in (
+        "queue",
+        "waiting",
+        "shapes",
+        "nominated",
+        "elastic",
+        "leaving_extras",
+        "groups_of_pool",
+        "jobs_holding",
+        "requests",
+    ):
         mine, theirs = getattr(state, name), getattr(fresh, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} is {mine!r}, should be {theirs!r}")

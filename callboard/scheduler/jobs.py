@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from callboard.model.specs import ComponentSpec, JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
 from callboard.scheduler.grouping import GroupUse
@@ -26,6 +24,7 @@ from callboard.scheduler.records import (
     StopOutcome,
     WorkerRecord,
     WorkerState,
+    evolve,
 )
 from callboard.scheduler.transaction import Transaction
 
@@ -269,7 +268,7 @@ def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:
 
 def promote(tx: Transaction, worker: WorkerRecord) -> None:
     """An extra worker takes the place of a lost one in the count of the fewest."""
-    tx.put(replace(tx.state.workers[worker.generation], extra=False))
+    tx.put(evolve(tx.state.workers[worker.generation], extra=False))
 
 
 def announce(tx: Transaction, uid: str, why: str) -> None:
@@ -436,7 +435,7 @@ def keep_away(tx: Transaction, pool_name: str, index: int) -> None:
     """Notes that a reserved group was removed on purpose."""
     pool = tx.state.pools.get(pool_name)
     if pool is not None and index not in pool.destroyed_reserved:
-        tx.put(replace(pool, destroyed_reserved=tuple(sorted({*pool.destroyed_reserved, index}))))
+        tx.put(evolve(pool, destroyed_reserved=tuple(sorted({*pool.destroyed_reserved, index}))))
 
 
 def _close_preemptions(tx: Transaction, job: JobRecord, workers: list[WorkerRecord], generation: int = 0) -> None:
@@ -446,7 +445,7 @@ def _close_preemptions(tx: Transaction, job: JobRecord, workers: list[WorkerReco
     for record in tx.state.open_preemptions(job.uid):
         if generation and record.generation != generation:
             continue
-        tx.put(replace(record, yield_ms=tx.now_ms - record.decided_ms, outcome=worst))
+        tx.put(evolve(record, yield_ms=tx.now_ms - record.decided_ms, outcome=worst))
         counts = dict(tx.state.meta.preemption_outcomes)
         counts[worst.value] = counts.get(worst.value, 0) + 1
         tx.count(preemption_outcomes=tuple(sorted(counts.items())))

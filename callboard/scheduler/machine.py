@@ -9,7 +9,7 @@ No await, clock, random number or environment inside: the same events give the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from callboard.model.specs import JobSpec
@@ -28,6 +28,7 @@ from callboard.scheduler.records import (
     Removal,
     StopOutcome,
     WorkerState,
+    evolve,
 )
 from callboard.scheduler.state import State
 from callboard.scheduler.transaction import Transaction
@@ -166,7 +167,7 @@ def _group_due(tx: Transaction, group_id: str) -> None:
     """A creation that nobody answered, or a reserved group whose backoff is over (the pass tries it)."""
     group = tx.state.groups[group_id]
     if group.state is GroupState.BACKOFF:
-        tx.put(replace(group, deadline_ms=0))
+        tx.put(evolve(group, deadline_ms=0))
         return
     if group.state is GroupState.CREATING:
         _fail_creation(tx, group_id, "not ready in time")

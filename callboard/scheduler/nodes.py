@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from callboard.scheduler import elastic, groups, jobs, orders, workers
@@ -31,6 +30,7 @@ from callboard.scheduler.records import (
     StopOutcome,
     WorkerRecord,
     WorkerState,
+    evolve,
 )
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.transaction import Transaction
@@ -136,7 +136,7 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
     if node.state is NodeState.READY:
         tx.move_node(node.node_id, NodeState.DRAINING, reason, cordoned=True)
     elif not node.cordoned:
-        tx.put(replace(node, cordoned=True))
+        tx.put(evolve(node, cordoned=True))
     within_ms = max(0, event.deadline_ms - tx.now_ms) if event.deadline_ms else None
     there = tx.state.workers_on(node.node_id)
     for worker in there:
@@ -163,7 +163,7 @@ def cordoned(tx: Transaction, event: NodeCordoned) -> None:
         node = tx.move_node(node.node_id, NodeState.READY, "uncordoned")
     what = "cordoned: nothing new starts here" if event.cordoned else "uncordoned"
     revision = tx.event("node.cordoned", f"nodes/{node.node_id}", node.state.value, what)
-    tx.put(replace(node, cordoned=event.cordoned, revision=revision))
+    tx.put(evolve(node, cordoned=event.cordoned, revision=revision))
 
 
 def session_lost(tx: Transaction, event: RaySessionLost) -> None:
@@ -256,7 +256,7 @@ def _compare(tx: Transaction, event: NodeJoined) -> tuple[int, ...]:
     for ghost in ghosts:
         tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
     node = tx.state.nodes[event.node_id]
-    tx.put(replace(node, ghosts=tuple(ghost.generation for ghost in ghosts)))
+    tx.put(evolve(node, ghosts=tuple(ghost.generation for ghost in ghosts)))
     return tuple(keep)
 
 

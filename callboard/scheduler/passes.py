@@ -15,10 +15,9 @@ from callboard.scheduler.grouping import Ask, GroupUse, asks_of, charged_beside,
 from callboard.scheduler.planning import Blocked, Plan, plan
 from callboard.scheduler.quota import borrows, shortages
 from callboard.scheduler.records import GroupState, JobRecord, JobState
+from callboard.scheduler.shapes import Shape
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, Room, View
-
-Shape = tuple[object, ...]
 
 
 class Memory:
@@ -56,23 +55,42 @@ def run(tx: Transaction, memory: Memory) -> None:
                 groups.ensure_reserved(tx, pool)
         for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
             _advance_nominee(tx, uid)
-        for uid in _in_order(tx):
-            _look_at(tx, memory, uid)
+        if any(record.spec.cohort for record in state.pools.values()):
+            for uid in _owners_first(tx):
+                _look_at(tx, memory, uid)
+        else:
+            _look_at_heads(tx, memory)
         for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
             elastic.grow(tx, uid)
     tx.fresh.clear()
     memory.version = state.room_version if state.room_version == version else -1
 
 
-def _in_order(tx: Transaction) -> list[str]:
-    """The queue; where pools lend to each other, jobs within their own quota come before borrowers (QL-10)."""
+def _look_at_heads(tx: Transaction, memory: Memory) -> None:
+    """Goes through the queue, shape by shape at once: as soon as one job of a shape is blocked, so are the others."""
+    waiting = tx.state.waiting
+    heads = [(alike[0], number, shape, 0) for number, (shape, alike) in enumerate(waiting.items())]
+    heapq.heapify(heads)
+    while heads:
+        key, number, shape, index = heapq.heappop(heads)
+        _look_at(tx, memory, key[-1])
+        if shape in memory.blocked:
+            continue
+        alike = waiting.get(shape, [])
+        # A job that started has left the list; one that is held or backs off stays and is stepped over.
+        if index < len(alike) and alike[index] == key:
+            index += 1
+        if index < len(alike):
+            heapq.heappush(heads, (alike[index], number, shape, index))
+
+
+def _owners_first(tx: Transaction) -> list[str]:
+    """The queue where pools lend to each other: jobs within their own quota come before borrowers (QL-10)."""
     state = tx.state
-    uids = [key[-1] for key in state.queue]
-    if not any(record.spec.cohort for record in state.pools.values()):
-        return uids
     own: list[str] = []
     borrowers: list[str] = []
-    for uid in uids:
+    for key in state.queue:
+        uid = key[-1]
         charged = View(state, Assumption(subject=uid)).charged
         asks = asks_of(state.specs[uid].spec)
         borrowing = any(
@@ -82,20 +100,6 @@ def _in_order(tx: Transaction) -> list[str]:
     return own + borrowers
 
 
-def shape_of(spec: JobSpec) -> Shape:
-    """Jobs of one shape are blocked for the same reasons."""
-    return (
-        spec.pool,
-        spec.priority_milli,
-        spec.labels,
-        spec.placement,
-        spec.node_selector,
-        spec.node_selector_soft,
-        spec.never_preempts,
-        tuple((c.name, c.pool, c.resources, c.min_workers) for c in spec.components),
-    )
-
-
 def _look_at_some(tx: Transaction, memory: Memory) -> None:
     """Nothing changed that could help what is blocked: only new jobs, and those whose time has come."""
     uids = dict.fromkeys(tx.fresh)
@@ -103,7 +107,7 @@ def _look_at_some(tx: Transaction, memory: Memory) -> None:
         _, uid = heapq.heappop(memory.retries)
         job = tx.state.jobs.get(uid)
         if job is not None and job.state is JobState.PENDING:
-            memory.blocked.discard(shape_of(tx.state.specs[uid].spec))
+            memory.blocked.discard(tx.state.shapes[uid])
             uids[uid] = None
     for uid in sorted(uids, key=lambda uid: tx.state.queue_key(tx.state.jobs[uid])):
         if tx.state.jobs[uid].nominated:
@@ -121,12 +125,13 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
     if job.eligible_ms > tx.now_ms:
         _keep_place(tx, job, spec)
         return
-    shape = shape_of(spec)
-    if shape in memory.blocked:
+    shape = tx.state.shapes[uid]
+    if shape in memory.blocked and not job.yielded_to:
         return
     found = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
     if isinstance(found, Blocked):
-        memory.blocked.add(shape)
+        if not job.yielded_to:
+            memory.blocked.add(shape)
         if found.retry_ms:
             heapq.heappush(memory.retries, (found.retry_ms, uid))
         return

@@ -21,8 +21,12 @@ from callboard.scheduler.preemption import (
     without,
 )
 from callboard.scheduler.records import Rule
+from callboard.scheduler.shapes import shape_of
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, View
+
+MAX_SHAPES = 10_000
+"""Most verdicts on shapes kept; beyond, all are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,15 @@ def plan(state: State, uid: str, spec: JobSpec, waiting_since_ms: int, now_ms: i
 
 def could_ever_fit(state: State, spec: JobSpec) -> bool:
     """Whether the nodes and quotas there are could hold the job if nothing else was there."""
-    view = View(state, Assumption(empty=True))
-    return choose_groups(state, view, spec, asks_of(spec)) is not None
+    shape = shape_of(spec)
+    known = state.fits_ever.get(shape)
+    if known is None:
+        view = View(state, Assumption(empty=True))
+        known = choose_groups(state, view, spec, asks_of(spec)) is not None
+        if len(state.fits_ever) >= MAX_SHAPES:
+            state.fits_ever.clear()
+        state.fits_ever[shape] = known
+    return known
 
 
 class _Search:
@@ -194,6 +205,8 @@ class _Search:
 
     def _slim(self, assumption: Assumption, uses: tuple[GroupUse, ...]) -> Plan:
         """The plan without trims and overtakings that turn out unnecessary; the oldest idle groups go first."""
+        if not assumption.trimmed and not assumption.overtaken:
+            return Plan(uses, waits=assumption.patient)
         order = View(self._state, replace(assumption, trimmed=frozenset())).trimmable()
         for group_id in reversed([group_id for group_id in order if group_id in assumption.trimmed]):
             fewer = self._try(replace(assumption, trimmed=assumption.trimmed - {group_id}))

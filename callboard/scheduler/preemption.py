@@ -129,6 +129,8 @@ def _by_gap(policy: PreemptionPolicy, spec: JobSpec, preemptor: JobSpec, *, outs
     where = "another pool" if outside else "the same pool"
     if gap >= threshold:
         return Verdict(rule, f"{where} and {_gap(gap)} ≥ {_milli(threshold)}")
+    if label and label_threshold < threshold:
+        return Verdict(None, f"{label}, but {_gap(gap)} < {_milli(label_threshold)}")
     return Verdict(None, f"{where} and {_gap(gap)} < {_milli(threshold)}")
 
 
@@ -296,17 +298,26 @@ def candidates(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int
 
 
 def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: Sequence[Candidate]) -> bool:
-    """Whether every reclaimed victim's pool is beyond its own quota until that victim goes: a lender takes back what it
-    lent and no more (QL-08)."""
-    gone: list[Candidate] = []
+    """Whether every pool that gives back is beyond its own quota until its last victim goes, in some order: a lender
+    takes back what it lent and no more (QL-08)."""
+    owing: dict[tuple[str, ...], list[Candidate]] = {}
     for victim in victims:
         if victim.verdict.rule is Rule.RECLAIM:
-            view = View(state, without(Assumption(subject=preemptor_uid, future=True), gone))
-            pools = pools_of(state.specs[victim.job.uid].spec)
-            if not any(name in state.pools and borrowed(view.charged, state.pools[name].spec) for name in pools):
-                return False
-        gone.append(victim)
+            owing.setdefault(pools_of(state.specs[victim.job.uid].spec), []).append(victim)
+    for pools, owed in owing.items():
+        # What is beyond with all others gone is beyond before, so the order of the others is no matter.
+        if not any(_is_beyond(state, preemptor_uid, pools, victims, last) for last in owed):
+            return False
     return True
+
+
+def _is_beyond(
+    state: State, preemptor_uid: str, pools: Sequence[str], victims: Sequence[Candidate], last: Candidate
+) -> bool:
+    """Whether one of the pools still uses more than its own when every victim but the last is gone."""
+    others = [victim for victim in victims if victim is not last]
+    view = View(state, without(Assumption(subject=preemptor_uid, future=True), others))
+    return any(name in state.pools and borrowed(view.charged, state.pools[name].spec) for name in pools)
 
 
 def without(assumption: Assumption, victims: Sequence[Candidate]) -> Assumption:

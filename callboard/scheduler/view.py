@@ -236,11 +236,10 @@ class View:
 
     def trimmable(self) -> list[str]:
         """Dynamic groups nobody uses (once what is assumed has happened), oldest idle first."""
-        found = [
-            group
-            for group in self.state.groups.values()
-            if group.group_kind is GroupKind.DYNAMIC and self.unused(group)
-        ]
+        ids = dict.fromkeys(self.state.idle_groups)
+        ids |= dict.fromkeys(worker.group_id for worker in self._gone_workers())
+        groups = [self.state.groups[group_id] for group_id in ids]
+        found = [group for group in groups if group.group_kind is GroupKind.DYNAMIC and self.unused(group)]
         found.sort(key=lambda group: (group.idle_since_ms or self.state.meta.now_ms, group.number))
         return [group.group_id for group in found]
 

@@ -7,7 +7,6 @@ is not in the table cannot happen and raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from callboard.scheduler import elastic, groups, jobs
@@ -26,6 +25,7 @@ from callboard.scheduler.records import (
     StopOutcome,
     WorkerRecord,
     WorkerState,
+    evolve,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
 from callboard.scheduler.transaction import Transaction
@@ -172,7 +172,7 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
         tx.change_job(worker.job, traceback=event.traceback)
         jobs.recover(tx, worker.job, f"the entry method of {name} raised", counts=True)
         return
-    tx.put(replace(worker, finished=True))
+    tx.put(evolve(worker, finished=True))
     tx.event("worker.finished", tx.worker_subject(worker), worker.state.value, "its entry method returned")
     _finish_if_all_returned(tx, worker.job)
 
@@ -212,7 +212,7 @@ def _ghost(tx: Transaction, event: WorkerEvent) -> None:
     quarantined = isinstance(event, WorkerStopped) and event.outcome is StopOutcome.QUARANTINED
     if isinstance(event, WorkerStopped | WorkerExited | WorkerStartFailed) and not quarantined:
         left = tuple(generation for generation in node.ghosts if generation != event.generation)
-        tx.put(replace(node, ghosts=left))
+        tx.put(evolve(node, ghosts=left))
         tx.event(
             "node.reaped",
             f"nodes/{node.node_id}",

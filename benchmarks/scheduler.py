@@ -1,0 +1,245 @@
+"""How fast does the scheduler decide? ``handle`` alone: no journal, no explain, no check of the invariants.
+
+    python benchmarks/scheduler.py [--nodes 100 1000 10000] [--json]
+
+Each row is one kind of decision at one size of the cluster (8 devices a node): how many a second, and the median and
+99th percentile of one ``handle``. Answers of agents are handled too, but not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from callboard.model.quantities import Resources
+from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
+from callboard.scheduler import Outcome, Refusal, Scheduler
+from callboard.scheduler import commands as cmd
+from callboard.scheduler import events as ev
+from callboard.scheduler.records import DeviceInfo, RayInfo, StopOutcome
+
+DEVICES = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: a kind of decision at one size."""
+
+    what: str
+    nodes: int
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    count: int
+
+
+class Cluster:
+    """A scheduler and agents that answer at once."""
+
+    def __init__(self, nodes: int) -> None:
+        self.scheduler = Scheduler()
+        self.now_ms = 1
+        self.nodes = nodes
+        self.jobs = 0
+        devices = tuple(DeviceInfo(id=str(i)) for i in range(DEVICES))
+        capacity = Resources.parse({"cpu": 64, "memory": "512GiB", "gpu": DEVICES})
+        for n in range(nodes):
+            ray = RayInfo(gcs_address="h:1", session="s", ray_node_id=f"r{n}")
+            self.handle(
+                ev.NodeJoined(
+                    now_ms=1,
+                    node_id=f"n{n}",
+                    instance="i",
+                    rank=n,
+                    capacity=capacity,
+                    devices=devices,
+                    simulated=True,
+                    ray=ray,
+                )
+            )
+        self.handle(ev.PoolCreated(now_ms=1, spec=PoolSpec(name="pool")))
+
+    def handle(self, event: ev.Event) -> Outcome:
+        outcome = self.scheduler.handle(event)
+        return outcome
+
+    def answer(self, outcome: Outcome) -> None:
+        """Handles what agents answer to an outcome's commands, and so on."""
+        waiting = list(outcome.commands)
+        while waiting:
+            command = waiting.pop(0)
+            event: ev.Event
+            if isinstance(command, cmd.CreateGroup):
+                event = ev.GroupReady(now_ms=self.now_ms, group_id=command.group_id, attempt=command.attempt)
+            elif isinstance(command, cmd.RemoveGroup):
+                event = ev.GroupRemoved(now_ms=self.now_ms, group_id=command.group_id)
+            elif isinstance(command, cmd.StartWorker):
+                event = ev.WorkerStarted(
+                    now_ms=self.now_ms, node_id=command.node_id, generation=command.worker.generation
+                )
+            else:
+                event = ev.WorkerStopped(
+                    now_ms=self.now_ms,
+                    node_id=command.node_id,
+                    generation=command.generation,
+                    outcome=StopOutcome.COOPERATIVE,
+                )
+            waiting += self.handle(event).commands
+
+    def submission(self, *, workers: int = 1, priority: float = 5.0, gpu: float = 1.0) -> ev.JobSubmitted:
+        """A new job of one component."""
+        self.jobs += 1
+        self.now_ms += 1
+        component = ComponentSpec(
+            name="main",
+            actor="a:B",
+            min_workers=workers,
+            max_workers=workers,
+            resources=Resources.parse({"cpu": 1, "gpu": gpu}),
+        )
+        spec = JobSpec(
+            name=f"j{self.jobs}", pool="pool", priority_milli=round(priority * 1000), components=(component,)
+        )
+        return ev.JobSubmitted(now_ms=self.now_ms, uid=f"u{self.jobs}", spec=spec)
+
+
+def timed(what: str, cluster: Cluster, events: Iterator[ev.Event], *, answer: bool = True) -> Figure:
+    """Handles events one by one and measures each."""
+    times: list[int] = []
+    gc.collect()
+    for event in events:
+        started = time.perf_counter_ns()
+        try:
+            outcome = cluster.handle(event)
+        except Refusal:
+            outcome = Outcome((), (), ())
+        times.append(time.perf_counter_ns() - started)
+        if answer:
+            cluster.answer(outcome)
+    times.sort()
+    return Figure(
+        what,
+        cluster.nodes,
+        len(times) / (sum(times) / 1e9),
+        times[len(times) // 2] / 1e6,
+        times[min(len(times) - 1, len(times) * 99 // 100)] / 1e6,
+        len(times),
+    )
+
+
+def singles(nodes: int) -> Figure:
+    """Single-worker jobs on a cluster that fills up."""
+    cluster = Cluster(nodes)
+    count = min(nodes * DEVICES, 8_000)
+    return timed("single-worker job", cluster, (cluster.submission() for _ in range(count)))
+
+
+def gangs(nodes: int, workers: int, count: int) -> Figure:
+    """Gangs of one-device workers."""
+    cluster = Cluster(nodes)
+    count = min(count, nodes * DEVICES // workers)
+    return timed(f"gang of {workers}", cluster, (cluster.submission(workers=workers) for _ in range(count)))
+
+
+def full(nodes: int, count: int) -> Cluster:
+    """A cluster on which as many one-device jobs of random low priorities run as fit."""
+    cluster = Cluster(nodes)
+    choose = random.Random(1).choice
+    for _ in range(min(count, nodes * DEVICES)):
+        cluster.answer(cluster.handle(cluster.submission(priority=choose([1.0, 2.0, 3.0]))))
+    return cluster
+
+
+def preemptions(nodes: int) -> Figure:
+    """Jobs of high priority on a full cluster: each evicts one; the answers are handled in between."""
+    cluster = full(nodes, 10_000)
+    fill = nodes * DEVICES - cluster.jobs
+    if fill > 0:
+        cluster.answer(cluster.handle(cluster.submission(workers=fill, priority=100)))
+    count = min(500, nodes)
+    running = min(10_000, nodes * DEVICES)
+    return timed(f"victim search among {running}", cluster, (cluster.submission(priority=50) for _ in range(count)))
+
+
+def unschedulable(nodes: int) -> Figure:
+    """Jobs that no node could ever hold: refused at once."""
+    cluster = Cluster(nodes)
+    return timed("unschedulable verdict", cluster, (cluster.submission(gpu=16) for _ in range(200)))
+
+
+def completions(nodes: int) -> Figure:
+    """A job ends while a thousand wait: the freed device goes to the next."""
+    cluster = full(nodes, 10_000)
+    fill = nodes * DEVICES - cluster.jobs
+    if fill > 0:
+        cluster.answer(cluster.handle(cluster.submission(workers=fill, priority=100)))
+    for _ in range(1_000):
+        cluster.handle(cluster.submission(priority=1.0))
+    uids = [uid for uid in cluster.scheduler.state.jobs_holding if uid != f"u{cluster.jobs}"][:300]
+
+    def ends() -> Iterator[ev.Event]:
+        for uid in uids:
+            yield ev.JobCompleted(now_ms=cluster.now_ms, uid=uid)
+
+    return timed("completion with 1000 waiting", cluster, ends())
+
+
+def memory(nodes: int) -> dict[str, float]:
+    """Bytes per node and per running job."""
+    tracemalloc.start()
+    cluster = Cluster(nodes)
+    empty, _ = tracemalloc.get_traced_memory()
+    count = min(nodes * DEVICES, 4_000)
+    for _ in range(count):
+        cluster.answer(cluster.handle(cluster.submission()))
+    filled, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return {"bytes_per_node": empty / nodes, "bytes_per_job": (filled - empty) / count}
+
+
+BENCHES: dict[str, Callable[[int], Figure]] = {
+    "singles": singles,
+    "gang8": lambda nodes: gangs(nodes, 8, 500),
+    "gang512": lambda nodes: gangs(nodes, 512, 20),
+    "preempt": preemptions,
+    "unschedulable": unschedulable,
+    "completions": completions,
+}
+
+
+def main() -> None:
+    """Runs the benchmarks and prints a table, or one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--only", nargs="+", choices=list(BENCHES), default=list(BENCHES))
+    parser.add_argument("--memory", action="store_true", help="measure memory too (slow)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures: list[Figure] = []
+    for name in options.only:
+        for nodes in options.nodes:
+            if name == "gang512" and nodes * DEVICES < 512:
+                continue
+            figures.append(BENCHES[name](nodes))
+            if not options.json:
+                last = figures[-1]
+                print(
+                    f"{last.what:32} {last.nodes:6} nodes {last.per_second:10.0f}/s  "
+                    f"p50 {last.p50_ms:8.3f} ms  p99 {last.p99_ms:8.3f} ms  ({last.count})",
+                    flush=True,
+                )
+    sizes = {nodes: memory(nodes) for nodes in options.nodes[:2]} if options.memory else {}
+    if options.json:
+        print(json.dumps({"figures": [vars(figure) for figure in figures], "memory": sizes}))
+    for nodes, size in sizes.items():
+        print(f"memory at {nodes} nodes: {size['bytes_per_node']:.0f} B a node, {size['bytes_per_job']:.0f} B a job")
+
+
+if __name__ == "__main__":
+    main()
