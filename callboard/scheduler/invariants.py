@@ -168,6 +168,8 @@ def _indexes(state: State) -> None:
         mine, theirs = getattr(state, name), getattr(fresh, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} is {mine!r}, should be {theirs!r}")
+    if state.holders.known() != fresh.holders.known():
+        _fail("index", f"holders is {state.holders.known()}, should be {fresh.holders.known()}")
     if state.free.keys() != fresh.free.keys():
         _fail("index", f"free is {state.free.keys()}, should be {fresh.free.keys()}")
     for kind in ("jobs_by_state", "groups_by_state"):

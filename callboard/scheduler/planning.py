@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
+from callboard.scheduler.fitting import NodeFilter, Rooms
 from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
 from callboard.scheduler.preemption import (
     Candidate,
     candidates,
+    lowest_level,
     overtakable,
     policy_for,
     takes_only_what_is_owed,
@@ -23,7 +25,7 @@ from callboard.scheduler.preemption import (
 from callboard.scheduler.records import Rule
 from callboard.scheduler.shapes import shape_of
 from callboard.scheduler.state import State
-from callboard.scheduler.view import Assumption, View
+from callboard.scheduler.view import Assumption, Room, View
 
 MAX_SHAPES = 10_000
 """Most verdicts on shapes kept; beyond, all are forgotten."""
@@ -105,6 +107,7 @@ class _Search:
         self._uid = uid
         self._spec = spec
         self._asks: Sequence[Ask] = asks_of(spec)
+        self._no_room: bool | None = None
 
     def without_victims(self, now_ms: int) -> Plan | None:
         """A plan that evicts nobody."""
@@ -123,14 +126,22 @@ class _Search:
     def with_victims(self, max_victims: int, now_ms: int) -> Plan | Blocked:
         """A plan with the lowest possible maximum priority of victims, and of those the cheapest irreducible set."""
         state = self._state
-        found, retry_ms = candidates(state, self._spec, self._uid, now_ms)
-        if not found:
-            return Blocked(retry_ms)
         base = Assumption(
             subject=self._uid,
             future=True,
             overtaken=frozenset(overtakable(state, self._spec, self._uid, now_ms)),
         )
+        few, complete = lowest_level(state, self._spec, self._uid, now_ms)
+        if complete and not few:
+            return Blocked()
+        for unit in few:
+            # One victim of the lowest level at which anybody must yield: nothing can be cheaper.
+            alone = self._evicting(base, [unit])
+            if alone is not None:
+                return alone
+        found, retry_ms = candidates(state, self._spec, self._uid, now_ms)
+        if not found:
+            return Blocked(retry_ms)
 
         def feasible(units: Sequence[Candidate]) -> bool:
             assumption = without(base, units)
@@ -142,13 +153,16 @@ class _Search:
         chosen = self._fewest(level, feasible)
         if max_victims and len(chosen) > max_victims:
             return Blocked(retry_ms)
-        if not takes_only_what_is_owed(state, self._uid, chosen):
-            return Blocked(retry_ms)
-        assumption = without(base, chosen)
+        plan_found = self._evicting(base, chosen)
+        return Blocked(retry_ms) if plan_found is None else plan_found
+
+    def _evicting(self, base: Assumption, units: Sequence[Candidate]) -> Plan | None:
+        """A plan in which exactly these yield; None if it isn't enough or takes back more quota than was lent."""
+        assumption = without(base, units)
         final = self._try(assumption) or self._try_trimmed(assumption)
-        assert final is not None, "a set that was feasible a moment ago is not"
-        slim = self._slim(*final)
-        return replace(slim, victims=tuple(_victim(unit) for unit in chosen), waits=True)
+        if final is None or not takes_only_what_is_owed(self._state, self._uid, units):
+            return None
+        return replace(self._slim(*final), victims=tuple(_victim(unit) for unit in units), waits=True)
 
     def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""
@@ -180,19 +194,51 @@ class _Search:
         return up_to(priorities[low])
 
     def _fewest(self, units: list[Candidate], feasible: Callable[[Sequence[Candidate]], bool]) -> list[Candidate]:
-        """The cheapest irreducible set: one victim if one is enough, else all less those that turn out unnecessary,
-        the most valuable spared first."""
+        """The cheapest irreducible set: one victim if one is enough, else the cheapest that are, less those that turn
+        out unnecessary, the most valuable spared first."""
         top = units[-1].priority_milli
         for unit in units:
             # A set whose maximum is lower than the lowest level cannot be enough, so one victim must be of that level.
-            if unit.priority_milli == top and feasible([unit]):
+            if unit.priority_milli == top and self._could_help(unit) and feasible([unit]):
                 return [unit]
-        needed = list(units)
-        for unit in reversed(units):
-            without_it = [other for other in needed if other is not unit]
-            if without_it and feasible(without_it):
-                needed = without_it
-        return needed
+        # Evicting more never hurts, so the shortest run of cheapest candidates that is enough is found by bisection.
+        low, high = 1, len(units)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if feasible(units[:middle]) else (middle + 1, high)
+        return _irreducible(units[:low], feasible)
+
+    def _could_help(self, unit: Candidate) -> bool:
+        """Whether evicting one unit alone could make room: a quick look that only rules out the hopeless."""
+        if not self._lacks_room():
+            return True
+        ask = self._asks[0].slots[0].resources
+        workers = [
+            worker
+            for worker in self._state.workers_of(unit.job.uid)
+            if not unit.generation or worker.generation == unit.generation
+        ]
+        for node_id in dict.fromkeys(worker.node_id for worker in workers):
+            book = self._state.ledger.nodes[node_id]
+            room = Room(book.node, book.booked)
+            for worker in workers:
+                group = self._state.groups.get(worker.group_id)
+                for bundle in group.bundles if group is not None else ():
+                    if bundle.node_id == node_id:
+                        room.give_back(bundle)
+            if room.fits(ask):
+                return True
+        return False
+
+    def _lacks_room(self) -> bool:
+        """Whether a job of one worker finds no node with room for it: then only evicting on its node-to-be can help."""
+        if self._no_room is None:
+            alone = len(self._asks) == 1 and len(self._asks[0].slots) == 1
+            ask = self._asks[0].slots[0].resources
+            view = View(self._state, Assumption(subject=self._uid, future=True))
+            rooms = Rooms(self._state, view, NodeFilter())
+            self._no_room = alone and not any(room.fits(ask) for room in rooms.fullest_first(ask))
+        return self._no_room
 
     def _try(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
         uses = choose_groups(self._state, View(self._state, assumption), self._spec, self._asks)
@@ -219,6 +265,24 @@ class _Search:
         trims = tuple(group_id for group_id in order if group_id in assumption.trimmed)
         overtakes = tuple(uid for uid in self._state.nominated if uid in assumption.overtaken)
         return Plan(uses, trims, overtakes, waits=assumption.patient)
+
+
+def _irreducible(units: Sequence[Candidate], feasible: Callable[[Sequence[Candidate]], bool]) -> list[Candidate]:
+    """The units less those that are unnecessary, the last spared first. Large pieces are tried before small ones, so
+    that few needed among many cost few questions."""
+    needed = list(units)
+    size = max(1, len(needed) // 2)
+    while True:
+        end = len(needed)
+        while end > 0:
+            start = max(0, end - size)
+            rest = needed[:start] + needed[end:]
+            if rest and feasible(rest):
+                needed = rest
+            end = start
+        if size == 1:
+            return needed
+        size //= 2
 
 
 def _victim(unit: Candidate) -> Victim:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from callboard.model.policy import LabelRules, PreemptionPolicy
 from callboard.model.specs import JobSpec
 from callboard.scheduler.grouping import asks_of
+from callboard.scheduler.holders import YieldClass
 from callboard.scheduler.quota import borrowed, borrows, cohort_of
 from callboard.scheduler.records import (
     ENDED,
@@ -83,15 +84,20 @@ def may_yield(
     refused = _guarded(state, victim, spec, preemptor, preemptor_uid, now_ms=now_ms)
     if refused is not None:
         return refused
+    if _lent_group(state, victim, spec, preemptor):
+        return Verdict(Rule.RESERVED, f"{victim.name} borrows a reserved placement group of pool {preemptor.pool}")
+    return by_rules(state, spec, preemptor, claims)
+
+
+def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) -> Verdict:
+    """What the rules say of any job with the spec ``spec``, whatever became of it since it was submitted."""
     policy = policy_for(state, preemptor.pool)
     victim_pools, own_pools = pools_of(spec), pools_of(preemptor)
     outside = [pool for pool in victim_pools if pool not in own_pools]
     if outside and all(pool in claims.reclaimable for pool in outside):
         return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
-    if _lent_group(state, victim, spec, preemptor):
-        return Verdict(Rule.RESERVED, f"{victim.name} borrows a reserved placement group of pool {preemptor.pool}")
     if shielded(policy, spec, preemptor):
-        return Verdict(None, f"a label rule puts {victim.name} above {preemptor.name}")
+        return Verdict(None, f"a label rule puts {spec.name} above {preemptor.name}")
     guarded = [pool for pool in outside if is_protected(state, policy, pool)]
     if guarded:
         return Verdict(None, f"pool {guarded[0]} is protected")
@@ -99,7 +105,7 @@ def may_yield(
     if owners:
         return Verdict(None, f"pool {owners[0]} uses only what is its own, and {preemptor.name} would borrow")
     if outside and not policy.enable_cross_pool:
-        return Verdict(None, f"{victim.name} is in pool {outside[0]} and preemption across pools is off")
+        return Verdict(None, f"{spec.name} is in pool {outside[0]} and preemption across pools is off")
     return _by_gap(policy, spec, preemptor, outside=bool(outside))
 
 
@@ -295,6 +301,43 @@ def candidates(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int
                 ]
     found.sort(key=lambda unit: (unit.priority_milli, unit.cost, unit.job.uid))
     return found, retry_ms
+
+
+FEW = 16
+"""Victims of the lowest level that are tried one by one before the general search."""
+
+
+def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> tuple[list[Candidate], bool]:
+    """The few cheapest candidates of the lowest priority at which anybody must yield, and whether that is a full
+    answer: False where only the general search can tell (extra workers, lent groups, jobs guarded for a time)."""
+    claims = claims_of(state, preemptor, preemptor_uid)
+    pool = state.pools.get(preemptor.pool)
+    lends = pool is not None and pool.spec.pg_pool.reserved_lendable
+    by_priority: dict[int, list[YieldClass]] = {}
+    for yielding in state.holders.classes:
+        by_priority.setdefault(yielding[0], []).append(yielding)
+    for priority_milli in sorted(by_priority):
+        found: list[Candidate] = []
+        for yielding in sorted(by_priority[priority_milli]):
+            members = state.holders.classes[yielding]
+            sample = state.specs[members[0][-1]].spec
+            if lends:
+                return [], False
+            if not sample.preemptible or by_rules(state, sample, preemptor, claims).rule is None:
+                continue
+            if yielding[-1]:
+                return [], False
+            for order in members[:FEW]:
+                job = state.jobs[order[-1]]
+                verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
+                if verdict.rule is None:
+                    return [], False
+                cost = _cost(state, job, state.specs[job.uid].spec, None, now_ms)
+                found.append(Candidate(job, 0, verdict, priority_milli, cost))
+        if found:
+            found.sort(key=lambda unit: (unit.cost, unit.job.uid))
+            return found[:FEW], True
+    return [], True
 
 
 def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: Sequence[Candidate]) -> bool:

@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 
 from callboard.model.quantities import NOTHING, Resources, total
 from callboard.scheduler.free_index import FreeIndex
+from callboard.scheduler.holders import Holders
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.records import (
     ENDED,
@@ -89,6 +90,7 @@ class State:
         self.groups_of_pool: dict[str, dict[str, None]] = {}
         self.groups_on_node: dict[str, dict[str, None]] = {}
         self.groups_by_state: dict[GroupState, dict[str, None]] = {state: {} for state in GroupState}
+        self.holders = Holders()
         self.idle_groups: dict[str, None] = {}
         """Dynamic groups that no job has."""
         self.nominated: dict[str, None] = {}
@@ -318,6 +320,10 @@ class State:
     def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if old is None or new is None:
             self._index_job_name(old, new)
+        record = new or cast("JobRecord", old)
+        if old is None or new is None or old.state is not new.state or old.checkpoint_ms != new.checkpoint_ms:
+            spec = self.specs.get(record.uid)
+            self.holders.update(new, record.uid, spec.spec if spec else None)
         if old is None or new is None or old.state is not new.state:
             if old is not None:
                 del self.jobs_by_state[old.state][old.uid]
