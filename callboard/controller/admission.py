@@ -15,7 +15,7 @@ GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 
 
 def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
-    """An agent that knows a later session than we do has seen another state: a wiped or restored one, another cluster.
+    """An agent that knows a later session than we do has seen another state: a removed one, or another cluster.
 
     Raises:
         WrongState: it has; commands of ours would be of the past for it (I9).
@@ -24,8 +24,8 @@ def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
     known = node.epoch if node is not None else 0
     if hello.epoch_seen > known:
         raise WrongState(
-            f"the agent of {hello.node_id} has been in session {hello.epoch_seen} and this controller knows {known}: it "
-            "belongs to another controller, or this one's state was restored or removed. Restart the agent to join"
+            f"the agent of {hello.node_id} was in session {hello.epoch_seen}, this controller knows {known}: it is the "
+            "agent of another controller, or this one's state was restored or removed. Restart the agent to join"
         )
 
 

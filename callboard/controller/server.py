@@ -31,6 +31,7 @@ from callboard.controller.services.placement_group import PlacementGroupService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import SchedulerService
 from callboard.controller.sessions import Sessions
+from callboard.controller.spares import SpareTargets
 from callboard.controller.state_dir import StateDir, StoreFailed
 from callboard.v1 import (
     agent_pb2,
@@ -96,6 +97,7 @@ class Controller:
         self._health = health.aio.HealthServicer()
         self.driver.subscribe(LogFollower(self.events, self._set_health))
         self.driver.subscribe(self.sessions)
+        self.driver.subscribe(SpareTargets(self.sessions.live, lambda: self.driver.state))
         self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000)
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None

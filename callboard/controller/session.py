@@ -29,9 +29,11 @@ class AgentSession:
         awaited: commands that were sent and not answered, by id.
         refusals: how often each command was refused, by id.
         leaving: the agent said that it is about to go.
+        warm_spares: how many its node keeps while work is about, by its own setting.
+        spare_target: how many it was told to keep; -1: nothing yet.
     """
 
-    def __init__(self, node_id: str, instance: str, address: str, *, queue: int) -> None:
+    def __init__(self, node_id: str, instance: str, address: str, *, queue: int, warm_spares: int = 0) -> None:
         self.node_id = node_id
         self.instance = instance
         self.address = address
@@ -39,6 +41,9 @@ class AgentSession:
         self.awaited: dict[str, Command] = {}
         self.refusals: dict[str, int] = {}
         self.leaving = False
+        self.warm_spares = warm_spares
+        # What an earlier session was told isn't known; an agent that keeps none needn't hear of it.
+        self.spare_target = -1 if warm_spares else 0
         self._queue: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue(queue)
         self._acks: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

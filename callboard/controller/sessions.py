@@ -22,6 +22,7 @@ from callboard.controller.liveness import Liveness
 from callboard.controller.options import ControllerOptions
 from callboard.controller.ray_board import RayBoard
 from callboard.controller.session import AgentSession
+from callboard.controller.spares import tell_spares
 from callboard.scheduler import Outcome
 from callboard.scheduler.commands import Command
 from callboard.scheduler.events import Admission, NodeJoined, NodeLost, NodeRayChanged, NodeSuspected, RaySessionLost
@@ -157,15 +158,10 @@ class Sessions:
         node = self._driver.state.nodes.get(session.node_id)
         if node is None or node.ray == info:
             return []
-        makes: list[Make] = []
+        makes = self._void_sessions(ray)
         old = node.ray
-        if old is not None and old.head and (info is None or info.session != old.session):
-            # Ray's head died, and with it every placement group and actor of its session.
-            reason = f"Ray's head on {node.node_id} ended"
-            ray_session = old.session
-            makes.append(
-                lambda now_ms, cause: RaySessionLost(now_ms=now_ms, cause=cause, session=ray_session, reason=reason)
-            )
+        if old is not None and old.head and info is None:
+            makes.append(_session_lost(old.session))
         makes.append(
             lambda now_ms, cause: NodeRayChanged(
                 now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, ray=info
@@ -245,12 +241,22 @@ class Sessions:
         )
         if learned:
             self._spread_ray(but=session)
+            for make in self._void_sessions(ray):
+                self._tell(make, source="ray")
         # What the join led to comes first: ends of workers that nobody wants are owed by no record.
         first = [command for command in outcome.commands if command.node_id == session.node_id]
         owed = {command.command_id: command for command in self._driver.scheduler.owed_commands(session.node_id)}
         for command in {**{command.command_id: command for command in first}, **owed}.values():
             self._send(session, command)
+        tell_spares(session, self._driver.state)
         log.info("agent joined", node=session.node_id, rank=admission.rank, epoch=session.epoch)
+
+    def _void_sessions(self, ray: agent_pb2.RayNode) -> list[Make]:
+        """What it means for placement groups that Ray's head runs the session of ``ray``: those of others are void."""
+        if not ray.head or not ray.session:
+            return []
+        known = dict.fromkeys(group.ray_session for group in self._driver.state.groups.values())
+        return [_session_lost(old) for old in known if old not in ("", ray.session)]
 
     def _spread_ray(self, *, but: AgentSession) -> None:
         if self.ray.bootstrap is None:
@@ -297,6 +303,13 @@ class Sessions:
         except (Refusal, CallboardError) as refusal:
             # About a session that is over, or the journal failed: then every node is looked at anew.
             log.debug("not taken", source=source, why=str(refusal))
+
+
+def _session_lost(ray_session: str) -> Make:
+    """Ray's head died, and with it every placement group and actor of its session."""
+    return lambda now_ms, cause: RaySessionLost(
+        now_ms=now_ms, cause=cause, session=ray_session, reason="the Ray session it was made in ended"
+    )
 
 
 def _nothing(_outcome: Outcome) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from callboard.controller.driver import Driver
 from callboard.controller.inbox import Make
 from callboard.scheduler.events import Event
-from callboard.scheduler.machine import HANDLERS
-from callboard.scheduler.transaction import Transaction
 
 
 async def trial(driver: Driver, make: Make) -> Event:
@@ -18,10 +16,6 @@ async def trial(driver: Driver, make: Make) -> Event:
     """
     driver.check_serving()
     event = make(driver.now_ms(), "trial")
-    transaction = Transaction(driver.state, event.now_ms, event.cause)
-    try:
-        HANDLERS[type(event)](transaction, event)
-    finally:
-        transaction.undo()
+    driver.scheduler.rehearse(event)
     await driver.journaled()
     return event

@@ -69,6 +69,9 @@ def grow(tx: Transaction, uid: str) -> None:
     job = tx.state.jobs[uid]
     if job.state is not JobState.RUNNING or job.eligible_ms > tx.now_ms:
         return
+    # Nothing new before running work is counted (QL-03), nor beside a copy that may live (R5).
+    if tx.state.meta.reconcile_until_ms or jobs.a_copy_may_live(tx, uid):
+        return
     spec = tx.state.specs[uid].spec
     for component in spec.components:
         while component.elastic and len(live := _live(tx, job, component)) < wanted(job, component):

@@ -102,6 +102,13 @@ class JobPreempted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobsRenewed(Event):
+    """The client of session-owned jobs is alive. Result: the shortest lease among them in ms, 0 if there is none."""
+
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobScaled(Event):
     """Somebody says how many workers an elastic component should have. Result: the job's uid."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from callboard.model.specs import ComponentSpec, JobSpec, OnPreempt
+from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
 from callboard.scheduler.grouping import GroupUse
 from callboard.scheduler.planning import Plan, Victim
@@ -356,6 +356,14 @@ def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
 # ---- the end ----
 
 
+def a_copy_may_live(tx: Transaction, uid: str) -> bool:
+    """Whether a strict job has a worker that nobody proved gone: it starts nothing until that is proved or its node is
+    given up (R5)."""
+    return tx.state.specs[uid].spec.fencing is Fencing.STRICT and any(
+        worker.state is WorkerState.QUARANTINED for worker in tx.state.workers_of(uid)
+    )
+
+
 def settle(tx: Transaction, uid: str) -> None:
     """Moves a job on once none of its workers may have a process any more."""
     job = tx.state.jobs.get(uid)
@@ -402,6 +410,7 @@ def end(tx: Transaction, uid: str, state: JobState, reason: str) -> None:
         end_ms=tx.now_ms,
         groups=(),
         eligible_ms=0,
+        session_ms=0,
         deadline_ms=tx.now_ms + ttl_ms if ttl_ms is not None else 0,
     )
     for worker in tx.state.workers_of(uid):

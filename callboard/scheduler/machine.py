@@ -81,6 +81,19 @@ class Scheduler:
             raise
         return Outcome(tuple(tx.changes), tuple(tx.commands), tuple(tx.events), result)
 
+    def rehearse(self, event: ev.Event) -> None:
+        """Decides one event and takes everything back, for ``validate_only``.
+
+        Raises:
+            Refusal: the request would be refused.
+        """
+        tx = Transaction(self.state, event.now_ms, event.cause)
+        try:
+            HANDLERS[type(event)](tx, event)
+        finally:
+            tx.undo()
+            self._memory.forget()
+
     def owed_commands(self, node_id: str) -> list[Command]:
         """What the agent of a node must still do, as far as it has not answered."""
         return list(orders.owed(self.state, node_id))
@@ -127,6 +140,9 @@ def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
     for node in known:
         if node.state is not NodeState.SUSPECT:
             tx.move_node(node.node_id, NodeState.SUSPECT, "the controller restarted; waits for its agent")
+    for uid in [uid for uid, job in tx.state.jobs.items() if job.session_ms]:
+        # A client could not be heard while nobody listened: every lease begins anew.
+        tx.change_job(uid, session_ms=tx.now_ms + tx.state.specs[uid].spec.session_lease_ms)
     tx.event("controller.started", "scheduler", "", f"term {term}")
     return term
 
@@ -141,6 +157,8 @@ def _tick(tx: Transaction, _: ev.Tick) -> None:
             tx.fresh.append(str(key))
         elif kind == "job":
             _job_due(tx, str(key))
+        elif kind == "session":
+            requests.session_over(tx, str(key))
         elif kind == "group":
             _group_due(tx, str(key))
         elif kind == "idle":
@@ -231,6 +249,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.JobCompleted: requests.complete,
     ev.JobPreempted: requests.preempt,
     ev.JobScaled: elastic.scale,
+    ev.JobsRenewed: requests.renew,
     ev.GroupDeleted: requests.delete_group,
     ev.NodeJoined: nodes.joined,
     ev.NodeRayChanged: nodes.ray_changed,

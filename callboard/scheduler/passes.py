@@ -125,6 +125,8 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
     if job.eligible_ms > tx.now_ms:
         _keep_place(tx, job, spec)
         return
+    if jobs.a_copy_may_live(tx, uid):
+        return
     shape = tx.state.shapes[uid]
     if shape in memory.blocked and not job.yielded_to:
         return
@@ -199,7 +201,7 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
         uses.append(use)
     if broken:
         jobs.drop_nomination(tx, uid, broken)
-    elif free and job.eligible_ms <= tx.now_ms:
+    elif free and job.eligible_ms <= tx.now_ms and not jobs.a_copy_may_live(tx, uid):
         jobs.admit(tx, uid, tuple(uses), "its room is free")
     elif not free and not _will_be_free(tx, uid, uses):
         jobs.drop_nomination(tx, uid, "what is on its way out does not free its room any more")

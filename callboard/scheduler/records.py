@@ -322,6 +322,7 @@ class JobRecord:
             nor that of one they yielded to, so that no set of rules makes jobs evict each other in a circle.
         failures: times of failures that count against the restart budget.
         eligible_ms: not looked at before.
+        session_ms: cancelled then, unless its client is heard before; 0: detached, or ended.
         destroy_groups: its groups are removed when it lets go of them.
     """
 
@@ -348,6 +349,7 @@ class JobRecord:
     failures: tuple[int, ...] = ()
     eligible_ms: int = 0
     deadline_ms: int = 0
+    session_ms: int = 0
     checkpoint_ms: int = 0
     traceback: str = ""
     destroy_groups: bool = False

@@ -10,6 +10,7 @@ from callboard.scheduler.events import (
     JobCancelled,
     JobCompleted,
     JobPreempted,
+    JobsRenewed,
     JobSubmitted,
     PolicySet,
     PoolCreated,
@@ -176,6 +177,7 @@ def submit(tx: Transaction, event: JobSubmitted) -> str:
             state=JobState.PENDING,
             submit_ms=tx.now_ms,
             deadline_ms=deadline_ms,
+            session_ms=tx.now_ms + spec.session_lease_ms if spec.session_lease_ms else 0,
             request_id=event.request_id,
             cause=tx.cause,
         )
@@ -229,6 +231,26 @@ def cancel(tx: Transaction, event: JobCancelled) -> str:
         jobs.destroy_groups_of(tx, job)
     _finish(tx, job, JobState.CANCELLED, event.reason or "cancelled")
     return job.uid
+
+
+def renew(tx: Transaction, event: JobsRenewed) -> int:
+    """Prolongs the leases of jobs whose client is alive; returns the shortest of them in ms, 0 for none."""
+    leases = []
+    for uid in dict.fromkeys(event.uids):
+        job = tx.state.jobs.get(uid)
+        lease_ms = tx.state.specs[uid].spec.session_lease_ms if job is not None else 0
+        if job is not None and job.state not in ENDED and lease_ms:
+            leases.append(lease_ms)
+            # Written down at most every tenth of a lease: a renewal is no news worth a commit.
+            if job.session_ms < tx.now_ms + lease_ms - lease_ms // 10:
+                tx.change_job(uid, session_ms=tx.now_ms + lease_ms)
+    return min(leases, default=0)
+
+
+def session_over(tx: Transaction, uid: str) -> None:
+    """The client of a job has not been heard of for its lease."""
+    tx.change_job(uid, session_ms=0)
+    cancel(tx, JobCancelled(now_ms=tx.now_ms, uid=uid, reason="its client has not been heard of for its lease"))
 
 
 def complete(tx: Transaction, event: JobCompleted) -> str:

@@ -345,6 +345,7 @@ class State:
         if new is not None:
             self._deadline(new.eligible_ms, "eligible", new.uid)
             self._deadline(new.deadline_ms, "job", new.uid)
+            self._deadline(new.session_ms, "session", new.uid)
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]
@@ -414,9 +415,11 @@ class State:
         if kind == "worker":
             worker = self.workers.get(cast("int", key))
             return worker is not None and worker.deadline_ms == at_ms
-        if kind in ("eligible", "job"):
+        if kind in ("eligible", "job", "session"):
             job = self.jobs.get(cast("str", key))
-            return job is not None and at_ms == (job.eligible_ms if kind == "eligible" else job.deadline_ms)
+            if job is None:
+                return False
+            return at_ms == {"eligible": job.eligible_ms, "job": job.deadline_ms, "session": job.session_ms}[kind]
         if kind in ("group", "idle"):
             group = self.groups.get(cast("str", key))
             return group is not None and at_ms == (group.deadline_ms if kind == "group" else self._idle_end_ms(group))

@@ -203,6 +203,7 @@ class SessionResponse(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     RAY_BOOTSTRAP_FIELD_NUMBER: _builtins.int
     HEARTBEAT_REPLY_FIELD_NUMBER: _builtins.int
+    SPARE_TARGET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Accepts the session."""
@@ -223,6 +224,10 @@ class SessionResponse(_message.Message):
     def heartbeat_reply(self) -> Global___HeartbeatReply:
         """Answers a heartbeat, so that the agent can tell that its lease is alive."""
 
+    @_builtins.property
+    def spare_target(self) -> Global___SpareTarget:
+        """How many warm spares to keep from now on; before the first one: none."""
+
     def __init__(
         self,
         *,
@@ -231,12 +236,13 @@ class SessionResponse(_message.Message):
         ack: Global___Ack | None = ...,
         ray_bootstrap: Global___RayBootstrap | None = ...,
         heartbeat_reply: Global___HeartbeatReply | None = ...,
+        spare_target: Global___SpareTarget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -283,6 +289,7 @@ class Hello(_message.Message):
     HOSTNAME_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
+    WARM_SPARES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable id of the node: [A-Za-z][A-Za-z0-9_.-]{0,62}."""
     version: _builtins.str
@@ -305,6 +312,8 @@ class Hello(_message.Message):
     """Process id of the agent, for people."""
     clock_ms: _builtins.int
     """Wall clock of the agent in milliseconds since 1970, to measure the skew."""
+    warm_spares: _builtins.int
+    """Warm spares the node is set to keep while there is work about: idle worker hosts that a start may take."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels for node selectors."""
@@ -339,10 +348,11 @@ class Hello(_message.Message):
         hostname: _builtins.str = ...,
         pid: _builtins.int = ...,
         clock_ms: _builtins.int = ...,
+        warm_spares: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
@@ -611,6 +621,28 @@ class HeartbeatReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
+
+@_typing.final
+class SpareTarget(_message.Message):
+    """How many warm spares an agent keeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Idle worker hosts: the node's own setting while a job or a placement group is about, else 0."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpareTarget: _TypeAlias = SpareTarget  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):

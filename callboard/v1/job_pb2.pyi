@@ -1143,6 +1143,106 @@ class PreemptJobResponse(_message.Message):
 Global___PreemptJobResponse: _TypeAlias = PreemptJobResponse  # noqa: Y015
 
 @_typing.final
+class ScaleJobRequest(_message.Message):
+    """Changes the number of workers of a component."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"jobs/{job}"."""
+    component: _builtins.str
+    """Name of the component."""
+    workers: _builtins.int
+    """Number of workers it should have, within its bounds."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        component: _builtins.str = ...,
+        workers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "name", b"name", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleJobRequest: _TypeAlias = ScaleJobRequest  # noqa: Y015
+
+@_typing.final
+class ScaleJobResponse(_message.Message):
+    """The job after the call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """The job."""
+
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleJobResponse: _TypeAlias = ScaleJobResponse  # noqa: Y015
+
+@_typing.final
+class RenewJobsRequest(_message.Message):
+    """Says that a client is alive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"jobs/{job}" of each job the client owns, at most 1000. Jobs that ended are passed over."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewJobsRequest: _TypeAlias = RenewJobsRequest  # noqa: Y015
+
+@_typing.final
+class RenewJobsResponse(_message.Message):
+    """The client was heard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    next_ms: _builtins.int
+    """Milliseconds within which the next call should come: a third of the shortest lease; 0: nothing to renew."""
+    def __init__(
+        self,
+        *,
+        next_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_ms", b"next_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewJobsResponse: _TypeAlias = RenewJobsResponse  # noqa: Y015
+
+@_typing.final
 class ExplainJobRequest(_message.Message):
     """Asks why."""
 

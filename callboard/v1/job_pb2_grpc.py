@@ -65,6 +65,16 @@ class JobServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_job__pb2.PreemptJobRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_job__pb2.PreemptJobResponse.FromString,
                 _registered_method=True)
+        self.ScaleJob = channel.unary_unary(
+                '/callboard.v1.JobService/ScaleJob',
+                request_serializer=callboard_dot_v1_dot_job__pb2.ScaleJobRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_job__pb2.ScaleJobResponse.FromString,
+                _registered_method=True)
+        self.RenewJobs = channel.unary_unary(
+                '/callboard.v1.JobService/RenewJobs',
+                request_serializer=callboard_dot_v1_dot_job__pb2.RenewJobsRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_job__pb2.RenewJobsResponse.FromString,
+                _registered_method=True)
         self.ExplainJob = channel.unary_unary(
                 '/callboard.v1.JobService/ExplainJob',
                 request_serializer=callboard_dot_v1_dot_job__pb2.ExplainJobRequest.SerializeToString,
@@ -120,6 +130,20 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScaleJob(self, request, context):
+        """Says how many workers an elastic component should have; the highest ranks leave first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewJobs(self, request, context):
+        """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainJob(self, request, context):
         """Why a job is where it is, and what would unblock it.
         """
@@ -159,6 +183,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.PreemptJob,
                     request_deserializer=callboard_dot_v1_dot_job__pb2.PreemptJobRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_job__pb2.PreemptJobResponse.SerializeToString,
+            ),
+            'ScaleJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScaleJob,
+                    request_deserializer=callboard_dot_v1_dot_job__pb2.ScaleJobRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_job__pb2.ScaleJobResponse.SerializeToString,
+            ),
+            'RenewJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewJobs,
+                    request_deserializer=callboard_dot_v1_dot_job__pb2.RenewJobsRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_job__pb2.RenewJobsResponse.SerializeToString,
             ),
             'ExplainJob': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainJob,
@@ -329,6 +363,60 @@ class JobService(object):
             '/callboard.v1.JobService/PreemptJob',
             callboard_dot_v1_dot_job__pb2.PreemptJobRequest.SerializeToString,
             callboard_dot_v1_dot_job__pb2.PreemptJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScaleJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.JobService/ScaleJob',
+            callboard_dot_v1_dot_job__pb2.ScaleJobRequest.SerializeToString,
+            callboard_dot_v1_dot_job__pb2.ScaleJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.JobService/RenewJobs',
+            callboard_dot_v1_dot_job__pb2.RenewJobsRequest.SerializeToString,
+            callboard_dot_v1_dot_job__pb2.RenewJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,10 @@ class JobServiceStub:
     """Ends a job as succeeded. Idempotent, in every state."""
     PreemptJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.PreemptJobRequest, _job_pb2.PreemptJobResponse]
     """Makes a job yield now, by hand; with `for_job` what it frees is nominated to that job."""
+    ScaleJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.ScaleJobRequest, _job_pb2.ScaleJobResponse]
+    """Says how many workers an elastic component should have; the highest ranks leave first."""
+    RenewJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.RenewJobsRequest, _job_pb2.RenewJobsResponse]
+    """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.ExplainJobRequest, _job_pb2.ExplainJobResponse]
     """Why a job is where it is, and what would unblock it."""
 
@@ -71,6 +75,10 @@ class JobServiceAsyncStub(JobServiceStub):
     """Ends a job as succeeded. Idempotent, in every state."""
     PreemptJob: _aio.UnaryUnaryMultiCallable[_job_pb2.PreemptJobRequest, _job_pb2.PreemptJobResponse]  # type: ignore[assignment]
     """Makes a job yield now, by hand; with `for_job` what it frees is nominated to that job."""
+    ScaleJob: _aio.UnaryUnaryMultiCallable[_job_pb2.ScaleJobRequest, _job_pb2.ScaleJobResponse]  # type: ignore[assignment]
+    """Says how many workers an elastic component should have; the highest ranks leave first."""
+    RenewJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.RenewJobsRequest, _job_pb2.RenewJobsResponse]  # type: ignore[assignment]
+    """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_job_pb2.ExplainJobRequest, _job_pb2.ExplainJobResponse]  # type: ignore[assignment]
     """Why a job is where it is, and what would unblock it."""
 
@@ -127,6 +135,22 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.PreemptJobResponse, _abc.Awaitable[_job_pb2.PreemptJobResponse]]:
         """Makes a job yield now, by hand; with `for_job` what it frees is nominated to that job."""
+
+    @_abc_1.abstractmethod
+    def ScaleJob(
+        self,
+        request: _job_pb2.ScaleJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.ScaleJobResponse, _abc.Awaitable[_job_pb2.ScaleJobResponse]]:
+        """Says how many workers an elastic component should have; the highest ranks leave first."""
+
+    @_abc_1.abstractmethod
+    def RenewJobs(
+        self,
+        request: _job_pb2.RenewJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.RenewJobsResponse, _abc.Awaitable[_job_pb2.RenewJobsResponse]]:
+        """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled."""
 
     @_abc_1.abstractmethod
     def ExplainJob(

@@ -426,8 +426,62 @@ class CordonNodeResponse(_message.Message):
 Global___CordonNodeResponse: _TypeAlias = CordonNodeResponse  # noqa: Y015
 
 @_typing.final
+class DrainNodeRequest(_message.Message):
+    """Asks for a drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WITHIN_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"nodes/{node}"."""
+    within_ms: _builtins.int
+    """Milliseconds from now by which what runs must be gone; only shortens its stop. 0: by its timeouts."""
+    reason: _builtins.str
+    """Why, for people."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        within_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "within_ms", b"within_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
+
+@_typing.final
+class DrainNodeResponse(_message.Message):
+    """The node after the call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___Node:
+        """The node."""
+
+    def __init__(
+        self,
+        *,
+        node: Global___Node | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
+
+@_typing.final
 class UncordonNodeRequest(_message.Message):
-    """Takes a cordon back."""
+    """Takes a cordon or a drain back."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

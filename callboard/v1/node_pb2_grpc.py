@@ -50,6 +50,11 @@ class NodeServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_node__pb2.CordonNodeRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_node__pb2.CordonNodeResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/callboard.v1.NodeService/DrainNode',
+                request_serializer=callboard_dot_v1_dot_node__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_node__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
         self.UncordonNode = channel.unary_unary(
                 '/callboard.v1.NodeService/UncordonNode',
                 request_serializer=callboard_dot_v1_dot_node__pb2.UncordonNodeRequest.SerializeToString,
@@ -82,8 +87,15 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Takes nothing new and makes what runs there yield, with notice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UncordonNode(self, request, context):
-        """Takes a cordon back.
+        """Takes a cordon or a drain back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,6 +118,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.CordonNode,
                     request_deserializer=callboard_dot_v1_dot_node__pb2.CordonNodeRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_node__pb2.CordonNodeResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=callboard_dot_v1_dot_node__pb2.DrainNodeRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_node__pb2.DrainNodeResponse.SerializeToString,
             ),
             'UncordonNode': grpc.unary_unary_rpc_method_handler(
                     servicer.UncordonNode,
@@ -195,6 +212,33 @@ class NodeService(object):
             '/callboard.v1.NodeService/CordonNode',
             callboard_dot_v1_dot_node__pb2.CordonNodeRequest.SerializeToString,
             callboard_dot_v1_dot_node__pb2.CordonNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.NodeService/DrainNode',
+            callboard_dot_v1_dot_node__pb2.DrainNodeRequest.SerializeToString,
+            callboard_dot_v1_dot_node__pb2.DrainNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

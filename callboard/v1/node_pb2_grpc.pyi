@@ -39,8 +39,10 @@ class NodeServiceStub:
     """All nodes, ordered by rank."""
     CordonNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.CordonNodeRequest, _node_pb2.CordonNodeResponse]
     """Nothing new starts on the node; what runs goes on."""
+    DrainNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.DrainNodeRequest, _node_pb2.DrainNodeResponse]
+    """Takes nothing new and makes what runs there yield, with notice."""
     UncordonNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.UncordonNodeRequest, _node_pb2.UncordonNodeResponse]
-    """Takes a cordon back."""
+    """Takes a cordon or a drain back."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -53,8 +55,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """All nodes, ordered by rank."""
     CordonNode: _aio.UnaryUnaryMultiCallable[_node_pb2.CordonNodeRequest, _node_pb2.CordonNodeResponse]  # type: ignore[assignment]
     """Nothing new starts on the node; what runs goes on."""
+    DrainNode: _aio.UnaryUnaryMultiCallable[_node_pb2.DrainNodeRequest, _node_pb2.DrainNodeResponse]  # type: ignore[assignment]
+    """Takes nothing new and makes what runs there yield, with notice."""
     UncordonNode: _aio.UnaryUnaryMultiCallable[_node_pb2.UncordonNodeRequest, _node_pb2.UncordonNodeResponse]  # type: ignore[assignment]
-    """Takes a cordon back."""
+    """Takes a cordon or a drain back."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads and steers nodes."""
@@ -84,11 +88,19 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Nothing new starts on the node; what runs goes on."""
 
     @_abc_1.abstractmethod
+    def DrainNode(
+        self,
+        request: _node_pb2.DrainNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.DrainNodeResponse, _abc.Awaitable[_node_pb2.DrainNodeResponse]]:
+        """Takes nothing new and makes what runs there yield, with notice."""
+
+    @_abc_1.abstractmethod
     def UncordonNode(
         self,
         request: _node_pb2.UncordonNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.UncordonNodeResponse, _abc.Awaitable[_node_pb2.UncordonNodeResponse]]:
-        """Takes a cordon back."""
+        """Takes a cordon or a drain back."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

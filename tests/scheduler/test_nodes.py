@@ -331,3 +331,38 @@ def test_rays_head_dies_and_every_group_is_void() -> None:
     world.tick(10)
     assert world.status("j") is JobState.RUNNING
     check_invariants(world.state)
+
+
+def test_a_session_job_ends_when_its_client_is_not_heard_of_for_its_lease() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("owned", session_lease_ms=10_000)
+    world.submit("detached")
+    uid = world.job("owned").uid
+    for _ in range(5):
+        world.tick(8_000)
+        result = world.send(ev.JobsRenewed(now_ms=world.now_ms, uids=(uid, uid, "gone"))).result
+        assert result == 10_000
+    assert world.status("owned") is JobState.RUNNING
+    world.tick(9_999)
+    assert world.status("owned") is JobState.RUNNING
+    world.tick(1)
+    assert world.status("owned") is JobState.CANCELLED
+    assert "client" in world.job("owned").reason
+    assert world.status("detached") is JobState.RUNNING
+    assert world.send(ev.JobsRenewed(now_ms=world.now_ms, uids=(uid,))).result == 0
+
+
+def test_a_restart_of_the_controller_gives_clients_their_whole_lease_again() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    world.submit("owned", session_lease_ms=10_000)
+    running = reports(world, "owned")
+    world.scheduler = Scheduler(State.of(list(world.state.records())))
+    world.now_ms += 60_000
+    world.send(ev.ControllerStarted(now_ms=world.now_ms, grace_ms=5_000))
+    world.join("n1", 1, running=running)
+    world.tick(9_000)
+    assert world.status("owned") is JobState.RUNNING
+    world.tick(1_000)
+    assert world.status("owned") is JobState.CANCELLED

@@ -26,6 +26,7 @@ MAX_LABELS = 64
 MAX_INTERPRETERS = 64
 MAX_RANK = 1_000_000
 MAX_WORKERS = 10_000
+MAX_SPARES = 64
 MAX_TEXT = 512
 """Bounds of what a node may claim: an order of magnitude above the largest machines there are."""
 
@@ -124,6 +125,8 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
         yield Fault("rank", f"{hello.rank} is no rank; allowed is 0 to {MAX_RANK}")
     if hello.runtime not in _RUNTIMES:
         yield Fault("runtime", "must be RUNTIME_RAY or RUNTIME_PROCESS")
+    if not 0 <= hello.warm_spares <= MAX_SPARES:
+        yield Fault("warm_spares", f"{hello.warm_spares} is not 0 … {MAX_SPARES}")
     if len(hello.labels) > MAX_LABELS:
         yield Fault("labels", f"{len(hello.labels)} labels; allowed are {MAX_LABELS}")
     for key, value in list(hello.labels.items())[:MAX_LABELS]:

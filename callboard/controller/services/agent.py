@@ -53,7 +53,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._driver.check_serving()
         hello = await self._hello(request_iterator)
         session = AgentSession(
-            hello.node_id, hello.instance, _host(context.peer()), queue=self._options.limits.session_queue
+            hello.node_id,
+            hello.instance,
+            _host(context.peer()),
+            queue=self._options.limits.session_queue,
+            warm_spares=hello.warm_spares,
         )
         try:
             await self._sessions.join(session, hello)

@@ -15,12 +15,22 @@ from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invali
 from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
-from callboard.scheduler.events import JobCancelled, JobCompleted, JobPreempted, JobSubmitted
+from callboard.scheduler.events import (
+    JobCancelled,
+    JobCompleted,
+    JobPreempted,
+    JobScaled,
+    JobsRenewed,
+    JobSubmitted,
+)
 from callboard.scheduler.records import JobRecord, JobState
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto
 from callboard.wire.refusals import NotFound
+
+MAX_RENEWED = 1_000
+"""Most jobs renewed by one call."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -127,6 +137,35 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             source="preempt",
         )
         return job_pb2.PreemptJobResponse(job=job)
+
+    async def ScaleJob(self, request: job_pb2.ScaleJobRequest, context: Context) -> job_pb2.ScaleJobResponse:
+        """Changes the number of workers of an elastic component."""
+        wanted, component = id_of(request.name, "jobs"), text_of(request.component, "component")
+        job = await self._driver.ask(
+            lambda now_ms, cause: JobScaled(
+                now_ms=now_ms, cause=cause, uid=self._uid(wanted), component=component, workers=request.workers
+            ),
+            self._result,
+            source="scale",
+        )
+        return job_pb2.ScaleJobResponse(job=job)
+
+    async def RenewJobs(self, request: job_pb2.RenewJobsRequest, context: Context) -> job_pb2.RenewJobsResponse:
+        """Hears that the client of session-owned jobs is alive."""
+        if len(request.names) > MAX_RENEWED:
+            raise invalid("names", f"{len(request.names)} jobs; at most {MAX_RENEWED} at once")
+        wanted = [id_of(name, "jobs", f"names[{i}]") for i, name in enumerate(request.names)]
+
+        def uids() -> tuple[str, ...]:
+            found = (self._driver.state.find_job(name) for name in wanted)
+            return tuple(job.uid for job in found if job is not None)
+
+        lease_ms = await self._driver.ask(
+            lambda now_ms, cause: JobsRenewed(now_ms=now_ms, cause=cause, uids=uids()),
+            lambda outcome: int(outcome.result),
+            source="renew",
+        )
+        return job_pb2.RenewJobsResponse(next_ms=lease_ms // 3)
 
     async def ExplainJob(self, request: job_pb2.ExplainJobRequest, context: Context) -> job_pb2.ExplainJobResponse:
         """Why a job is where it is."""

@@ -9,12 +9,15 @@ import grpc.aio
 from callboard.controller.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.requests import id_of, page_of
+from callboard.controller.services.requests import id_of, invalid, page_of, text_of
 from callboard.controller.views.nodes import node_message
 from callboard.scheduler import State
-from callboard.scheduler.events import NodeCordoned
+from callboard.scheduler.events import NodeCordoned, NodeDrained
 from callboard.v1 import node_pb2, node_pb2_grpc
 from callboard.wire.refusals import NotFound
+
+MAX_DRAIN_MS = 24 * 3_600_000
+"""Longest notice of a drain."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,6 +58,24 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def CordonNode(self, request: node_pb2.CordonNodeRequest, context: Context) -> node_pb2.CordonNodeResponse:
         """Nothing new starts on the node."""
         return node_pb2.CordonNodeResponse(node=await self._cordon(request.name, cordoned=True))
+
+    async def DrainNode(self, request: node_pb2.DrainNodeRequest, context: Context) -> node_pb2.DrainNodeResponse:
+        """Nothing new starts on the node and what runs there yields."""
+        node_id, reason = id_of(request.name, "nodes"), text_of(request.reason, "reason")
+        if not 0 <= request.within_ms <= MAX_DRAIN_MS:
+            raise invalid("within_ms", f"{request.within_ms} ms; 0 to {MAX_DRAIN_MS} are allowed")
+        node = await self._driver.ask(
+            lambda now_ms, cause: NodeDrained(
+                now_ms=now_ms,
+                cause=cause,
+                node_id=node_id,
+                deadline_ms=now_ms + request.within_ms if request.within_ms else 0,
+                reason=reason,
+            ),
+            lambda _: self._message(node_id),
+            source="drain",
+        )
+        return node_pb2.DrainNodeResponse(node=node)
 
     async def UncordonNode(
         self, request: node_pb2.UncordonNodeRequest, context: Context
