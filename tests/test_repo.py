@@ -40,6 +40,13 @@ class TestStubs:
         check = subprocess.run(["scripts/protos", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
         assert check.returncode == 0, check.stdout + check.stderr
 
+    def test_no_released_message_or_call_changes_its_meaning(self) -> None:
+        """`protos/released.binpb` is the API of the last release (`buf build protos -o protos/released.binpb`)."""
+        buf = Path(sys.executable).parent / "buf"
+        command = [str(buf), "breaking", "protos", "--against", "protos/released.binpb"]
+        check = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert check.returncode == 0, check.stdout + check.stderr
+
 
 class TestImports:
     def test_importing_callboard_loads_nothing_heavy(self) -> None:
