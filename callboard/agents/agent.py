@@ -19,6 +19,7 @@ import structlog
 
 import callboard
 from callboard.agents import logs
+from callboard.agents.adoption import Heir, LeftBehind
 from callboard.agents.commands import Commands
 from callboard.agents.departure import Departure
 from callboard.agents.devices import DeviceError, NodeDevices
@@ -28,7 +29,7 @@ from callboard.agents.groups import Groups
 from callboard.agents.interpreters import Interpreters
 from callboard.agents.inventory import inventory, node_devices
 from callboard.agents.lease import Lease
-from callboard.agents.loopback import NoAddress, NodeAddress
+from callboard.agents.loopback import NoAddress, NodeAddress, earlier_ip
 from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
 from callboard.agents.process_runtime import ProcessRuntime
@@ -38,22 +39,19 @@ from callboard.agents.ray_runtime import RayRuntime
 from callboard.agents.run_dir import RunDir, RunDirError, default_run_dir
 from callboard.agents.runtime import Runtime
 from callboard.agents.session import Session, SessionRefused
-from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, import_path
+from callboard.agents.spares import Spares
+from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, host_environment, import_path
 from callboard.agents.worker_order import Site
 from callboard.agents.workers import WorkerTable
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
 
-LEFTOVERS_S = 15.0
-"""For the end of what an agent that was killed left behind."""
+_SUCCESSOR_S = 60.0
+"""For a supervisor to start the next agent; above the pauses that supervisors make between attempts."""
 
 _FLUSH_S = 3.0
 """For the controller to acknowledge the last reports of a leaving agent."""
-
-
-class LeftBehind(Exception):
-    """Something could not be ended; the text names it."""
 
 
 async def run_agent(options: AgentOptions) -> int:
@@ -65,12 +63,17 @@ async def run_agent(options: AgentOptions) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         devices = node_devices(options, os.environ)
-        address = NodeAddress(options) if options.runtime == "ray" else None
         run_dir = RunDir(
             Path(options.run_dir) if options.run_dir else default_run_dir(options.cluster, options.node_id)
         )
-    except (DeviceError, NoAddress, RunDirError) as error:
+    except (DeviceError, RunDirError) as error:
         _log.error("agent_refused", why=str(error))
+        return 2
+    try:
+        address = NodeAddress(options, earlier_ip(run_dir.recorded())) if options.runtime == "ray" else None
+    except NoAddress as error:
+        _log.error("agent_refused", why=str(error))
+        run_dir.close(keep=bool(run_dir.recorded()))
         return 2
     agent = Agent(options, devices, run_dir, address.ip if address is not None else "")
     clean = False
@@ -108,12 +111,21 @@ class Agent:
         marker = f"{AGENT_MARKER}={run_dir.path}"
         self._ender = TreeEnder(marker)
         self._driver = DriverClient(run_dir)
-        self._runtime: Runtime = RayRuntime(self._driver) if options.runtime == "ray" else ProcessRuntime(run_dir.logs)
+        node = self._identity(devices)
+        self._runtime = self._new_runtime()
         interpreters = Interpreters(self._inventory.interpreters, with_ray=options.runtime == "ray")
-        self._workers = WorkerTable(Site(self._runtime, self._outbox, self._ender, interpreters, run_dir))
+        self._spares = Spares(
+            self._runtime,
+            run_dir,
+            self._ender,
+            prefix=f"spare/{options.node_id}/{self._instance}",
+            variables=host_environment(node),
+        )
+        site = Site(self._runtime, self._outbox, self._ender, interpreters, run_dir, self._spares)
+        self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)
         self._commands = Commands(
-            node=self._identity(devices),
+            node=node,
             workers=self._workers,
             groups=self._groups,
             interpreters=interpreters,
@@ -139,13 +151,24 @@ class Agent:
                 tenants=self._workers,
                 node_ip=node_ip,
                 import_path=import_path(os.environ.get("PYTHONPATH", "")),
-                on_change=self._session.beat,
+                on_change=self._ray_changed,
                 on_exit=self._report_ray_exit,
             )
             if options.runtime == "ray"
             else None
         )
         self._ray_told = agent_pb2.RayNode()
+        self._heir = Heir(
+            node=node,
+            run_dir=run_dir,
+            ender=self._ender,
+            runtime=self._runtime,
+            interpreters=interpreters,
+            workers=self._workers,
+            spares=self._spares,
+            membership=self._membership,
+            spare_variables=host_environment(node),
+        )
 
     async def run(self) -> None:
         """Live until asked to leave, then end everything that was started.
@@ -154,7 +177,7 @@ class Agent:
             SessionRefused: the controller doesn't want this agent; its workers were ended.
             LeftBehind: not everything could be ended in time.
         """
-        await self._end_leftovers()
+        await self._heir.take_over()
         self._departure.listen()
         tasks = [asyncio.create_task(work, name=name) for name, work in self._works().items()]
         self._tasks = tasks
@@ -181,6 +204,7 @@ class Agent:
             "session": self._session.run(),
             "lease": self._lease.watch(),
             "snapshots": self._workers.keep_snapshots(),
+            "spares": self._spares.keep(),
         }
         if self._membership is not None:
             works["ray"] = self._membership.run()
@@ -211,6 +235,7 @@ class Agent:
             hostname=socket.gethostname(),
             pid=os.getpid(),
             clock_ms=time.time_ns() // 1_000_000,
+            warm_spares=options.warm_spares,
         )
 
     def ray_node(self) -> agent_pb2.RayNode | None:
@@ -235,6 +260,11 @@ class Agent:
         """Carry it out."""
         self._commands.handle(command)
 
+    def spare_target(self, count: int) -> None:
+        """Keep so many spares."""
+        if not self._commands.leaving:
+            self._spares.aim(min(count, self._options.warm_spares))
+
     def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """Join that Ray cluster."""
         if self._membership is not None:
@@ -252,6 +282,7 @@ class Agent:
         why = f"node {self._options.node_id} leaves: {reason}"
         self._departure.on_hurry = lambda: self._workers.end(why)
         self._workers.end(why, hooks_s=self._options.leave_hooks_s)
+        await self._spares.close()
         all_gone = asyncio.create_task(self._workers.wait_none())
         await asyncio.wait([all_gone], timeout=self._options.leave_s)
         all_gone.cancel()
@@ -278,14 +309,9 @@ class Agent:
                 await asyncio.wait([task])
         await self._membership.stop()
 
-    async def _end_leftovers(self) -> None:
-        leftovers = self._run_dir.leftovers()
-        end = await self._ender.end_marked((each.process for each in leftovers), budget_s=LEFTOVERS_S)
-        if end.killed:
-            _log.warning("leftovers_ended", count=end.killed)
-        if not end.gone:
-            raise LeftBehind(f"an earlier agent's processes {end.left} do not end")
-        self._run_dir.clear_ray()
+    def _ray_changed(self) -> None:
+        self._session.beat()
+        self._spares.wake()
 
     def _report_ray_exit(self, message: str) -> None:
         ended = agent_pb2.RayNodeExited(message=message, head=self._options.ray_head)
@@ -298,6 +324,14 @@ class Agent:
     def _end_orphans(self) -> None:
         _log.warning("orphan_grace_over")
         self._workers.end("the controller was away for too long")
+
+    def _new_runtime(self) -> Runtime:
+        options = self._options
+        if options.runtime == "ray":
+            return RayRuntime(self._driver)
+        alone = options.exit_with_parent is not None
+        successor_s = options.successor_s if options.successor_s is not None else 0.0 if alone else _SUCCESSOR_S
+        return ProcessRuntime(logs=self._run_dir.logs, sockets=self._run_dir.sockets, successor_s=successor_s)
 
     def _identity(self, devices: NodeDevices) -> NodeIdentity:
         return NodeIdentity(

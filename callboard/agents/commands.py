@@ -19,6 +19,7 @@ from callboard.agents.runtime import Launch
 from callboard.agents.worker_env import (
     NodeIdentity,
     PlanRefused,
+    early_variables,
     worker_environment,
     worker_marker,
     worker_name,
@@ -96,6 +97,7 @@ class Commands:
             name=name,
             interpreter=self._interpreters.allowed(start.interpreter),
             variables=variables,
+            early=early_variables(start, self._node, variables),
             placement_group_id=start.ray_placement_group_id if start.in_bundle else "",
             bundle_index=start.allocation.bundle_index,
         )

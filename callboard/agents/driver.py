@@ -103,7 +103,14 @@ class Driver:
     # Hosts.
 
     async def _launch(
-        self, actor_name: str, node_id: str, interpreter: str, placement_group_id: str, bundle_index: int
+        self,
+        *,
+        actor_name: str,
+        node_id: str,
+        interpreter: str,
+        early: dict[str, str],
+        placement_group_id: str,
+        bundle_index: int,
     ) -> Json:
         """Make a host, or find it when a driver before us made it; returns who its process is."""
         # Neither restarts nor retries: a new generation is the controller's decision.
@@ -124,9 +131,12 @@ class Driver:
                 placement_group_bundle_index=bundle_index,
                 placement_group_capture_child_tasks=True,
             )
-        if interpreter:
-            # Only where asked for: a runtime_env doubles the cold start (m).
-            options["runtime_env"] = {"py_executable": interpreter}
+        # Only where asked for: a runtime_env doubles the cold start (m).
+        runtime_env: dict[str, Any] = {"py_executable": interpreter} if interpreter else {}
+        if early:
+            runtime_env["env_vars"] = early
+        if runtime_env:
+            options["runtime_env"] = runtime_env
         actor = await asyncio.to_thread(self._host_class.options(**options).remote)
         self._actors[actor_name] = actor
         return await actor.ping.remote()

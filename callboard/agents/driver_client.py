@@ -19,7 +19,7 @@ import structlog
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId, identify, send_signal
-from callboard.agents.run_dir import RunDir
+from callboard.agents.run_dir import RunDir, Started
 
 _log = structlog.get_logger(__name__)
 
@@ -123,7 +123,7 @@ class DriverClient:
             )
         process = identify(child.pid)
         assert process is not None, "an unreaped child keeps its entry in the process table"
-        self._run_dir.add("driver", process)
+        self._run_dir.put(Started("driver", process, str(process.pid)))
         requests = await Requests.over(ours)
         connecting = asyncio.create_task(requests.ask("connect", {"address": address, "node_ip": node_ip}))
         try:
@@ -185,4 +185,4 @@ class DriverClient:
         send_signal(process, signal.SIGKILL)
         await exited(process)
         child.wait()
-        self._run_dir.discard(process)
+        self._run_dir.drop("driver", str(process.pid))

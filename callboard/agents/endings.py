@@ -38,6 +38,7 @@ class TreeEnder:
     def __init__(self, agent_marker: str) -> None:
         self._agent_marker = agent_marker
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="callboard-end")
+        self._adopted: frozenset[ProcessId] = frozenset()
 
     async def end(
         self,
@@ -66,8 +67,16 @@ class TreeEnder:
 
         return await self._run(roots, search, budget_s)
 
+    def adopt(self, roots: Iterable[ProcessId]) -> None:
+        """These and what is below them are ours, although an earlier agent was their parent."""
+        self._adopted |= frozenset(roots)
+
+    async def end_roots(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
+        """End the roots with what is below them."""
+        return await self._run(frozenset(roots), None, budget_s)
+
     async def end_marked(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
-        """End the roots and everything that carries the node's marker but isn't below this agent."""
+        """End the roots and everything that carries the node's marker but is no part of this agent."""
         return await self._run(frozenset(roots), self.orphans, budget_s)
 
     async def trees(self, roots: Iterable[ProcessId]) -> dict[ProcessId, frozenset[ProcessId]]:
@@ -80,19 +89,19 @@ class TreeEnder:
         return await asyncio.get_running_loop().run_in_executor(self._threads, look)
 
     def orphans(self, table: Mapping[int, ProcessEntry]) -> frozenset[ProcessId]:
-        """What carries the node's marker but has no ancestor in this agent.
+        """What carries the node's marker but has no ancestor in this agent or in what it adopted.
 
         Living workers are subreapers, so what was theirs stays below them: an orphan's worker is dead.
         """
         agent = identify(os.getpid())
         assert agent is not None
-        return marked(self._agent_marker, table) - descendants([agent], table)
+        return marked(self._agent_marker, table) - descendants([agent, *self._adopted], table)
 
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False)
 
-    async def _run(self, roots: frozenset[ProcessId], search: Search, budget_s: float) -> TreeEnd:
+    async def _run(self, roots: frozenset[ProcessId], search: Search | None, budget_s: float) -> TreeEnd:
         deadline = time.monotonic() + budget_s
         run = asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: end_tree(roots, deadline=deadline, search=search)

@@ -126,8 +126,12 @@ Handler = Callable[[str, Json], Awaitable[Json]]
 
 
 async def serve(own_end: socket.socket, handler: Handler) -> None:
+    """Answer requests over this end of a socketpair until the other end is gone."""
+    await answer_all(*await asyncio.open_connection(sock=own_end), handler)
+
+
+async def answer_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler) -> None:
     """Answer requests until the other end is gone. Every request runs as a task of its own."""
-    reader, writer = await asyncio.open_connection(sock=own_end)
     tasks: set[asyncio.Task[None]] = set()
 
     async def answer(request: Json) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from collections.abc import Iterable
 
 from callboard.agents.options import AgentOptions, split_address
+from callboard.agents.run_dir import Started
 
 _FIRST, _LAST = 10, 250
 """127.0.0.10 … 127.0.0.250: clear of the addresses that people use by hand."""
@@ -23,8 +25,12 @@ class NoAddress(Exception):
 class NodeAddress:
     """The address of this node while its agent lives."""
 
-    def __init__(self, options: AgentOptions) -> None:
+    def __init__(self, options: AgentOptions, earlier: str = "") -> None:
         """Take an address: the one asked for, a loopback one of our own, or the one that reaches the cluster.
+
+        Args:
+            options: of the agent.
+            earlier: the loopback address of an earlier agent's Ray node, taken again if it is free.
 
         Raises:
             NoAddress: every loopback address is taken, or the cluster's host can't be resolved.
@@ -34,7 +40,7 @@ class NodeAddress:
         if options.node_ip:
             self.ip = options.node_ip
         elif _is_loopback(host):
-            self.ip, self._claim = _take_loopback()
+            self.ip, self._claim = _take_loopback(earlier)
         else:
             self.ip = _local_end(host, port)
 
@@ -51,9 +57,14 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _take_loopback() -> tuple[str, socket.socket]:
-    for number in range(_FIRST, _LAST + 1):
-        ip = f"127.0.0.{number}"
+def earlier_ip(recorded: Iterable[Started]) -> str:
+    """Address of the Ray node that an earlier agent recorded; empty: none."""
+    return next((str(each.facts.get("node_ip", "")) for each in recorded if each.role == "ray"), "")
+
+
+def _take_loopback(earlier: str) -> tuple[str, socket.socket]:
+    own = [f"127.0.0.{number}" for number in range(_FIRST, _LAST + 1)]
+    for ip in [*(each for each in own if each == earlier), *own]:
         # An abstract name: no file to leave behind, and like loopback itself it belongs to the network namespace.
         claim = socket.socket(socket.AF_UNIX)
         try:

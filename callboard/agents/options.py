@@ -14,6 +14,7 @@ MAX_DEVICES = 1024
 MAX_CPU_MILLI = 100_000 * 1000
 MAX_MEMORY_BYTES = 1 << 50
 MAX_CUSTOM_MILLI = 10**12
+MAX_SPARES = 64
 """Above any machine; a node that claims more is a mistake or a lie (SE-07)."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
@@ -78,11 +79,17 @@ class AgentOptions:
     object_store_bytes: int | None = None
     """Size of Ray's object store; None: Ray's default."""
 
+    warm_spares: int = 1
+    """Idle worker hosts kept ready while a job or a placement group is about; each takes about 90 MiB with Ray."""
+
     run_dir: str = ""
     """Directory for sockets, logs, records; empty: `$XDG_RUNTIME_DIR/callboard/{cluster}/{node_id}` or
     `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
     exit_with_parent: int | None = None
     """Leave when the process with this pid, our parent, is gone; None: live on."""
+    successor_s: float | None = None
+    """Seconds that plain worker processes live on without an agent, for the next one to find them; None: 60, or 0
+    with `exit_with_parent`, because nobody starts such an agent again. (Ray actors live as long as their Ray node.)"""
     leave_hooks_s: float = 2.0
     """Seconds that the hooks of workers may take when the agent leaves."""
     leave_s: float = 20.0
@@ -110,6 +117,7 @@ class AgentOptions:
             _need(path.startswith("/"), "interpreters", f"{path!r} is not an absolute path")
 
     def _check_amounts(self) -> None:
+        _need(0 <= self.warm_spares <= MAX_SPARES, "warm_spares", f"{self.warm_spares} is not 0 … {MAX_SPARES}")
         rank = self.rank if self.rank is not None else 0
         _need(0 <= rank < 1_000_000, "rank", f"{rank} is no rank")
         for name, count in (("gpus", self.gpus), ("simulate_gpus", self.simulate_gpus)):
@@ -123,7 +131,8 @@ class AgentOptions:
             _need(is_name(name), "custom_milli", f"{name!r} can't be a name")
             within = 0 <= amount <= MAX_CUSTOM_MILLI
             _need(within, "custom_milli", f"{name}={amount} is not 0 … {MAX_CUSTOM_MILLI}")
-        for name, seconds in (("leave_hooks_s", self.leave_hooks_s), ("leave_s", self.leave_s)):
+        times = {"leave_hooks_s": self.leave_hooks_s, "leave_s": self.leave_s, "successor_s": self.successor_s or 0.0}
+        for name, seconds in times.items():
             _need(math.isfinite(seconds) and seconds >= 0, name, f"{seconds} s is no time")
 
     def _check_ray(self) -> None:

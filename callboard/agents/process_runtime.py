@@ -1,7 +1,13 @@
-"""Workers as plain child processes: for tests, for laptops, and as the reference of what a worker may expect."""
+"""Workers as plain child processes: for tests, for laptops, and as the reference of what a worker may expect.
+
+Each listens on a socket in the node's run directory, so that the next agent reaches it when this one is killed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import os
 import re
 import signal
 import socket
@@ -16,38 +22,73 @@ from callboard.agents.runtime import BookedGroup, GroupBooking, HostError, Launc
 class ProcessRuntime:
     """Hosts each worker in a child process of the agent; placement groups exist only in our ledger."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, *, logs: Path, sockets: Path, successor_s: float) -> None:
+        """
+        Args:
+            logs: folder for the output of workers.
+            sockets: folder for their sockets, ours alone.
+            successor_s: seconds that a worker lives on without an agent.
+        """
         self._logs = logs
+        self._sockets = sockets
+        self._successor_s = successor_s
+        # Paths of sockets hold 107 bytes; by way of the folder's descriptor every folder is short.
+        self._folder = os.open(sockets, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     async def launch(self, launch: Launch) -> HostedProcess:
         """Start the process. It leads its own session, so its group is known even when it is dead."""
-        try:
-            child, ours = self._spawn(launch)
-        except OSError as error:
-            raise HostError(f"cannot start {launch.interpreter}: {error.strerror}") from error
-        process = identify(child.pid)
-        assert process is not None, "an unreaped child keeps its entry in the process table"
-        return HostedProcess(child, process, await Requests.over(ours))
+        # Worker names are unique on the node, and longer than a file name may be.
+        address = hashlib.sha256(launch.name.encode()).hexdigest()[:32]
+        with self._listen(address) as listener:
+            try:
+                child = self._spawn(launch, listener.fileno())
+            except OSError as error:
+                raise HostError(f"cannot start {launch.interpreter}: {error.strerror}") from error
+            process = identify(child.pid)
+            assert process is not None, "an unreaped child keeps its entry in the process table"
+            # While our own end listens too: a child that dies at once is told by its exit, not by this.
+            requests = await self._connect(address)
+        return HostedProcess(address, process, requests, self, child)
 
-    def _spawn(self, launch: Launch) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    async def attach(self, address: str, process: ProcessId) -> HostedProcess:
+        """Connect to its socket."""
+        try:
+            requests = await self._connect(address)
+        except OSError as error:
+            raise HostError(f"process {process.pid} can't be reached: {error.strerror}") from error
+        return HostedProcess(address, process, requests, self, None)
+
+    def forget(self, address: str) -> None:
+        """Remove the socket of a process that is gone."""
+        (self._sockets / address).unlink(missing_ok=True)
+
+    async def _connect(self, address: str) -> Requests:
+        return Requests(*await asyncio.open_unix_connection(self._path(address)))
+
+    def _path(self, address: str) -> str:
+        return f"/proc/self/fd/{self._folder}/{address}"
+
+    def _listen(self, address: str) -> socket.socket:
+        self.forget(address)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._path(address))
+        listener.listen()
+        return listener
+
+    def _spawn(self, launch: Launch, descriptor: int) -> subprocess.Popen[bytes]:
         """From the loop's thread: vfork and exec take a millisecond or two."""
         log = self._logs / (re.sub(r"[^A-Za-z0-9_.-]", "-", launch.name) + ".log")
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs, log.open("ab") as output:
-                child = subprocess.Popen(
-                    [launch.interpreter, "-P", "-m", "callboard.agents.worker_main", str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    env=dict(launch.variables),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-        except BaseException:
-            ours.close()
-            raise
-        return child, ours
+        arguments = ["-P", "-m", "callboard.agents.worker_main", str(descriptor), str(self._successor_s)]
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [launch.interpreter, *arguments],
+                pass_fds=(descriptor,),
+                env=dict(launch.variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def abandon(self, launch: Launch) -> None:
         """Nothing to hurry: `launch` doesn't wait for the process."""
@@ -61,17 +102,27 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """Nothing runs besides the workers."""
+        os.close(self._folder)
 
 
 class HostedProcess:
-    """A worker host in a child process."""
+    """A worker host in a child process, of this agent or of an earlier one."""
 
     actor_name = ""
 
-    def __init__(self, child: subprocess.Popen[bytes], process: ProcessId, requests: Requests) -> None:
-        self._child = child
-        self._requests = requests
+    def __init__(
+        self,
+        address: str,
+        process: ProcessId,
+        requests: Requests,
+        runtime: ProcessRuntime,
+        child: subprocess.Popen[bytes] | None,
+    ) -> None:
+        self.address = address
         self.process = process
+        self._requests = requests
+        self._runtime = runtime
+        self._child = child
 
     async def control(self, method: str, argument: Json = None) -> Json:
         """Ask the host; see `Hosted`."""
@@ -83,13 +134,17 @@ class HostedProcess:
             raise HostError(f"{error.kind}: {error.message}") from error
 
     def exit_message(self) -> str:
-        """From the exit status."""
+        """From the exit status, which only the parent learns."""
+        if self._child is None:
+            return f"process {self.process.pid} ended"
         code = self._child.wait()
         if code >= 0:
             return f"exit code {code}"
         return f"killed by signal {-code} ({signal.Signals(-code).name})"
 
     def release(self) -> None:
-        """Reap the child and close its socket."""
-        self._child.wait()
+        """Reap the child and remove its socket."""
+        if self._child is not None:
+            self._child.wait()
         self._requests.close()
+        self._runtime.forget(self.address)

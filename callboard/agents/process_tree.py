@@ -95,6 +95,12 @@ def identify(pid: int) -> ProcessId | None:
     return None if entry is None else entry.id
 
 
+def is_living(process: ProcessId) -> bool:
+    """Whether exactly this process is there and no zombie."""
+    entry = read_entry(process.pid)
+    return entry is not None and entry.id == process and not entry.gone
+
+
 def start_ms(process: ProcessId) -> int:
     """Start time in milliseconds since 1970, as far as the boot time is known (whole seconds)."""
     boot_s = next(

@@ -11,7 +11,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import structlog
@@ -20,9 +20,10 @@ from callboard.agents.devices import NodeDevices
 from callboard.agents.driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.endings import TreeEnder
 from callboard.agents.options import AgentOptions
+from callboard.agents.process_tree import ProcessId
 from callboard.agents.ray_command import SETTINGS, PortTaken, RayNodeError, RayNodeSpec, free_port
 from callboard.agents.ray_node import RayNode
-from callboard.agents.run_dir import RunDir
+from callboard.agents.run_dir import RunDir, Started
 from callboard.agents.worker_env import AGENT_MARKER
 from callboard.v1 import agent_pb2
 
@@ -88,7 +89,29 @@ class RayMembership:
         self._on_exit = on_exit
         self._running: RayNode | None = None
         self._offered: _Target | None = None
+        self._adopted: _Target | None = None
         self._offer_changed = asyncio.Event()
+
+    def adopt(self, started: Started) -> bool:
+        """Go on with the Ray node that an earlier agent recorded, if it lives and is what this agent would start.
+
+        Told to the controller at once: a Hello without it would void every placement group of the node.
+        """
+        facts = started.facts
+        if started.process is None or facts.get("shape") != self._shape():
+            return False
+        if self._options.ray_address not in ("", facts["gcs_address"]):
+            return False
+        vital = {ProcessId(pid, ticks): name for pid, ticks, name in facts["vital"]}
+        self._running = RayNode.adopt(started.process, vital, self._ender)
+        if self._running is None:
+            return False
+        token = self._run_dir.read_ray_token() if facts["token"] else facts["token"]
+        self._adopted = _Target(facts["gcs_address"], facts["session"], token)
+        connection = Connection(**facts["connection"])
+        self._driver.connection = connection
+        self.node = self._part_in_ray(connection, self._adopted)
+        return True
 
     def offer(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """The controller says where Ray is."""
@@ -106,16 +129,20 @@ class RayMembership:
             PortTaken: the first start found a port in use that was asked for.
         """
         backoff_s = _BACKOFF_FIRST_S
-        joined_before = False
+        joined_before = self._adopted is not None
         while True:
-            target = await self._target()
+            adopted, self._adopted = self._adopted, None
+            target = adopted or await self._target()
             try:
-                connection = await self._join(target)
+                connection = await (self._join(target) if adopted is None else self._join_again(adopted))
             except (RayNodeError, DriverLost) as error:
                 if isinstance(error, PortTaken) and not joined_before:
                     raise
                 _log.error("ray_not_joined", why=str(error), retry_s=backoff_s)
-                await self._part()
+                if adopted is None:
+                    await self._part()
+                else:
+                    await self._lose(f"the Ray node of the earlier agent can't be used: {error}")
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
                 continue
@@ -143,20 +170,49 @@ class RayMembership:
         environment = self._environment(target)
         spec = self._spec(target, environment)
         self._running = await RayNode.start(spec, self._ender)
-        self._run_dir.add("ray", self._running.process)
+        self._run_dir.put(Started("ray", self._running.process))
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
+        self._check_session(target, connection)
+        self._record(self._running, target, connection)
+        self.node = self._part_in_ray(connection, target)
+        self._on_change()
+        return connection
+
+    async def _join_again(self, target: _Target) -> Connection:
+        """A driver for the node that was adopted."""
+        connection = await self._driver.connect(target.gcs_address, self._node_ip, self._environment(target))
+        self._check_session(target, connection)
+        if connection.ray_node_id != self.node.ray_node_id:
+            raise RayNodeError("another Ray node has its address")
+        self._on_change()
+        return connection
+
+    def _check_session(self, target: _Target, connection: Connection) -> None:
         if target.session and connection.session != target.session:
-            raise RayNodeError(f"{target.gcs_address} is another Ray session than the controller told")
-        self.node = agent_pb2.RayNode(
+            raise RayNodeError(f"{target.gcs_address} is another Ray session than the one that is wanted")
+
+    def _record(self, node: RayNode, target: _Target, connection: Connection) -> None:
+        facts = {
+            "shape": self._shape(),
+            "gcs_address": target.gcs_address,
+            "session": connection.session,
+            "token": target.token and "file",
+            "node_ip": self._node_ip,
+            "connection": asdict(connection),
+            "vital": [[each.pid, each.start_ticks, name] for each, name in node.vital.items()],
+        }
+        self._run_dir.put(Started("ray", node.process, "", facts))
+
+    def _part_in_ray(self, connection: Connection, target: _Target) -> agent_pb2.RayNode:
+        head = self._options.ray_head
+        return agent_pb2.RayNode(
             gcs_address=connection.gcs_address,
             session=connection.session,
             ray_node_id=connection.ray_node_id,
-            head=self._options.ray_head,
-            auth_token=target.token or "" if self._options.ray_head else "",
+            head=head,
+            auth_token=target.token or "" if head else "",
             node_ip=connection.node_ip,
         )
-        self._on_change()
-        return connection
 
     async def _until_over(self, target: _Target) -> None:
         """Return when the node has ended, or is to be in another cluster; nothing of it is left then."""
@@ -169,6 +225,10 @@ class RayMembership:
             self._offer_changed.clear()
         message = f"the Ray node ended: {lost.result()}" if lost.done() else "the Ray cluster was replaced"
         lost.cancel()
+        await self._lose(message)
+
+    async def _lose(self, message: str) -> None:
+        """The node is over, and its workers with it."""
         _log.warning("ray_left", why=message)
         self._tenants.host_lost(message)
         self._on_exit(message)
@@ -185,8 +245,21 @@ class RayMembership:
         if self._running is not None:
             node, self._running = self._running, None
             await node.stop()
-            self._run_dir.discard(node.process)
+            self._run_dir.drop("ray")
         self._run_dir.clear_ray()
+
+    def _shape(self) -> dict[str, object]:
+        """What an earlier agent's node must have been started with to go on."""
+        capacity = self._inventory.capacity
+        return {
+            "head": self._options.ray_head,
+            "node_ip": self._node_ip,
+            "cpu_milli": capacity.cpu_milli,
+            "gpus": len(self._devices.devices),
+            "memory_bytes": capacity.memory_bytes,
+            "custom_milli": dict(capacity.custom_milli),
+            "object_store_bytes": self._options.object_store_bytes,
+        }
 
     def _spec(self, target: _Target, environment: Mapping[str, str]) -> RayNodeSpec:
         options, capacity = self._options, self._inventory.capacity

@@ -12,6 +12,7 @@ import asyncio
 import signal
 import subprocess
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import structlog
 
 from callboard.agents.endings import TreeEnder
 from callboard.agents.pid_watch import exited
-from callboard.agents.process_tree import PROC, ProcessId, identify, send_signal
+from callboard.agents.process_tree import PROC, ProcessId, identify, is_living, send_signal
 from callboard.agents.ray_command import RayNodeError, RayNodeSpec, check_ports, ray_start
 
 _log = structlog.get_logger(__name__)
@@ -42,13 +43,21 @@ _VITAL = ("raylet", "gcs_server")
 class RayNode:
     """The running part of this machine."""
 
-    def __init__(self, leader: subprocess.Popen[bytes], process: ProcessId, output: _Output, ender: TreeEnder) -> None:
+    def __init__(
+        self,
+        process: ProcessId,
+        ender: TreeEnder,
+        *,
+        leader: subprocess.Popen[bytes] | None = None,
+        output: _Output | None = None,
+    ) -> None:
         self.process = process
         """The process that leads the node's group."""
+        self.vital: dict[ProcessId, str] = {}
+        """Processes without which the node is lost, with their names."""
         self._leader = leader
         self._output = output
         self._ender = ender
-        self._vital: dict[ProcessId, str] = {}
 
     @classmethod
     async def start(cls, spec: RayNodeSpec, ender: TreeEnder) -> RayNode:
@@ -72,7 +81,7 @@ class RayNode:
         process = identify(leader.pid)
         assert process is not None, "an unreaped child keeps its entry in the process table"
         output = _Output(leader, spec.log)
-        node = cls(leader, process, output, ender)
+        node = cls(process, ender, leader=leader, output=output)
         starting = asyncio.create_task(output.wait_for(_STARTED))
         try:
             await asyncio.wait([starting], timeout=START_S)
@@ -88,10 +97,22 @@ class RayNode:
         why = "failed" if starting.done() else f"did not finish in {START_S:g} s"
         raise RayNodeError(f"ray start {why}: {output.tail()}")
 
+    @classmethod
+    def adopt(cls, process: ProcessId, vital: Mapping[ProcessId, str], ender: TreeEnder) -> RayNode | None:
+        """The node that an earlier agent started; None unless all of it lives.
+
+        Its output goes nowhere from now on: `ray start --block` has said what it had to say.
+        """
+        if not all(is_living(each) for each in (process, *vital)):
+            return None
+        node = cls(process, ender)
+        node.vital = dict(vital)
+        return node
+
     async def wait_lost(self) -> str:
         """Return when the node has ended by itself: what ended, as one sentence."""
         watches = {
-            asyncio.create_task(exited(process)): name for process, name in {**self._vital, self.process: "ray"}.items()
+            asyncio.create_task(exited(process)): name for process, name in {**self.vital, self.process: "ray"}.items()
         }
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -108,10 +129,12 @@ class RayNode:
             polite = asyncio.create_task(exited(self.process))
             await asyncio.wait([polite], timeout=_POLITE_S)
             polite.cancel()
-        end = await self._ender.end_marked((self.process, *self._vital), budget_s=_KILL_S)
-        self._output.close()
+        end = await self._ender.end_marked((self.process, *self.vital), budget_s=_KILL_S)
+        if self._output is not None:
+            self._output.close()
         if end.gone:
-            self._leader.wait()
+            if self._leader is not None:
+                self._leader.wait()
         else:
             _log.error("ray_node_left_behind", pids=[each.pid for each in end.left])
 
@@ -120,8 +143,8 @@ class RayNode:
         for process in trees[self.process]:
             name = _name(process)
             if name in _VITAL:
-                self._vital[process] = name
-        if "raylet" not in self._vital.values():
+                self.vital[process] = name
+        if "raylet" not in self.vital.values():
             raise RayNodeError("ray start reported success, but there is no raylet")
 
 

@@ -58,6 +58,7 @@ class RayRuntime:
             "actor_name": name,
             "node_id": connection.ray_node_id,
             "interpreter": "" if launch.interpreter == sys.executable else launch.interpreter,
+            "early": dict(launch.early),
             "placement_group_id": launch.placement_group_id,
             "bundle_index": launch.bundle_index,
         }
@@ -74,6 +75,10 @@ class RayRuntime:
         except RemoteError as error:
             raise HostError(f"Ray could not host it: {_first_line(error)}") from error
         return RayHosted(self, self._driver, name, ProcessId(answer["pid"], answer["start_ticks"]))
+
+    async def attach(self, address: str, process: ProcessId) -> RayHosted:
+        """Nothing to do: the driver finds the actor by its name when it is asked something."""
+        return RayHosted(self, self._driver, address, process)
 
     def abandon(self, launch: Launch) -> None:
         """Tell Ray to give the actor up, which ends a launch that waits for it."""
@@ -155,6 +160,7 @@ class RayHosted:
     def __init__(self, runtime: RayRuntime, driver: DriverClient, name: str, process: ProcessId) -> None:
         self.process = process
         self.actor_name = name
+        self.address = name
         self._runtime = runtime
         self._driver = driver
 

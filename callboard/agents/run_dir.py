@@ -2,13 +2,15 @@
 
     {run_dir}/            mode 0700, ours alone
       agent.lock          held (flock) by the living agent; its pid inside
-      processes.json      what was started: role, pid, start time
+      processes.json      what was started: role, name, pid, start time, and what the next agent has to know of it
       ray-token           Ray's authentication token, mode 0600
       ray/                Ray's temp dir, unless its path would be too long for sockets
+      sockets/            addresses of workers that are plain processes
       logs/               agent's children: ray.log, driver.log, one file a worker
 
 Everything the agent starts carries `CALLBOARD_AGENT={run_dir}` in its environment. An agent that was killed leaves
-its children; the next one on the same directory ends what is recorded and what is marked, before anything else.
+its children; the next one on the same directory goes on with what it can (`adoption`), and ends what else is recorded
+or marked, before anything new.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import json
 import os
 import shutil
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
+from callboard.agents.framing import Json
 from callboard.agents.process_tree import ProcessId
 
 _log = structlog.get_logger(__name__)
@@ -40,11 +44,21 @@ class RunDirError(Exception):
 
 @dataclass(frozen=True)
 class Started:
-    """A process that was started for this node."""
+    """Something that was started for this node, or is about to be."""
 
     role: str
-    """"ray", "driver" or "worker"."""
-    process: ProcessId
+    """"agent", "ray", "driver", "worker" or "spare"."""
+    process: ProcessId | None
+    """None while it isn't known."""
+    name: str = ""
+    """Unique among those with its role."""
+    facts: Mapping[str, Json] = field(default_factory=dict)
+    """What the next agent has to know to go on with it. No secrets: no environment, no arguments of jobs."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What it is recorded by."""
+        return (self.role, self.name)
 
 
 def default_run_dir(cluster: str, node_id: str) -> Path:
@@ -68,34 +82,43 @@ class RunDir:
         self.logs = path / "logs"
         self.logs.mkdir(exist_ok=True)
         self.ray_token = path / "ray-token"
+        self.sockets = path / "sockets"
+        self.sockets.mkdir(exist_ok=True)
         self._records = path / "processes.json"
-        self._started: list[Started] = []
         self._lock = _take(path / _LOCK)
+        self._started = {each.key: each for each in _read(self._records)}
         self.ray_temp = _ray_temp(path)
 
-    def leftovers(self) -> list[Started]:
-        """What an earlier agent recorded and didn't cross out."""
-        try:
-            records = json.loads(self._records.read_text())
-        except FileNotFoundError:
-            return []
-        return [Started(each["role"], ProcessId(each["pid"], each["start_ticks"])) for each in records]
+    def recorded(self) -> list[Started]:
+        """What was started and isn't crossed out, at first by an earlier agent."""
+        return list(self._started.values())
 
-    def add(self, role: str, process: ProcessId) -> None:
-        """Record a process that was started."""
-        self._started.append(Started(role, process))
+    def put(self, *started: Started) -> None:
+        """Record what was started, in the place of what has the same role and name."""
+        self._started |= {each.key: each for each in started}
         self._write()
 
-    def discard(self, process: ProcessId) -> None:
-        """Cross out a process that is gone."""
-        self._started = [each for each in self._started if each.process != process]
+    def drop(self, role: str, name: str = "") -> None:
+        """Cross out what is gone."""
+        if self._started.pop((role, name), None) is not None:
+            self._write()
+
+    def keep_only(self, kept: Iterable[Started]) -> None:
+        """Cross out everything but these."""
+        self._started = {each.key: each for each in kept}
         self._write()
 
     def _write(self) -> None:
         draft = self._records.with_suffix(".new")
         records = [
-            {"role": each.role, "pid": each.process.pid, "start_ticks": each.process.start_ticks}
-            for each in self._started
+            {
+                "role": each.role,
+                "name": each.name,
+                "pid": each.process.pid if each.process else 0,
+                "start_ticks": each.process.start_ticks if each.process else 0,
+                "facts": dict(each.facts),
+            }
+            for each in self._started.values()
         ]
         try:
             draft.write_text(json.dumps(records))
@@ -110,6 +133,10 @@ class RunDir:
         with open(descriptor, "w") as file:  # noqa: PTH123 - a path can't set the mode at creation
             file.write(token)
 
+    def read_ray_token(self) -> str:
+        """Ray's token, as it was kept; empty when it is not there."""
+        return self.ray_token.read_text() if self.ray_token.exists() else ""
+
     def clear_ray(self) -> None:
         """Forget everything of a Ray node that is gone."""
         if self.ray_temp.exists():
@@ -121,10 +148,27 @@ class RunDir:
         if not keep:
             self.clear_ray()
             shutil.rmtree(self.logs)
+            shutil.rmtree(self.sockets)
             self._records.unlink(missing_ok=True)
             (self.path / _LOCK).unlink()
             _remove_while_empty(self.path, levels=3)
         os.close(self._lock)
+
+
+def _read(records: Path) -> list[Started]:
+    try:
+        entries = json.loads(records.read_text())
+    except FileNotFoundError:
+        return []
+    return [
+        Started(
+            role=each["role"],
+            process=ProcessId(each["pid"], each["start_ticks"]) if each["pid"] else None,
+            name=each.get("name", ""),
+            facts=each.get("facts", {}),
+        )
+        for each in entries
+    ]
 
 
 def _make_private(path: Path) -> None:

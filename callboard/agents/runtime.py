@@ -28,6 +28,8 @@ class Launch:
     """Absolute path of the Python that runs the worker."""
     variables: Mapping[str, str]
     """Environment of a worker that is started with one; a Ray actor gets it at its assignment."""
+    early: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that must be there before the interpreter starts: `LD_*` and `PYTHON*` of the job."""
     placement_group_id: str = ""
     """Ray's id (hex) of the placement group whose bundle hosts the actor; empty: beside the bundles."""
     bundle_index: int = 0
@@ -43,6 +45,10 @@ class Hosted(Protocol):
     @property
     def actor_name(self) -> str:
         """Name of the Ray actor; empty for a plain process."""
+
+    @property
+    def address(self) -> str:
+        """What `Runtime.attach` finds it by."""
 
     async def control(self, method: str, argument: Json = None) -> Json:
         """Ask a control method of the host. Has no time limit: the asker bounds it.
@@ -107,6 +113,13 @@ class Runtime(Protocol):
 
         Raises:
             HostError: it can't; one sentence says why.
+        """
+
+    async def attach(self, address: str, process: ProcessId) -> Hosted:
+        """The host that an earlier agent of this node launched.
+
+        Raises:
+            HostError: it can't be reached.
         """
 
     def abandon(self, launch: Launch) -> None:

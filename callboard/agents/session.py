@@ -74,6 +74,9 @@ class SessionHandler(Protocol):
     def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """Where to find Ray."""
 
+    def spare_target(self, count: int) -> None:
+        """How many warm spares to keep."""
+
 
 class Session:
     """The agent's side of its sessions."""
@@ -213,6 +216,8 @@ class Session:
                     self._outbox.acknowledge(response.ack.report_ids)
                 case "ray_bootstrap":
                     self._handler.ray_bootstrap(response.ray_bootstrap)
+                case "spare_target":
+                    self._handler.spare_target(response.spare_target.count)
                 case "welcome":
                     raise _Lost("a second Welcome in one session")
                 case _:

@@ -15,6 +15,9 @@ from callboard.agents.framing import Json
 from callboard.agents.runtime import Hosted, HostError
 from callboard.v1 import agent_pb2
 
+UNASKED_KILL_S = 10.0
+"""For the kill of a worker that nobody gave a time for: one that died alone or failed to start."""
+
 
 @dataclass
 class StopOrder:
@@ -39,6 +42,18 @@ class StopOrder:
         if other.hooks_until < self.hooks_until:
             self.hooks_until = other.hooks_until
             self.shortened.set()
+
+
+def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_KILL_S) -> StopOrder:
+    """A stop by the agent itself, in `hooks_s` + `kill_s` seconds. Without time for hooks none is asked."""
+    now = asyncio.get_running_loop().time()
+    return StopOrder(
+        asked_at=now,
+        hooks_until=now + hooks_s,
+        kill_s=kill_s,
+        checkpoint=hooks_s > 0,
+        reason=reason,
+    )
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ PASSED_ON_PREFIXES = ("WANDB_", "SWANLAB_", "MLFLOW_")
 MAX_ENVIRONMENT_BYTES = 128 * 1024
 """Linux takes this much in one variable; an environment near it is a mistake."""
 
+_EARLY_PREFIXES = ("LD_", "PYTHON")
+
 WORKER_MARKER = "CALLBOARD_WORKER"
 """Variable that a worker's descendants carry; its value is unique for cluster, worker and generation."""
 
@@ -76,22 +78,29 @@ def worker_marker(node: NodeIdentity, name: str) -> str:
     return f"{WORKER_MARKER}={node.cluster}/{name}"
 
 
-def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
-    """The whole environment of a worker.
-
-    Raises:
-        PlanRefused: a variable the scheduler owns, a bad name, or too much.
-    """
+def host_environment(node: NodeIdentity) -> dict[str, str]:
+    """What every worker host of the node starts with, before it has a job."""
     agent = node.environment
     variables = {
         name: value for name, value in agent.items() if name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES)
     }
     variables["LOG_LEVEL"] = agent.get("LOG_LEVEL", "INFO")
     variables["PYTHONPATH"] = node.import_path
+    variables[AGENT_MARKER] = node.run_dir
+    return variables
+
+
+def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
+    """The whole environment of a worker.
+
+    Raises:
+        PlanRefused: a variable the scheduler owns, a bad name, or too much.
+    """
+    variables = host_environment(node)
     for name in command.pass_env:
         _check(name, "pass_env")
-        if name in agent:
-            variables[name] = agent[name]
+        if name in node.environment:
+            variables[name] = node.environment[name]
     variables["OMP_NUM_THREADS"] = str(max(1, command.allocation.resources.cpu_milli // 1000))
     for name, value in command.env.items():
         _check(name, "env")
@@ -133,6 +142,16 @@ def _owned(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]
         WORKER_MARKER: f"{node.cluster}/{name}",
         AGENT_MARKER: node.run_dir,
         **visibility_variables(node.vendor, devices),
+    }
+
+
+def early_variables(command: agent_pb2.StartWorker, node: NodeIdentity, variables: Mapping[str, str]) -> dict[str, str]:
+    """What of the job's variables the loader or the interpreter reads before any code of ours runs."""
+    there = host_environment(node)
+    return {
+        name: variables[name]
+        for name in (*command.env, *command.pass_env)
+        if name.startswith(_EARLY_PREFIXES) and name in variables and variables[name] != there.get(name)
     }
 
 

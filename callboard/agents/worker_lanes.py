@@ -72,6 +72,8 @@ def lane_for(target: type, *, hooks: tuple[str, ...], limit: int) -> Lane:
 def in_thread(function: Callable[..., Any], /, *args: Any) -> Future[Any]:
     """Run on a thread made for it. A daemon: one that hangs must not keep the process."""
     future: Future[Any] = Future()
+    # Whoever waits may be cut off; the function runs to its end all the same.
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:

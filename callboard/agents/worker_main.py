@@ -1,8 +1,8 @@
-"""A worker as a plain process: `python -m callboard.agents.worker_main FD`.
+"""A worker as a plain process: `python -m callboard.agents.worker_main FD SUCCESSOR_S`.
 
-Serves one `WorkerHost` over the inherited end of a socketpair. The end of that socket means that the agent is
-gone: nobody is left to prove this process tree dead, so it ends itself. (What it can't end, being busy in
-native code, the node's next agent finds by its marker.)
+Serves one `WorkerHost` on the inherited listening socket, whose address outlives the agent: the next agent of the node
+finds the worker by it. Without any agent for SUCCESSOR_S seconds nobody is left to prove this process tree dead, so
+it ends itself. (What it can't end, being busy in native code, the next agent finds by its record or marker.)
 """
 
 from __future__ import annotations
@@ -12,15 +12,60 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 
-from callboard.agents.framing import Json, serve
+from callboard.agents.framing import Json, answer_all
 from callboard.agents.worker_host import WorkerHost
 
+_FIRST_AGENT_S = 30.0
+"""For the agent that started this process to connect: it does so at once, unless it was killed just then."""
 
-async def _serve(descriptor: int) -> None:
-    host = WorkerHost()
 
-    async def handle(method: str, argument: Json) -> Json:
+class _Server:
+    """Serves one host to whichever agent is there."""
+
+    def __init__(self) -> None:
+        self._host = WorkerHost()
+        self._agents = 0
+        self._arrived = False
+        self._changed = asyncio.Event()
+
+    async def serve(self, descriptor: int, successor_s: float) -> None:
+        """Serve until no agent has been there for `successor_s` seconds."""
+        await asyncio.start_unix_server(self._connected, sock=socket.socket(fileno=descriptor))
+        patience_s = _FIRST_AGENT_S
+        # One that came and went counts: it may have been killed while this process was still starting.
+        while await self._until(lambda: self._arrived, patience_s):
+            await self._until(lambda: self._agents == 0, None)
+            self._arrived = False
+            patience_s = successor_s
+
+    async def _until(self, condition: Callable[[], bool], within_s: float | None) -> bool:
+        """Whether the condition became true within so many seconds (None: without limit)."""
+        loop = asyncio.get_running_loop()
+        deadline = None if within_s is None else loop.time() + within_s
+        while not condition():
+            left_s = None if deadline is None else deadline - loop.time()
+            if left_s is not None and left_s <= 0:
+                return False
+            self._changed.clear()
+            waiting = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait([waiting], timeout=left_s)
+            waiting.cancel()
+        return True
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._agents += 1
+        self._arrived = True
+        self._changed.set()
+        try:
+            await answer_all(reader, writer, self._handle)
+        finally:
+            self._agents -= 1
+            self._changed.set()
+
+    async def _handle(self, method: str, argument: Json) -> Json:
+        host = self._host
         match method:
             case "call":
                 return await host.call(argument["method"], *argument["args"], **argument["kwargs"])
@@ -42,12 +87,14 @@ async def _serve(descriptor: int) -> None:
             case _:
                 raise ValueError(f"unknown method {method!r}")
 
-    await serve(socket.socket(fileno=descriptor), handle)
+
+async def _serve(descriptor: int, successor_s: float) -> None:
+    await _Server().serve(descriptor, successor_s)
 
 
 def main() -> None:
-    """Serve until the agent is gone, then end this process and its group."""
-    asyncio.run(_serve(int(sys.argv[1])))
+    """Serve until no agent is left, then end this process and its group."""
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2])))
     # The agent made this process the leader of its own session, so the group is ours alone.
     os.killpg(os.getpid(), signal.SIGKILL)
 

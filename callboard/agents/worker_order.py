@@ -10,6 +10,7 @@ from callboard.agents.interpreters import Interpreters
 from callboard.agents.outbox import Outbox
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Launch, Runtime
+from callboard.agents.spares import Spares
 from callboard.v1 import agent_pb2
 
 
@@ -26,6 +27,17 @@ class WorkerOrder:
     received_at: float
     """Loop time in seconds."""
 
+    @property
+    def why_cold(self) -> str:
+        """Why no warm spare can do: what has to be there before a host's interpreter starts. Empty: one can."""
+        if self.command.interpreter:
+            return "it names an interpreter"
+        if self.command.in_bundle:
+            return "it runs inside its bundle"
+        if self.launch.early:
+            return f"{min(self.launch.early)} must be set before Python starts"
+        return ""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -36,3 +48,4 @@ class Site:
     ender: TreeEnder
     interpreters: Interpreters
     run_dir: RunDir
+    spares: Spares

@@ -15,9 +15,10 @@ from typing import TypeAlias
 
 import structlog
 
-from callboard.agents.stop_ladder import StopOrder
-from callboard.agents.worker import UNASKED_KILL_S, Worker
+from callboard.agents.stop_ladder import StopOrder, unasked_stop
+from callboard.agents.worker import Worker
 from callboard.agents.worker_order import Site, WorkerOrder
+from callboard.agents.worker_record import WorkerRecord
 from callboard.v1 import agent_pb2, common_pb2
 
 _log = structlog.get_logger(__name__)
@@ -65,6 +66,10 @@ class WorkerTable:
         """
         command = order.command
         key = key_of(command.worker)
+        there = self._workers.get((key, command.generation))
+        if there is not None and there.adopted:
+            there.start_again(order)
+            return
         newest = self._newest.get(key, 0)
         if command.generation <= newest:
             raise StaleGeneration(f"generation {command.generation} of {order.launch.name} is not newer than {newest}")
@@ -76,11 +81,12 @@ class WorkerTable:
         older = [worker for (other, _), worker in self._workers.items() if other == key]
         for worker in older:
             worker.stop(unasked_stop(f"generation {command.generation} takes its place"))
-        worker = Worker(order, self._site, older[-1] if older else None)
-        self._workers[key, command.generation] = worker
-        task = asyncio.create_task(worker.run(), name=f"worker {order.launch.name}")
-        self._runs[task] = worker
-        task.add_done_callback(self._forget)
+        self._run(Worker(order, self._site, predecessor=older[-1] if older else None))
+
+    def adopt(self, order: WorkerOrder, record: WorkerRecord) -> None:
+        """Go on with a worker of an earlier agent of this node."""
+        self._remember(key_of(record.command.worker), record.command.generation)
+        self._run(Worker(order, self._site, record=record))
 
     def stop(self, command_id: str, command: agent_pb2.StopWorker) -> None:
         """Stop a worker; a generation that isn't here is answered as already gone."""
@@ -140,6 +146,13 @@ class WorkerTable:
                     # An empty tree means that it died just now: the last one seen is what's wanted.
                     living[process].tree = tree or living[process].tree
 
+    def _run(self, worker: Worker) -> None:
+        command = worker.order.command
+        self._workers[key_of(command.worker), command.generation] = worker
+        task = asyncio.create_task(worker.run(), name=f"worker {worker.order.launch.name}")
+        self._runs[task] = worker
+        task.add_done_callback(self._forget)
+
     def _remember(self, key: Key, generation: int) -> None:
         self._newest[key] = generation
         self._newest.move_to_end(key)
@@ -178,15 +191,3 @@ class WorkerTable:
             _log.error("worker_task_failed", worker=worker.order.launch.name, exc_info=error)
             if not self.failed.done():
                 self.failed.set_exception(error)
-
-
-def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_KILL_S) -> StopOrder:
-    """A stop by the agent itself. Without time for hooks none is asked."""
-    now = asyncio.get_running_loop().time()
-    return StopOrder(
-        asked_at=now,
-        hooks_until=now + hooks_s,
-        kill_s=kill_s,
-        checkpoint=hooks_s > 0,
-        reason=reason,
-    )

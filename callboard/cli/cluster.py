@@ -22,6 +22,16 @@ class Runtime(StrEnum):
 RuntimeOption = Annotated[
     Runtime, typer.Option("--runtime", help="Host workers as Ray actors, or as plain processes without Ray.")
 ]
+WarmSparesOption = Annotated[
+    int,
+    typer.Option(
+        "--warm-spares",
+        metavar="N",
+        help="Idle worker processes kept ready on a node while work is about.",
+        min=0,
+        max=64,
+    ),
+]
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the cluster on this machine.")]
 ExitWithParentOption = Annotated[
     int | None,
@@ -65,6 +75,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once it is ready; `callboard down` ends it.")
     ] = False,
+    warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", help="Port of the controller.", min=1, max=65535)
@@ -87,6 +98,7 @@ def up(
         cpus=cpus_per_node,
         memory=memory_per_node,
         gpus=gpus_per_node,
+        warm_spares=warm_spares,
         runtime=runtime.value,
         ray_address=ray_address,
         detach=detach,
@@ -164,6 +176,7 @@ def agent(
         list[str] | None, typer.Option("--resource", metavar="NAME=N", help="Custom resource; may be repeated.")
     ] = None,
     node_group: Annotated[str, typer.Option("--node-group", metavar="NAME", help="Node group of the node.")] = "",
+    warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
     ray_head: Annotated[bool, typer.Option("--ray-head", help="Start Ray's head on this node.")] = False,
     ray_address: Annotated[str, typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster.")] = "",
@@ -193,6 +206,7 @@ def agent(
         labels=label or [],
         resources=resource or [],
         node_group=node_group,
+        warm_spares=warm_spares,
         runtime=runtime.value,
         ray_head=ray_head,
         ray_address=ray_address,

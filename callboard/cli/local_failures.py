@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from callboard.cli.failures import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.local.children import ChildEnded
-from callboard.cli.local.cluster import AlreadyUp, Leftovers, NotReady, PortTaken
+from callboard.cli.local.cluster import NotReady, PortTaken
+from callboard.cli.local.records import AlreadyUp
+from callboard.cli.local.taking_down import Leftovers
 
 LOCAL_ERRORS = (AlreadyUp, ChildEnded, Leftovers, NotReady, PortTaken)
 

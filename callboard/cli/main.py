@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard._version import __version__
-from callboard.cli import cluster, demo_verbs, events, jobs, nodes, placement_groups, policy, pools, status
+from callboard.cli import cluster, demo_verbs, events, jobs, nodes, placement_groups, policy, pools, simulate, status
 
 app = typer.Typer(
     name="callboard",
@@ -29,6 +29,7 @@ app.add_typer(placement_groups.app, name="pg")
 app.add_typer(nodes.app, name="node")
 app.add_typer(policy.app, name="policy")
 events.add_to(app)
+simulate.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -286,20 +286,26 @@ def _one_node(
     room = view.room(node)
     ask_here = ask.resources if placement is Strategy.STRICT_PACK else ask.slots[0].resources
     lacking = lacks(room, ask_here)
-    if lacking:
-        return [
-            Reason(
-                "NODE_LACKS", subject, f"{node.node_id} lacks {_missing(resource, asked, have)}", resource, asked, have
-            )
-            for resource, asked, have in lacking
-        ]
-    if placement is Strategy.STRICT_SPREAD:
+    if not lacking and placement is Strategy.STRICT_SPREAD:
         return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
-    # One worker fits, all of them don't: what the whole ask lacks here says how far the node goes.
+    # Where one worker fits and all of them don't, what the whole ask lacks says how far the node goes.
     return [
-        Reason("NODE_LACKS", subject, f"{node.node_id} lacks {_missing(resource, asked, have)}", resource, asked, have)
-        for resource, asked, have in lacks(room, ask.resources)
+        Reason(
+            "NODE_LACKS",
+            subject,
+            f"{node.node_id} lacks {_missing(resource, asked, have)}{_quarantined(view, node, resource)}",
+            resource,
+            asked,
+            have,
+        )
+        for resource, asked, have in lacking or lacks(room, ask.resources)
     ]
+
+
+def _quarantined(view: View, node: NodeRecord, resource: str) -> str:
+    """That some of what a node lacks is there, but held by a process that can't be proved gone."""
+    amount = 0 if view.assumption.empty else view.state.node_use(node.node_id).quarantined.get(resource)
+    return f" ({format_amount(resource, amount)} quarantined)" if amount else ""
 
 
 def lacks(room: Room, ask: Resources) -> list[tuple[str, int, int]]:

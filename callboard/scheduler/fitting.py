@@ -6,7 +6,7 @@ the order of node rank and device, so that rank 0 … k−1 share a machine (PG-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,6 +19,10 @@ from callboard.scheduler.view import Room, View
 EXACT_LIMIT = 12
 """Up to this many workers and nodes, a greedy miss is followed by an exhaustive search. Packing is NP-hard; greedy
 first-fit decreasing misses only mixed shapes on nearly full clusters."""
+
+EXACT_TRIES = 5_000
+"""Most workers placed for trial in one exhaustive search: without a bound one odd job would stop the scheduler for
+minutes (10 different workers on 9 free GPUs: 9! orders). About 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +152,57 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
     order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
     asks = [slots[i].resources for i in order]
     chosen = _search(rooms, asks, strategy)
-    if chosen is None and len(slots) <= EXACT_LIMIT and strategy is not Strategy.STRICT_PACK and _mixed(asks, strategy):
-        every = rooms.all()
-        if len(every) <= EXACT_LIMIT:
-            chosen = _exhaustive(every, asks, strategy)
     if chosen is None:
-        return None
+        return _fit_exactly(rooms, slots, order, strategy)
     rooms_of = dict(zip(order, chosen, strict=True))
     return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))])
 
 
+def _fit_exactly(
+    rooms: Rooms, slots: Sequence[Slot], order: Sequence[int], strategy: Strategy
+) -> tuple[BundleRecord, ...] | None:
+    """What a greedy search may have missed, if there is little to try."""
+    asks = [slots[i].resources for i in order]
+    if len(slots) > EXACT_LIMIT or not _mixed(asks, strategy):
+        return None
+    every = rooms.all()
+    if len(every) > EXACT_LIMIT:
+        return None
+    search = _Exhaustive(every, asks, strategy)
+    if not search.place():
+        return None
+    return _name(slots, dict(zip(order, search.placed, strict=True)))
+
+
+def _name(
+    slots: Sequence[Slot], placed: Mapping[int, tuple[Room, tuple[DeviceShare, ...]]]
+) -> tuple[BundleRecord, ...]:
+    """Bundles of slots whose room is taken. Slots of one component and shape swap so that ranks follow node ranks."""
+    places = dict(placed)
+    for members in _alike(slots):
+        ordered = sorted(
+            (places[i] for i in members),
+            key=lambda place: (place[0].node.rank, place[1][0].index if place[1] else -1),
+        )
+        places.update(zip(members, ordered, strict=True))
+    return tuple(
+        BundleRecord(node_id=places[i][0].node.node_id, resources=slot.resources, devices=places[i][1])
+        for i, slot in enumerate(slots)
+    )
+
+
+def _alike(slots: Sequence[Slot]) -> Iterable[list[int]]:
+    """Slots of one component and shape, which may swap places."""
+    alike: dict[tuple[str, Resources], list[int]] = {}
+    for i, slot in enumerate(slots):
+        alike.setdefault((slot.component, slot.resources), []).append(i)
+    return alike.values()
+
+
 def _mixed(asks: Sequence[Resources], strategy: Strategy) -> bool:
     """Whether a greedy search may miss a solution: never for equal asks of whole devices."""
+    if strategy is Strategy.STRICT_PACK:  # on one node only the packing of shares can be missed
+        return any(0 < ask.gpu_milli < MILLI for ask in asks)
     return strategy is Strategy.STRICT_SPREAD or any(ask != asks[0] for ask in asks) or 0 < asks[0].gpu_milli < MILLI
 
 
@@ -182,10 +225,7 @@ def _hand_out(slots: Sequence[Slot], order: Sequence[int], rooms: Sequence[Room]
     """Names devices. Slots of one component and shape swap nodes so that ranks follow node ranks; room is taken in
     the order of the search, so that what fitted there fits here."""
     nodes = list(rooms)
-    alike: dict[tuple[str, Resources], list[int]] = {}
-    for i, slot in enumerate(slots):
-        alike.setdefault((slot.component, slot.resources), []).append(i)
-    for members in alike.values():
+    for members in _alike(slots):
         ordered = sorted((nodes[i] for i in members), key=lambda room: room.node.rank)
         for i, room in zip(members, ordered, strict=True):
             nodes[i] = room
@@ -267,33 +307,64 @@ _SPREADS: Mapping[Strategy, Callable[[Sequence[Room], Sequence[Resources]], list
 }
 
 
-def _exhaustive(rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
-    """The first complete assignment in rank order, of all. Equal asks are only tried in order."""
-    chosen: list[Room] = []
-    starts: list[int] = []
+def _free_alike(room: Room) -> tuple[object, ...]:
+    """Equal for nodes with equal room."""
+    return (room.cpu_milli, room.memory_bytes, *sorted(room.device_milli), *sorted(room.custom_milli.items()))
 
-    def place(i: int) -> bool:
-        if i == len(asks):
+
+class _Exhaustive:
+    """Every assignment, in rank order, until one is complete: of equal asks only those in order, of nodes with equal
+    room only the first, of a node's devices one for each amount that is free. Gives up after :data:`EXACT_TRIES`."""
+
+    def __init__(self, rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy) -> None:
+        self._rooms = rooms
+        self._asks = asks
+        self._strategy = strategy
+        self._tries = EXACT_TRIES
+        self._starts: list[int] = []
+        self.placed: list[tuple[Room, tuple[DeviceShare, ...]]] = []
+
+    def place(self, i: int = 0) -> bool:
+        """Places the asks from the ``i``-th on; their room stays taken if all find some."""
+        if i == len(self._asks):
             return True
-        first = starts[i - 1] if i and asks[i] == asks[i - 1] else 0
-        for index in range(first, len(rooms)):
-            room = rooms[index]
-            if strategy is Strategy.STRICT_SPREAD and room in chosen:
+        ask = self._asks[i]
+        first = self._starts[i - 1] if i and ask == self._asks[i - 1] else 0
+        seen: set[tuple[object, ...]] = set()
+        for index in range(first, len(self._rooms)):
+            room = self._rooms[index]
+            alike = (
+                *_emptiness(room),
+                room.memory_bytes,
+                *sorted(room.device_milli),
+                *sorted(room.custom_milli.items()),
+            )
+            if not self._may_take(room) or not room.fits(ask) or alike in seen:
                 continue
-            if not room.fits(asks[i]):
-                continue
-            devices = room.take(asks[i])
-            chosen.append(room)
-            starts.append(index)
-            if place(i + 1):
-                room.untake(asks[i], devices)
-                return True
-            room.untake(asks[i], devices)
-            chosen.pop()
-            starts.pop()
+            if not self._apart(room):
+                seen.add(alike)
+            for device in room.devices_for(ask):
+                self._tries -= 1
+                if self._tries < 0:
+                    return False
+                self.placed.append((room, room.take(ask, device)))
+                self._starts.append(index)
+                if self.place(i + 1):
+                    return True
+                self._starts.pop()
+                _, devices = self.placed.pop()
+                room.untake(ask, devices)
         return False
 
-    return chosen if place(0) else None
+    def _may_take(self, room: Room) -> bool:
+        """Whether the strategy lets the next worker on this node."""
+        if self._strategy is Strategy.STRICT_PACK:
+            return not self.placed or self.placed[0][0] is room
+        return self._strategy is not Strategy.STRICT_SPREAD or not self._apart(room)
+
+    def _apart(self, room: Room) -> bool:
+        """Whether a node has a worker of the job already, and so differs from another with equal room."""
+        return any(used is room for used, _ in self.placed)
 
 
 def _count(room: Room, asks: Sequence[Resources]) -> int:

@@ -84,16 +84,31 @@ class Room:
         """Devices nobody has a share of."""
         return sum(1 for free in self.device_milli if free >= MILLI)
 
-    def take(self, ask: Resources) -> tuple[DeviceShare, ...]:
+    def devices_for(self, ask: Resources) -> list[int]:
+        """Devices that a share could be taken from, the fullest first, one for each amount that is free; for other
+        asks there is nothing to choose, which -1 stands for."""
+        if not 0 < ask.gpu_milli < MILLI:
+            return [-1]
+        by_free: dict[int, int] = {}
+        for index, free in enumerate(self.device_milli):
+            if free >= ask.gpu_milli:
+                by_free.setdefault(free, index)
+        return [index for _, index in sorted(by_free.items())]
+
+    def take(self, ask: Resources, device: int = -1) -> tuple[DeviceShare, ...]:
         """Uses room for one worker that :meth:`fits` and names its devices: the lowest whole ones, or for a share
-        the fullest device that still has it, so that whole devices stay whole."""
+        the fullest device that still has it, so that whole devices stay whole.
+
+        Args:
+            device: the device to take a share from; -1: the one described.
+        """
         shares: list[tuple[int, int]] = []
         if ask.gpu_milli >= MILLI:
             whole = [index for index, free in enumerate(self.device_milli) if free >= MILLI]
             shares = [(index, MILLI) for index in whole[: ask.gpu_milli // MILLI]]
         elif ask.gpu_milli > 0:
             fitting = [(free, index) for index, free in enumerate(self.device_milli) if free >= ask.gpu_milli]
-            shares = [(min(fitting)[1], ask.gpu_milli)]
+            shares = [(device if device >= 0 else min(fitting)[1], ask.gpu_milli)]
         self._move(ask, shares, -1)
         return tuple(DeviceShare(index, self.node.devices[index].id, milli) for index, milli in shares)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from callboard.v1 import agent_pb2
-from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
+from tests.agents.conftest import assert_nothing_left, is_gone, until_gone
 from tests.support.fake_controller import FakeController, start_worker
 
 Process: TypeAlias = asyncio.subprocess.Process
@@ -137,33 +137,7 @@ async def test_it_leaves_when_its_parent_is_gone(controller: FakeController, tmp
     assert_nothing_left(tmp_path / "n0")
 
 
-async def test_r4_a_killed_agent_leaves_nothing_the_next_one_does_not_end(
-    controller: FakeController, program: Program, tmp_path: Path
-) -> None:
-    """A worker that holds the GIL never notices that its agent is gone; a hidden child has no socket to notice by."""
-    first = await program()
-    await controller.session()
-    await controller.do(start_worker=start_worker("Busy", entry="run", args_json='["gil"]'))
-    await controller.said("worker_ready")
-    stubborn = start_worker("Stubborn", rank=1, args_json=json.dumps([str(tmp_path / "child")]))
-    await controller.do(start_worker=stubborn)
-    hidden = int((tmp_path / "child").read_text())
-    first.kill()
-    await first.wait()
-    assert not is_gone(hidden)
-    assert started_by(tmp_path / "n0")
-
-    second = await program()
-    session = await controller.session("n0", 2)
-    assert is_gone(hidden)
-    assert started_by(tmp_path / "n0") == []
-    assert not session.hello.workers
-    second.terminate()
-    assert await second.wait() == 0
-    assert_nothing_left(tmp_path / "n0")
-
-
-async def test_workers_of_a_killed_agent_end_by_themselves(
+async def test_workers_of_a_killed_agent_that_nobody_starts_again_end_by_themselves(
     controller: FakeController, program: Program, tmp_path: Path
 ) -> None:
     agent = await program()

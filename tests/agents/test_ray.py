@@ -41,7 +41,10 @@ class Probe:
         self.process.stdin.write(json.dumps({"what": what, **request}).encode() + b"\n")
         line = await self.process.stdout.readline()
         assert line, "the probe died"
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise AssertionError(f"not an answer to {what}: {line!r}") from None
 
 
 @dataclass
@@ -384,14 +387,18 @@ class TestTrouble:
         command = await cluster.start("Plain", generation=3001)
         await cluster.stop(command)
 
-    async def test_r4_what_a_killed_agent_leaves_is_ended_by_the_next(self, cluster: Cluster) -> None:
-        await cluster.start("Busy", "gil", entry="run", generation=4000)
+    async def test_r4_the_next_agent_of_a_node_goes_on_with_its_raylet_and_its_workers(self, cluster: Cluster) -> None:
+        command = await cluster.start("Busy", "gil", entry="run", generation=4000)
+        raylet = cluster.recorded("n1", "ray")
         cluster.agents["n1"].kill()
         await cluster.agents["n1"].wait()
-        left = started_by(cluster.folder / "n1")
-        assert left
         cluster.agents["n1"] = await run_node(cluster.controller, cluster.folder, "n1")
         session = await cluster.controller.session("n1", 2)
-        assert all(is_gone(pid) for pid in left)
-        assert not session.hello.workers
-        cluster.nodes["n1"] = await joined(cluster.controller, "n1", session=2)
+        assert [each.generation for each in session.hello.workers] == [4000]
+        assert session.hello.ray == cluster.nodes["n1"], "a Hello without it would void its placement groups"
+        assert cluster.recorded("n1", "ray") == raylet
+        end = await cluster.stop(command)
+        assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
+        command = await cluster.start("Plain", generation=4001)
+        assert await cluster.call(command, "echo", 7) == [7]
+        await cluster.stop(command)

@@ -14,13 +14,14 @@ from callboard.agents.run_dir import RunDir, RunDirError, Started, default_run_d
 
 def test_what_was_recorded_is_there_for_the_next_agent(tmp_path: Path) -> None:
     first = RunDir(tmp_path / "n0")
-    first.add("worker", ProcessId(11, 1))
-    first.add("ray", ProcessId(12, 2))
-    first.discard(ProcessId(11, 1))
+    first.put(Started("worker", ProcessId(11, 1), "w"), Started("spare", None, "s"))
+    first.put(Started("ray", ProcessId(12, 2), facts={"session": "s1"}))
+    first.drop("worker", "w")
     first.close(keep=True)
 
     second = RunDir(tmp_path / "n0")
-    assert second.leftovers() == [Started("ray", ProcessId(12, 2))]
+    assert second.recorded() == [Started("spare", None, "s"), Started("ray", ProcessId(12, 2), "", {"session": "s1"})]
+    second.keep_only([])
     second.close(keep=False)
     assert not (tmp_path / "n0").exists()
 

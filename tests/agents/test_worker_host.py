@@ -47,7 +47,7 @@ def environment_of(command: agent_pb2.StartWorker) -> dict[str, str]:
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[Host]:
     """Starts hosts and assigns them; ends them at the end."""
-    runtime = ProcessRuntime(tmp_path)
+    runtime = ProcessRuntime(logs=tmp_path, sockets=tmp_path, successor_s=0.0)
     started: list[HostedProcess] = []
 
     async def start(actor: str, *args: Any, **fields: Any) -> Assigned:

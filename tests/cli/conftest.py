@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
+from tests.cli.machine import Machine
 from tests.support.fake_api import FakeApi, ThreadedApi
 
 Run = Callable[..., Result]
@@ -41,3 +42,11 @@ def run(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Run:
         return CliRunner().invoke(app, list(arguments), input=stdin)
 
     return call
+
+
+@pytest.fixture
+def machine(run_dir: Path) -> Iterator[Machine]:
+    """Command lines on this machine."""
+    built = Machine(run_dir)
+    yield built
+    built.clear()

@@ -65,9 +65,12 @@ def test_the_six_acts_pass_and_leave_nothing(run_dir: Path) -> None:
 def test_ctrl_c_in_an_act_leaves_nothing(run_dir: Path, moment: str) -> None:
     process = demo()
     assert process.stdout is not None
+    told: list[str] = []
     for line in process.stdout:
+        told.append(line)
         if line.startswith(moment):
             break
+    assert process.poll() is None, f"{moment} was never played: {''.join(told)}"
     network = block_of(run_dir)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

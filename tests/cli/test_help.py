@@ -26,7 +26,7 @@ VERBS = list(verbs())
 
 def test_the_verbs_of_the_design_are_there() -> None:
     assert {" ".join(path) for path, _ in VERBS} == {
-        *("up", "down", "controller", "agent", "status", "events", "demo rlhf"),
+        *("up", "down", "controller", "agent", "status", "events", "simulate", "demo rlhf"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
         *("pool create", "pool list", "pool get", "pg list", "node list", "policy get", "policy set"),
     }

@@ -9,107 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from callboard.cli.local.ending import send
 from callboard.cli.local.ports import free_port
-from callboard.client.clusters import ClusterRecord, recorded_clusters
-from callboard.client.processes import ProcessId, identify
-
-ROOT = Path(__file__).parents[2]
-READY_S = 40
-
-
-class Machine:
-    """Command lines on this machine, with a run directory of the test's own."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Starts `callboard …`."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "callboard.cli", *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._started.append(process)
-        return process
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs `callboard …` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "callboard.cli", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-
-    def up(self, *arguments: str) -> subprocess.Popen[str]:
-        """Starts a small cluster of plain processes and waits until it says that it is ready."""
-        process = self.start("up", "--runtime", "process", "--agents", "2", "--port", str(free_port()), *arguments)
-        wait_for_line(process, "is ready")
-        return process
-
-    def clusters(self) -> list[ClusterRecord]:
-        """What is recorded."""
-        return recorded_clusters(self.run_dir)
-
-    def clear(self) -> None:
-        """Ends what a failed test left."""
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        for record in self.clusters():
-            for entry in record.processes:
-                if entry.process.is_running():
-                    os.kill(entry.process.pid, signal.SIGKILL)
-
-
-def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
-    assert process.stdout is not None
-    seen: list[str] = []
-    for line in process.stdout:
-        seen.append(line)
-        if text in line:
-            return line
-    raise AssertionError(f"{text!r} did not come: {''.join(seen)}")
-
-
-def wait_gone(processes: list[ProcessId], within_s: float) -> None:
-    """Waits on pidfds, as the program itself does."""
-    import select
-
-    deadline = time.monotonic() + within_s
-    for process in processes:
-        if not process.is_running():
-            continue
-        try:
-            fd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            continue
-        select.select([fd], [], [], max(deadline - time.monotonic(), 0))
-        os.close(fd)
-    assert [process for process in processes if process.is_running()] == []
-
-
-@pytest.fixture
-def machine(run_dir: Path) -> Iterator[Machine]:
-    built = Machine(run_dir)
-    yield built
-    built.clear()
-
-
-def programs(record: ClusterRecord) -> list[ProcessId]:
-    return [entry.process for entry in record.processes if entry.role != "up"]
+from callboard.client.processes import identify
+from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
 
 def test_ctrl_c_ends_a_cluster_and_leaves_nothing(machine: Machine) -> None:
@@ -158,6 +64,19 @@ def test_a_killed_up_takes_its_programs_with_it(machine: Machine) -> None:
     wait_gone(programs(record), 30)
     assert machine.run("down").returncode == 0
     assert not machine.run_dir.exists()
+
+
+def test_what_a_killed_cluster_left_is_removed_by_the_next_one(machine: Machine) -> None:
+    up = machine.up("--name", "killed")
+    (record,) = machine.clusters()
+    up.kill()
+    for process in programs(record):
+        send(process, signal.SIGKILL)
+    up.communicate()
+    wait_gone(programs(record), 10)
+    machine.up("--name", "next")
+    assert [left.name for left in machine.clusters()] == ["next"]
+    assert not record.directory.exists()
 
 
 def test_down_ends_a_detached_cluster(machine: Machine) -> None:
@@ -253,28 +172,6 @@ def test_bad_options_are_refused_before_anything_starts(machine: Machine, argume
     assert not machine.run_dir.exists()
 
 
-def test_a_job_runs_on_real_programs(machine: Machine, tmp_path: Path) -> None:
-    machine.up()
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        "name: first\npool: default\ncomponents:\n"
-        "- {name: actor, actor: 'callboard.cli.demo.workers:RLHFWorker', kwargs: {role: train},"
-        " workers: 2, resources: {cpu: 1, gpu: 1}}\n"
-    )
-    assert machine.run("pool", "create", "default", "--cpu", "4").returncode == 0
-    shown = machine.run("job", "submit", str(file), "--wait", "--timeout", "40")
-    assert shown.returncode == 0, shown.stderr
-    assert "2/2" in shown.stdout
-    found = json.loads(machine.run("job", "get", "first", "-o", "json").stdout)
-    assert [worker["visible_devices"] for worker in found["workers"]] == [
-        worker["allocation"]["devices"][0]["id"] for worker in found["workers"]
-    ]
-    assert "first" in machine.run("status").stdout
-    assert "job.running" in machine.run("events", "--job", "first").stdout
-    assert machine.run("job", "cancel", "first", "--wait").returncode == 0
-    assert "CANCELLED" in machine.run("job", "list", "--all").stdout
-
-
 def test_down_ends_a_cluster_that_an_up_watches_over(machine: Machine) -> None:
     up = machine.up()
     assert machine.run("down").returncode == 0
@@ -282,24 +179,3 @@ def test_down_ends_a_cluster_that_an_up_watches_over(machine: Machine) -> None:
     assert up.returncode == 0, output
     assert "error" not in output
     assert not machine.run_dir.exists()
-
-
-def test_a_controller_by_itself_is_found_and_joined(machine: Machine) -> None:
-    port = free_port()
-    state = machine.run_dir.parent / "state"
-    controller = machine.start("controller", "--listen", f"127.0.0.1:{port}", "--state-dir", str(state))
-    agent = machine.start(
-        *("agent", "--controller", f"127.0.0.1:{port}", "--node-id", "n7", "--runtime", "process", "--cpus", "2"),
-        *("--simulate-gpus", "1", "--label", "zone=a", "--run-dir", str(machine.run_dir.parent / "n7")),
-    )
-    wait_for_line(controller, "listen")
-    wait_for_line(machine.start("events", "--follow", "--type", "node."), "READY")
-    (node,) = json.loads(machine.run("node", "list", "-o", "json").stdout)
-    assert node["name"] == "nodes/n7"
-    assert node["labels"] == {"zone": "a"}
-    agent.send_signal(signal.SIGTERM)
-    agent.communicate(timeout=30)
-    assert agent.returncode == 0
-    controller.send_signal(signal.SIGINT)
-    controller.communicate(timeout=20)
-    assert machine.clusters() == []

@@ -383,6 +383,11 @@ class TestRefusedCommands:
                 assert not controller.driver.state.groups
 
 
+def ghosts_of(controller: Controller) -> tuple[int, ...]:
+    """Generations that the node still runs and nobody wants."""
+    return controller.driver.state.nodes["n0"].ghosts
+
+
 class TestSilence:
     async def test_a_cut_stream_is_no_goodbye(self, controller: Controller, api: Api) -> None:
         await api.pools.CreatePool(pool())
@@ -428,8 +433,35 @@ class TestSilence:
             )
             assert "not heard of for" in lost.reason
             assert await agent.over() is grpc.StatusCode.UNAVAILABLE
+            agent.workers.clear()  # it ended them with its lease
             assert (await agent.join()).epoch == 2
             beating = asyncio.create_task(agent.beat(0.02))
+            await api.until_job("a", "RUNNING", start=lost.revision)
+            beating.cancel()
+            await all_done(beating)
+            await agent.cut()
+
+    async def test_i4_a_node_that_comes_back_with_lost_workers_takes_work_once_they_are_gone(
+        self, tmp_path: Path
+    ) -> None:
+        options = options_for(tmp_path, heartbeat_ms=20, lease_ms=100)
+        async with running(options) as controller, api_at(controller.address) as api:
+            controller.sessions.liveness.margin_ms = 0
+            await api.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(policy=quick_policy(kill_ms=1)))
+            await api.pools.CreatePool(pool())
+            agent = FakeAgent(controller.address)
+            await agent.join()
+            await api.submit(job("a"))
+            lost = await api.until(lambda event: event.subject == "nodes/n0" and event.state == "LOST")
+            await agent.over()
+            agent.hold.add("stop_worker")
+            await agent.join()
+            beating = asyncio.create_task(agent.beat(0.02))
+            stop = await agent.command("stop_worker")
+            assert stop.stop_worker.generation == 1
+            assert ghosts_of(controller) == (1,)
+            await agent.reported(agent.obey(stop))
+            assert ghosts_of(controller) == ()
             await api.until_job("a", "RUNNING", start=lost.revision)
             beating.cancel()
             await all_done(beating)
@@ -498,15 +530,25 @@ class TestRay:
             assert controller.driver.state.nodes["n0"].state is NodeState.JOINING
             assert controller.sessions.ray.bootstrap is None
 
-    async def test_a_new_ray_session_voids_the_groups_of_the_old(self, controller: Controller, api: Api) -> None:
-        await api.pools.CreatePool(
-            pool(pg_pool=pool_pb2.PlacementGroupPool(reserved=[common_pb2.Resources(cpu_milli=1000)]))
-        )
+    @pytest.mark.parametrize("learned", ["from a heartbeat", "when its agent is back"])
+    async def test_a_new_ray_session_voids_the_groups_of_the_old(
+        self, controller: Controller, api: Api, learned: str
+    ) -> None:
+        reserved = pool_pb2.PlacementGroupPool(reserved=[common_pb2.Resources(cpu_milli=1000)])
+        await api.pools.CreatePool(pool(pg_pool=reserved))
         async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=self.head()) as agent:
-            await api.until(lambda event: event.type == "group.ready")
-            await agent.heartbeat(ray=self.head("s2"))
-            event = await api.until(lambda event: event.state == "REMOVING" or event.type == "group.removed")
-            assert event.subject == "placementGroups/pg-1"
+            ready = await api.until(lambda event: event.type == "group.ready")
+            await agent.heartbeat(ray=self.head())
+            assert controller.driver.state.groups["pg-1"].ray_session == "s1"
+            agent.hello.ray.CopyFrom(self.head("s2"))
+            if learned == "from a heartbeat":
+                await agent.heartbeat(ray=agent.hello.ray)
+            else:
+                await agent.join()
+            await api.until(lambda event: event.subject == "placementGroups/pg-1" and event.state == "REMOVING")
+            again = await api.until(lambda event: event.type == "group.ready", start=ready.revision + 1)
+            group_id = again.subject.removeprefix("placementGroups/")
+            assert controller.driver.state.groups[group_id].ray_session == "s2"
             assert controller.sessions.ray.bootstrap is not None
             assert controller.sessions.ray.bootstrap.session == "s2"
 

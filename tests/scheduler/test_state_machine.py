@@ -412,7 +412,7 @@ def _generation(command: cmd.Command) -> int:
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=70,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

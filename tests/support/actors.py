@@ -60,8 +60,8 @@ class Broken:
 class SlowToBuild:
     """Is built for a long time."""
 
-    def __init__(self) -> None:
-        time.sleep(60)
+    def __init__(self, seconds: float = 60) -> None:
+        time.sleep(seconds)
 
 
 class Entry:

@@ -250,7 +250,7 @@ class FakeAgent:
             outcome = agent_pb2.STOP_OUTCOME_KILLED if known else agent_pb2.STOP_OUTCOME_ALREADY_GONE
             return worker_stopped(command, outcome)
         if command.HasField("create_placement_group"):
-            return group_ready(command)
+            return group_ready(command, self.hello.ray.session)
         return group_removed(command)
 
 
@@ -298,10 +298,12 @@ def worker_exited(command: agent_pb2.Command, message: str = "killed by signal 9
     return agent_pb2.Report(worker_exited=exited)
 
 
-def group_ready(command: agent_pb2.Command) -> agent_pb2.Report:
+def group_ready(command: agent_pb2.Command, ray_session: str = "") -> agent_pb2.Report:
     """The placement group is booked."""
     create = command.create_placement_group
-    ready = agent_pb2.PlacementGroupReady(placement_group_id=create.placement_group_id, attempt=create.attempt)
+    ready = agent_pb2.PlacementGroupReady(
+        placement_group_id=create.placement_group_id, attempt=create.attempt, ray_session=ray_session
+    )
     return agent_pb2.Report(command_id=command.command_id, placement_group_ready=ready)
 
 

@@ -6,6 +6,7 @@ One JSON line each way.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -34,12 +35,15 @@ def answer(request: dict[str, Any]) -> Any:
             raise ValueError(other)
 
 
-def say(value: Any) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
+    # Ray prints what it likes on the standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(value: Any) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
     ray.init(
         address=sys.argv[1],
         _node_ip_address=sys.argv[2],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from callboard.cli.actions import nodes as nodes
     from callboard.cli.actions import policy as policy
     from callboard.cli.actions import pools as pools
+    from callboard.cli.actions import simulation as simulation
     from callboard.cli.actions import status as status
 
 _EXTRA_OF = MappingProxyType(
@@ -34,6 +35,7 @@ _EXTRA_OF = MappingProxyType(
         "nodes": "",
         "policy": "",
         "pools": "",
+        "simulation": "",
         "status": "",
     }
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from callboard.cli.local.cluster import AlreadyUp, claim_directory, remove_directory
+from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
 from callboard.cli.local_failures import in_words
 from callboard.cli.session import failing_in_words
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, run_directory, write_record

@@ -10,9 +10,10 @@ from callboard.cli import screen
 from callboard.cli.checks import check_name, check_nodes
 from callboard.cli.failures import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.gpu_picture import gpu_picture
-from callboard.cli.local.cluster import LocalCluster, take_down
+from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.plan import ClusterPlan, free_block
+from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.session import failing_in_words
 from callboard.cli.start_progress import StartProgress
@@ -33,6 +34,7 @@ def up(
     cpus: str,
     memory: str,
     gpus: int,
+    warm_spares: int,
     runtime: str,
     ray_address: str,
     detach: bool,
@@ -51,6 +53,7 @@ def up(
         cpus=cpus,
         memory=memory,
         gpus=gpus,
+        warm_spares=warm_spares,
         runtime=runtime,
         ray_address=ray_address,
         block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
@@ -71,6 +74,8 @@ def up(
                 if not quiet:
                     _print_ready(plan, nodes)
                 keep = detach
+                if detach:
+                    cluster.let_go()
                 if not detach:
                     await cluster.run()
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,11 @@ class DataPlane:
     async def actors(self) -> list[str]:
         """Names of all Ray actors alive."""
         names: list[str] = await self._ask("actors", CALL_S)
+        return names
+
+    async def actors_left(self, known: Collection[str]) -> list[str]:
+        """Names of Ray actors that are not ``known``, after agents had the time to end their warm spares."""
+        names: list[str] = await self._ask("actors_left", CALL_S, known=sorted(known))
         return names
 
     async def close(self) -> None:

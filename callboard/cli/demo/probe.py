@@ -28,6 +28,10 @@ _cluster_resources: Callable[[], dict[str, float]] = ray.cluster_resources
 _available_resources: Callable[[], dict[str, float]] = ray.available_resources
 
 
+_SPARES_S = 10.0
+"""How long agents may keep warm spares once no job is about."""
+
+
 class Probe:
     """Answers requests; each public method is an operation."""
 
@@ -71,6 +75,15 @@ class Probe:
         found = ray.util.list_named_actors(all_namespaces=True)
         return sorted(entry["name"] if isinstance(entry, dict) else entry for entry in found)
 
+    def actors_left(self, known: list[str]) -> list[str]:
+        """Names of actors that are not ``known``: none as soon as they are gone, else those that stayed."""
+        deadline = time.monotonic() + _SPARES_S
+        while True:
+            left = sorted(set(self.actors()) - set(known))
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.05)  # Ray has no event for this either.
+
     def close(self) -> None:
         """Leaves the cluster."""
         self._in_flight.clear()
@@ -84,7 +97,8 @@ def main() -> None:
     os.dup2(2, 1)
     probe = Probe()
     operations: dict[str, Callable[..., Any]] = {
-        name: getattr(probe, name) for name in ("connect", "call", "start", "booked", "groups", "actors", "close")
+        name: getattr(probe, name)
+        for name in ("connect", "call", "start", "booked", "groups", "actors", "actors_left", "close")
     }
     for line in sys.stdin:
         request = json.loads(line)

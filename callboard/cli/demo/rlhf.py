@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from callboard.cli.demo.acts import ACTS
 from callboard.cli.demo.data_plane import DataPlane, RayFailed
+from callboard.cli.demo.programme import ACTS
 from callboard.cli.demo.prologue import choose_scale, open_house
 from callboard.cli.demo.stage import Stage
 from callboard.cli.demo.story import Story, Verdict
 from callboard.cli.failures import EXPECTED, Failure, failure_of
 from callboard.cli.local.children import ChildEnded
-from callboard.cli.local.cluster import Leftovers, LocalCluster, NotReady
+from callboard.cli.local.cluster import LocalCluster, NotReady
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.ports import free_port
+from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.local_failures import in_words
 from callboard.cli.start_progress import StartProgress
 from callboard.client.client import Client

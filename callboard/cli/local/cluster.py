@@ -12,43 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from callboard.cli.local.children import Child
-from callboard.cli.local.ending import StillRunning, end_politely, kill_trees, marked
-from callboard.cli.local.plan import ClusterPlan, network_of
-from callboard.cli.local.ports import is_taken, listening_in
+from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.local.ports import is_taken
+from callboard.cli.local.records import UP_ROLE, claim_directory
+from callboard.cli.local.taking_down import end_cluster, sweep
 from callboard.client.client import Client
-from callboard.client.clusters import (
-    CONTROLLER_ROLE,
-    ClusterRecord,
-    make_private,
-    read_record,
-    write_record,
-)
-from callboard.client.processes import ProcessId, descendants, identify
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, write_record
+from callboard.client.processes import identify
 from callboard.v1.node_pb2 import Node, NodeState
 
 Result = TypeVar("Result")
-
-AGENT_GRACE_S = 25.0
-"""How long agents may take to stop workers and Ray. Above the 20 s after which they give up
-themselves, so that they end in order and prove it."""
-
-CONTROLLER_GRACE_S = 8.0
-"""How long the controller may take: its own grace is 3 s."""
-
-WATCHER_GRACE_S = 60.0
-"""How long an `up` that watches over its cluster may take to end it: longer than all the others together."""
-
-UP_ROLE = "up"
-
-AGENT_MARK = "CALLBOARD_AGENT"
-"""Variable that everything an agent starts carries, with the agent's run directory as its value."""
 
 
 class PortTaken(Exception):
@@ -67,18 +46,6 @@ class PortTaken(Exception):
         self.needed_by = needed_by
 
 
-class AlreadyUp(Exception):
-    """A cluster of that name runs on this machine.
-
-    Attributes:
-        record: its record.
-    """
-
-    def __init__(self, record: ClusterRecord) -> None:
-        super().__init__(f"cluster {record.name} runs at {record.controller}")
-        self.record = record
-
-
 class NotReady(Exception):
     """The cluster was not ready in time.
 
@@ -93,18 +60,6 @@ class NotReady(Exception):
         self.timeout_s = timeout_s
         self.missing = tuple(missing)
         self.directory = directory
-
-
-class Leftovers(Exception):
-    """Something of the cluster is left after its end.
-
-    Attributes:
-        what: a sentence each.
-    """
-
-    def __init__(self, what: Sequence[str]) -> None:
-        super().__init__("; ".join(what))
-        self.what = tuple(what)
 
 
 class Observer(Protocol):
@@ -157,6 +112,7 @@ class LocalCluster:
         """
         if is_taken("127.0.0.1", self.plan.port):
             raise PortTaken("127.0.0.1", self.plan.port, "the controller")
+        await sweep(self.plan.directory.parent)
         self._claim()
         self.plan.log("controller").parent.mkdir(mode=0o700)
         self._observer.step("starting the controller")
@@ -201,8 +157,14 @@ class LocalCluster:
     def _claim(self) -> None:
         claim_directory(self.plan.directory)
         self._claimed = True
-        if (ourselves := identify(os.getpid())) is not None and not self.plan.detached:
+        if (ourselves := identify(os.getpid())) is not None:
             self.record = self.record.with_process(UP_ROLE, ourselves)
+        write_record(self.record)
+
+    def let_go(self) -> None:
+        """Leaves a cluster that is up to itself: from now on nobody watches over it."""
+        kept = tuple(entry for entry in self.record.processes if entry.role != UP_ROLE)
+        self.record = replace(self.record, processes=kept)
         write_record(self.record)
 
     def _spawn(self, role: str, arguments: Sequence[str], log: Path) -> None:
@@ -254,101 +216,5 @@ class LocalCluster:
         return missing
 
 
-def claim_directory(directory: Path) -> None:
-    """Makes the directory of a cluster; what a dead cluster of that name left is removed first.
-
-    Raises:
-        AlreadyUp: a cluster of that name runs.
-    """
-    make_private(directory.parent)
-    record = read_record(directory) if directory.is_dir() else None
-    if record is not None and any(entry.process.is_running() for entry in record.processes):
-        raise AlreadyUp(record)
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(mode=0o700)
-
-
-async def take_down(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
-    """Ends a cluster from outside: through the `up` that watches over it, if there is one.
-
-    Raises:
-        Leftovers: something is left.
-    """
-    watchers = [entry.process for entry in record.processes if entry.role == UP_ROLE]
-    await end_politely([process for process in watchers if process.is_running()], grace_s=WATCHER_GRACE_S, hurry=hurry)
-    await end_cluster(record, hurry=hurry)
-
-
-async def end_cluster(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
-    """Ends exactly the programs of a record with all that descends from them, and removes its files.
-
-    Args:
-        record: which cluster; its "up" program is left alone.
-        hurry: when set, nobody is waited for.
-
-    Raises:
-        Leftovers: something is left.
-    """
-    programs = [entry for entry in record.processes if entry.role != UP_ROLE]
-    controllers = [entry.process for entry in programs if entry.role == CONTROLLER_ROLE]
-    agents = [entry.process for entry in programs if entry.role != CONTROLLER_ROLE]
-    tree = descendants([*agents, *controllers])
-    # Ray's head is on the first node: the others' Ray would wait for it in vain if it went first.
-    for group, grace_s in (
-        (agents[1:], AGENT_GRACE_S),
-        (agents[:1], AGENT_GRACE_S),
-        (controllers, CONTROLLER_GRACE_S),
-    ):
-        await _end_group(group, grace_s, hurry, tree)
-    left: list[str] = []
-    # What left its tree still carries the mark of its agent.
-    strays = [*tree, *marked(f"{AGENT_MARK}={record.directory}/")]
-    try:
-        await kill_trees([process for process in strays if process.is_running()])
-    except StillRunning as error:
-        left += [f"process {process.pid} still runs" for process in error.processes]
-    left += [f"port {address} is still open" for address in _open_ports(record)]
-    remove_directory(record.directory)
-    if left:
-        raise Leftovers(left)
-
-
-def remove_directory(directory: Path) -> None:
-    """Removes the directory of a cluster, and the run directory if it is empty now."""
-    if directory.exists():
-        shutil.rmtree(directory)
-    # Not empty: another cluster's. Gone: another `down` was faster.
-    with suppress(OSError):
-        directory.parent.rmdir()
-
-
-async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.Event, tree: list[ProcessId]) -> None:
-    # Taken again here: what was started since the first look would lose its parent now.
-    tree.extend(process for process in descendants(list(group)) if process not in tree)
-    stubborn = await end_politely(group, grace_s=grace_s, hurry=hurry)
-    if stubborn:
-        await kill_trees(stubborn)
-
-
-def _open_ports(record: ClusterRecord) -> list[str]:
-    host, _, port = record.controller.rpartition(":")
-    of_nodes = listening_in(network_of(record.block))
-    return [record.controller, *of_nodes] if is_taken(host, int(port)) else of_nodes
-
-
 def _ready(nodes: Sequence[Node]) -> int:
     return sum(1 for node in nodes if node.state == NodeState.NODE_STATE_READY)
-
-
-__all__ = [
-    "AlreadyUp",
-    "Leftovers",
-    "LocalCluster",
-    "NotReady",
-    "Observer",
-    "PortTaken",
-    "claim_directory",
-    "end_cluster",
-    "take_down",
-]

@@ -32,6 +32,7 @@ class ClusterPlan:
         cpus: CPUs of each node, as text.
         memory: memory of each node, as text.
         gpus: simulated GPUs of each node.
+        warm_spares: idle worker processes that each node keeps ready while work is about.
         runtime: "ray" or "process".
         ray_address: an existing Ray cluster to join; empty: the first node starts one.
         block: which block of loopback addresses.
@@ -45,6 +46,7 @@ class ClusterPlan:
     cpus: str = "3"
     memory: str = "4GiB"
     gpus: int = 2
+    warm_spares: int = 1
     runtime: str = "ray"
     ray_address: str = ""
     block: int = 0
@@ -96,6 +98,7 @@ class ClusterPlan:
             *("--node-id", self.node_id(rank), "--rank", str(rank), "--cluster", self.name),
             *("--cpus", self.cpus, "--memory", self.memory),
             *("--simulate-gpus", str(self.gpus)),
+            *("--warm-spares", str(self.warm_spares)),
             *("--runtime", self.runtime, "--run-dir", str(self.node_directory(rank))),
         ]
         if self.runtime == "ray":

@@ -1,0 +1,130 @@
+"""What of an earlier agent's goes on, and what is ended before anything new?
+
+Its Ray node goes on when it lives and is what this agent would start; with it the workers in it. Plain processes go on
+by themselves. Whatever else is recorded or marked is ended, with proof, before the node takes work (I4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from callboard.agents.endings import TreeEnder
+from callboard.agents.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.process_tree import ProcessId, is_living
+from callboard.agents.ray_membership import RayMembership
+from callboard.agents.run_dir import RunDir, Started
+from callboard.agents.runtime import HostError, Launch, Runtime
+from callboard.agents.spares import Spares
+from callboard.agents.worker_env import NodeIdentity, worker_marker, worker_name
+from callboard.agents.worker_order import WorkerOrder
+from callboard.agents.worker_record import WorkerRecord, read_record
+from callboard.agents.workers import WorkerTable
+
+_log = structlog.get_logger(__name__)
+
+LEFTOVERS_S = 15.0
+"""For the end of what an agent that was killed left behind."""
+
+
+class LeftBehind(Exception):
+    """Something could not be ended; the text names it."""
+
+
+@dataclass(frozen=True)
+class Heir:
+    """The parts of the new agent that take something over."""
+
+    node: NodeIdentity
+    run_dir: RunDir
+    ender: TreeEnder
+    runtime: Runtime
+    interpreters: Interpreters
+    workers: WorkerTable
+    spares: Spares
+    membership: RayMembership | None
+    spare_variables: Mapping[str, str]
+
+    async def take_over(self) -> None:
+        """Go on with what can go on, end what can't.
+
+        Raises:
+            LeftBehind: something doesn't end.
+        """
+        earlier = self.run_dir.recorded()
+        kept = self._keep(earlier)
+        self.ender.adopt(each.process for each in kept if each.process is not None)
+        lost = [each.process for each in earlier if each not in kept and each.process is not None]
+        end = await self.ender.end_marked(lost, budget_s=LEFTOVERS_S)
+        if end.killed:
+            _log.warning("leftovers_ended", count=end.killed)
+        if not end.gone:
+            raise LeftBehind(f"an earlier agent's processes {end.left} do not end")
+        self.run_dir.keep_only([self._own(), *kept])
+        if not any(each.role == "ray" for each in kept):
+            self.run_dir.clear_ray()
+        for each in kept:
+            if each.role == "worker":
+                self._adopt_worker(each)
+            elif each.role == "spare":
+                await self._adopt_spare(each)
+
+    def _keep(self, earlier: list[Started]) -> list[Started]:
+        if self._own().facts not in [each.facts for each in earlier if each.role == "agent"]:
+            return []
+        nodes = [each for each in earlier if each.role == "ray"]
+        if self.membership is not None:
+            nodes = [each for each in nodes if self.membership.adopt(each)]
+            if not nodes:
+                return []
+        workers = [each for each in earlier if each.role == "worker"]
+        taken = {each.process for each in workers if each.process is not None}
+        # A spare that was just becoming a worker is recorded as both.
+        spares = [each for each in earlier if each.role == "spare" and each.process not in taken]
+        return [*nodes, *workers, *(each for each in spares if each.process is not None and is_living(each.process))]
+
+    def _own(self) -> Started:
+        return Started("agent", None, "", {"cluster": self.node.cluster, "runtime": self.node.runtime})
+
+    def _adopt_worker(self, started: Started) -> None:
+        record = read_record(started)
+        self.workers.adopt(self._order(record), record)
+        _log.info("worker_adopted", worker=started.name, stage=record.stage.value)
+
+    def _order(self, record: WorkerRecord) -> WorkerOrder:
+        command = record.command
+        name = worker_name(command)
+        try:
+            interpreter = self.interpreters.allowed(command.interpreter)
+        except InterpreterRefused:
+            interpreter = command.interpreter  # It is used to find what is there, not to start it.
+        launch = Launch(
+            name=name,
+            interpreter=interpreter,
+            variables=self.spare_variables,
+            placement_group_id=command.ray_placement_group_id if command.in_bundle else "",
+            bundle_index=command.allocation.bundle_index,
+        )
+        return WorkerOrder(
+            command_id=record.command_id,
+            command=command,
+            launch=launch,
+            plan={},
+            marker=worker_marker(self.node, name),
+            received_at=asyncio.get_running_loop().time(),
+        )
+
+    async def _adopt_spare(self, started: Started) -> None:
+        process: ProcessId | None = started.process
+        assert process is not None
+        try:
+            hosted = await self.runtime.attach(started.facts["address"], process)
+        except HostError as error:
+            _log.warning("spare_not_adopted", why=str(error))
+            await self.ender.end_roots([process], budget_s=LEFTOVERS_S)
+            self.run_dir.drop("spare", started.name)
+            return
+        self.spares.adopt(Launch(started.name, self.interpreters.allowed(""), self.spare_variables), hosted)

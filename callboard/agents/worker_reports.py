@@ -1,0 +1,105 @@
+"""What is the controller told about one worker?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from callboard.agents.outbox import Outbox
+from callboard.agents.stop_ladder import StopOrder
+from callboard.agents.worker_order import WorkerOrder
+from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """Why a worker could not be started."""
+
+    failure: agent_pb2.StartFailure.ValueType
+    message: str
+    traceback: str = ""
+
+
+class WorkerReports:
+    """Speaks for one worker in one generation."""
+
+    def __init__(self, order: WorkerOrder, outbox: Outbox) -> None:
+        self.order = order
+        """The newest order for it: what is said of a start answers that one."""
+        self._outbox = outbox
+
+    @property
+    def ref(self) -> dict[str, Any]:
+        """Which worker and generation."""
+        return {"worker": self.order.command.worker, "generation": self.order.command.generation}
+
+    def ready(self, **facts: Any) -> None:
+        """It was constructed and answered."""
+        ready = agent_pb2.WorkerReady(**self.ref, **facts)
+        self._outbox.report(self.order.command_id, worker_ready=ready)
+        _log.info(
+            "worker_ready",
+            worker=self.order.launch.name,
+            pid=ready.pid,
+            ms=ready.start_ms,
+            cold=ready.cold_reason or None,
+        )
+
+    def not_started(self, problem: NotStarted, left: str) -> None:
+        """It could not be started; `left` names what isn't proved gone."""
+        failed = agent_pb2.WorkerStartFailed(
+            **self.ref,
+            failure=problem.failure,
+            message=problem.message,
+            traceback=problem.traceback,
+            quarantined=bool(left),
+        )
+        self._outbox.report(self.order.command_id, worker_start_failed=failed)
+        _log.info("worker_not_started", worker=self.order.launch.name, why=problem.message)
+
+    def finished(self, answer: dict[str, Any]) -> None:
+        """Its entry method ended."""
+        self._outbox.report("", worker_finished=agent_pb2.WorkerFinished(**self.ref, **answer))
+
+    def exited(self, message: str, left: str) -> None:
+        """It died without being asked."""
+        text = "; ".join(each for each in (message, left) if each)
+        _log.warning("worker_exited", worker=self.order.launch.name, why=text)
+        dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left))
+        self._outbox.report("", worker_exited=dead)
+
+    def stopped(
+        self,
+        order: StopOrder,
+        now: float,
+        outcome: agent_pb2.StopOutcome.ValueType,
+        checkpoint: agent_pb2.Checkpoint | None = None,
+        detail: str = "",
+    ) -> None:
+        """Answer every stop command that waits; `now` is loop time in seconds."""
+        for command_id in order.command_ids:
+            stopped = agent_pb2.WorkerStopped(
+                **self.ref,
+                outcome=outcome,
+                checkpoint=checkpoint,
+                took_ms=round((now - order.asked_at) * 1000),
+                detail=detail,
+            )
+            self._outbox.report(command_id, worker_stopped=stopped)
+            _log.info(
+                "worker_stopped",
+                worker=self.order.launch.name,
+                outcome=agent_pb2.StopOutcome.Name(outcome),
+                ms=stopped.took_ms,
+                why=order.reason,
+            )
+        order.command_ids.clear()
+
+    def out_of_quarantine(self) -> None:
+        """What could not be proved gone is gone at last."""
+        gone = agent_pb2.WorkerStopped(**self.ref, outcome=agent_pb2.STOP_OUTCOME_KILLED, detail="out of quarantine")
+        self._outbox.report("", worker_stopped=gone)

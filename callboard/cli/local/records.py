@@ -1,0 +1,48 @@
+"""Where does a cluster of this machine keep its files, and who may have the place?"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from callboard.client.clusters import ClusterRecord, make_private, read_record
+
+UP_ROLE = "up"
+"""Role of the program that watches over a cluster."""
+
+
+class AlreadyUp(Exception):
+    """A cluster of that name runs on this machine.
+
+    Attributes:
+        record: its record.
+    """
+
+    def __init__(self, record: ClusterRecord) -> None:
+        super().__init__(f"cluster {record.name} runs at {record.controller}")
+        self.record = record
+
+
+def claim_directory(directory: Path) -> None:
+    """Makes the directory of a cluster; what a dead cluster of that name left is removed first.
+
+    Raises:
+        AlreadyUp: a cluster of that name runs.
+    """
+    make_private(directory.parent)
+    record = read_record(directory) if directory.is_dir() else None
+    if record is not None and any(entry.process.is_running() for entry in record.processes):
+        raise AlreadyUp(record)
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(mode=0o700)
+
+
+def remove_directory(directory: Path) -> None:
+    """Removes the directory of a cluster, and the run directory if it is empty now."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    # Not empty: another cluster's. Gone: another `down` was faster.
+    with suppress(OSError):
+        directory.parent.rmdir()

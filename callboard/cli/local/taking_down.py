@@ -1,0 +1,115 @@
+"""How is a cluster of this machine taken down? In order, by its record, with proof that nothing is left.
+
+Agents go first, the one with Ray's head last of them, then the controller, then the files. What does not
+end by itself is killed with all that descends from it; what left its tree still carries its agent's mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from callboard.cli.local.ending import StillRunning, end_politely, kill_trees, marked
+from callboard.cli.local.plan import network_of
+from callboard.cli.local.ports import is_taken, listening_in
+from callboard.cli.local.records import UP_ROLE, remove_directory
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, recorded_clusters
+from callboard.client.processes import ProcessId, descendants
+
+AGENT_GRACE_S = 25.0
+"""How long agents may take to stop workers and Ray. Above the 20 s after which they give up
+themselves, so that they end in order and prove it."""
+
+CONTROLLER_GRACE_S = 8.0
+"""How long the controller may take: its own grace is 3 s."""
+
+WATCHER_GRACE_S = 60.0
+"""How long an `up` that watches over its cluster may take to end it: longer than all the others together."""
+
+AGENT_MARK = "CALLBOARD_AGENT"
+"""Variable that everything an agent starts carries, with the agent's run directory as its value."""
+
+
+class Leftovers(Exception):
+    """Something of the cluster is left after its end.
+
+    Attributes:
+        what: a sentence each.
+    """
+
+    def __init__(self, what: Sequence[str]) -> None:
+        super().__init__("; ".join(what))
+        self.what = tuple(what)
+
+
+async def take_down(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
+    """Ends a cluster from outside: through the `up` that watches over it, if there is one.
+
+    Raises:
+        Leftovers: something is left.
+    """
+    watchers = [entry.process for entry in record.processes if entry.role == UP_ROLE]
+    await end_politely([process for process in watchers if process.is_running()], grace_s=WATCHER_GRACE_S, hurry=hurry)
+    await end_cluster(record, hurry=hurry)
+
+
+async def end_cluster(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
+    """Ends exactly the programs of a record with all that descends from them, and removes its files.
+
+    Args:
+        record: which cluster; its "up" program is left alone.
+        hurry: when set, nobody is waited for.
+
+    Raises:
+        Leftovers: something is left.
+    """
+    programs = [entry for entry in record.processes if entry.role != UP_ROLE]
+    controllers = [entry.process for entry in programs if entry.role == CONTROLLER_ROLE]
+    agents = [entry.process for entry in programs if entry.role != CONTROLLER_ROLE]
+    tree = descendants([*agents, *controllers])
+    # Ray's head is on the first node: the others' Ray would wait for it in vain if it went first.
+    for group, grace_s in (
+        (agents[1:], AGENT_GRACE_S),
+        (agents[:1], AGENT_GRACE_S),
+        (controllers, CONTROLLER_GRACE_S),
+    ):
+        await _end_group(group, grace_s, hurry, tree)
+    left: list[str] = []
+    # What left its tree still carries the mark of its agent.
+    strays = [*tree, *marked(f"{AGENT_MARK}={record.directory}/")]
+    try:
+        await kill_trees([process for process in strays if process.is_running()])
+    except StillRunning as error:
+        left += [f"process {process.pid} still runs" for process in error.processes]
+    left += [f"port {address} is still open" for address in _open_ports(record)]
+    remove_directory(record.directory)
+    if left:
+        raise Leftovers(left)
+
+
+async def sweep(base: Path) -> None:
+    """Removes what clusters left whose every program was killed.
+
+    Raises:
+        Leftovers: something of one is left all the same.
+    """
+    hurry = asyncio.Event()
+    hurry.set()
+    for record in recorded_clusters(base):
+        if not any(entry.process.is_running() for entry in record.processes):
+            await end_cluster(record, hurry=hurry)
+
+
+async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.Event, tree: list[ProcessId]) -> None:
+    # Taken again here: what was started since the first look would lose its parent now.
+    tree.extend(process for process in descendants(list(group)) if process not in tree)
+    stubborn = await end_politely(group, grace_s=grace_s, hurry=hurry)
+    if stubborn:
+        await kill_trees(stubborn)
+
+
+def _open_ports(record: ClusterRecord) -> list[str]:
+    host, _, port = record.controller.rpartition(":")
+    of_nodes = listening_in(network_of(record.block))
+    return [record.controller, *of_nodes] if is_taken(host, int(port)) else of_nodes

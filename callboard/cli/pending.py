@@ -1,0 +1,28 @@
+"""Why do the jobs of a list wait? A list carries no reasons, so the first ones that wait are asked for theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from callboard.client.client import Client
+from callboard.v1.job_pb2 import Job, JobState
+from callboard.wire.errors import NotFound
+
+MOST = 50
+"""Jobs that are asked: what fits a screen. Each costs the controller a planning."""
+
+
+async def with_reasons(client: Client, jobs: Sequence[Job]) -> list[Job]:
+    """``jobs``, the first :data:`MOST` that wait with what they wait for."""
+    waiting = [job for job in jobs if job.state == JobState.JOB_STATE_PENDING and not job.waiting_for][:MOST]
+    asked = await asyncio.gather(*(_ask(client, job) for job in waiting))
+    known = {job.uid: job for job in asked}
+    return [known.get(job.uid, job) for job in jobs]
+
+
+async def _ask(client: Client, job: Job) -> Job:
+    try:
+        return (await client.get_job(job.uid)).job
+    except NotFound:
+        return job  # It ended and was forgotten meanwhile.

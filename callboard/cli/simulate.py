@@ -1,0 +1,63 @@
+"""`callboard simulate`: the scheduler in a virtual cluster where everything goes wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import Output, OutputOption, QuietOption
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verb to the program."""
+    app.command(
+        "simulate",
+        epilog="Example: callboard simulate --seed 7 --hours 24 --nodes 100 --faults all",
+        short_help="Try the scheduler in a virtual cluster with faults.",
+    )(simulate)
+
+
+def simulate(
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="All chance comes from it; a seed replays.")] = 1,
+    hours: Annotated[
+        float | None,
+        typer.Option("--hours", metavar="H", help="Virtual hours until everything heals.", min=0.0, show_default=False),
+    ] = None,
+    events: Annotated[
+        int | None,
+        typer.Option(
+            "--events",
+            metavar="N",
+            help="Scheduler events until everything heals. Default: 10000, unless hours or jobs are given.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", metavar="N", help="Jobs to submit; it heals when all have ended.", min=1, show_default=False
+        ),
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Machines.", min=1, max=10_000)] = 8,
+    faults: Annotated[
+        str,
+        typer.Option(
+            "--faults",
+            metavar="all|none|KIND,…",
+            help="What goes wrong: drop, duplicate, delay, reorder, partition, agent, node, controller, ray, worker, "
+            "client, clock.",
+        ),
+    ] = "all",
+    output: OutputOption = Output.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Run the real scheduler, journal and protocol in a virtual cluster, and check every rule on the way.
+
+    Equal options give equal runs. A broken rule ends it with exit code 1 and the command that replays it.
+    """
+    actions.simulation.run(
+        seed=seed, hours=hours, events=events, jobs=jobs, nodes=nodes, faults=faults, output=output, quiet=quiet
+    )

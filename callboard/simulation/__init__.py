@@ -1,0 +1,39 @@
+"""Does the scheduler keep its promises when everything goes wrong? The whole system in virtual time, from one seed.
+
+    report = simulate(SimulationOptions(seed=7, hours=24, nodes=100))
+
+What is real: the :class:`~callboard.scheduler.Scheduler`, the journal's codec (every decision is encoded, and a crash
+is answered by decoding), and the messages between controller and agents. What is virtual: time, network, machines with
+their process trees, Ray, clients. The controller's loop and sessions and the agent are rebuilt here without asyncio,
+rule by rule as in ``callboard.controller`` and ``callboard.agents``.
+
+=============  ==========================================================================
+options        what to simulate, and which faults
+timeline       virtual time: the only clock
+machines       the physical truth: which process trees live, which devices they use
+rayworld       the placement groups that exist in Ray
+network        streams between agents and controller, with everything a network does to them
+outbox, agent, tasks, lease, hosting   an agent and its workers
+journal, controller, sessions, liveness, inbound   the controller
+shapes, workload   pools, jobs and the clients that ask for them
+chaos          which fault happens when
+audit, promises   what must hold: of every decision, and of every acknowledged request
+simulator      puts them together; report: what came out
+=============  ==========================================================================
+
+Guaranteed: the same options give the same journal, byte for byte, whatever PYTHONHASHSEED is.
+"""
+
+from callboard.simulation.options import Fault, SimulationOptions, parse_faults
+from callboard.simulation.report import SimulationFailure, SimulationReport
+from callboard.simulation.simulator import Simulator, simulate
+
+__all__ = [
+    "Fault",
+    "SimulationFailure",
+    "SimulationOptions",
+    "SimulationReport",
+    "Simulator",
+    "parse_faults",
+    "simulate",
+]

@@ -1,0 +1,26 @@
+"""Where does chance come from? One stream of random numbers per purpose, all from one seed.
+
+Streams of their own, so that a change of the workload doesn't change what the network does.
+"""
+
+from __future__ import annotations
+
+import random
+
+
+def stream(seed: int, purpose: str) -> random.Random:
+    """The random numbers for one purpose; the same for every PYTHONHASHSEED."""
+    return random.Random(f"{seed}/{purpose}")  # noqa: S311 - chance that can be repeated is what is wanted
+
+
+class Chance:
+    """The streams of one simulation."""
+
+    def __init__(self, seed: int) -> None:
+        self.network = stream(seed, "network")
+        self.workers = stream(seed, "workers")
+        self.ray = stream(seed, "ray")
+        self.agents = stream(seed, "agents")
+        self.controller = stream(seed, "controller")
+        self.workload = stream(seed, "workload")
+        self.chaos = stream(seed, "chaos")

@@ -1,0 +1,127 @@
+"""What goes wrong, and when? Faults of machines, agents, Ray, network and controller, each at its own random times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from callboard.simulation.controller import Controller
+from callboard.simulation.options import Fault
+from callboard.simulation.site import Site
+from callboard.simulation.supervisor import Supervisor
+
+
+class Chaos:
+    """Injects faults until it is told to heal."""
+
+    def __init__(self, site: Site, controller: Controller, supervisors: Sequence[Supervisor]) -> None:
+        self._site = site
+        self._controller = controller
+        self._supervisors = supervisors
+        self._chance = site.chance.chaos
+        self._on = True
+
+    def start(self) -> None:
+        """Begins. The gaps are means per fault in seconds; those of nodes are for ten of them."""
+        nodes = len(self._supervisors)
+        for fault, per_node, gap_s, do in (
+            (Fault.AGENT, True, 60, self._crash_agent),
+            (Fault.AGENT, True, 120, self._freeze_agent),
+            (Fault.AGENT, True, 240, self._leave),
+            (Fault.PARTITION, True, 60, self._partition),
+            (Fault.NODE, True, 180, self._power_off),
+            (Fault.RAY, True, 180, self._kill_raylet),
+            (Fault.RAY, False, 900, self._kill_head),
+            (Fault.WORKER, True, 20, self._kill_worker),
+            (Fault.CONTROLLER, False, 150, self._crash_controller),
+            (Fault.CLOCK, False, 300, self._jump),
+        ):
+            mean_ms = gap_s * 1_000 * (10 / nodes if per_node else 1)
+            if fault in self._site.faults:
+                self._again(do, mean_ms)
+
+    def heal(self) -> None:
+        """Ends all faults: everything comes back, everything is connected."""
+        self._on = False
+        self._site.faults = frozenset()
+        self._site.network.faults = frozenset()
+        for supervisor in self._supervisors:
+            self._site.network.heal(supervisor.node_id)
+            supervisor.power_on()
+        self._controller.start()
+
+    def _again(self, do: Callable[[], None], mean_ms: float) -> None:
+        def go() -> None:
+            if self._on:
+                do()
+                self._again(do, mean_ms)
+
+        self._site.timeline.after(1 + self._chance.expovariate(1 / mean_ms), go)
+
+    def _some(self) -> Supervisor:
+        return self._chance.choice(self._supervisors)
+
+    def _crash_agent(self) -> None:
+        supervisor, wait_ms = self._some(), self._chance.randint(200, 8_000)
+        if supervisor.agent is not None:
+            self._site.count("agent crashed")
+            supervisor.crash(wait_ms)
+
+    def _freeze_agent(self) -> None:
+        supervisor, for_ms = self._some(), self._chance.choice([500, 5_000, 20_000, 45_000])
+        if supervisor.agent is not None:
+            self._site.count("agent frozen")
+            supervisor.agent.freeze(for_ms)
+
+    def _leave(self) -> None:
+        supervisor, wait_ms = self._some(), self._chance.randint(1_000, 30_000)
+        if supervisor.agent is not None:
+            self._site.count("agent left")
+            supervisor.leave(wait_ms)
+
+    def _partition(self) -> None:
+        first = self._chance.randrange(len(self._supervisors))
+        size = self._chance.choice([1, 1, 1, 2, 3])
+        ways: tuple[str, ...] = self._chance.choice([("up", "down"), ("up", "down"), ("up",), ("down",)])
+        wait_ms = self._chance.choice([500, 5_000, 20_000, 60_000, 200_000])
+        for place in range(first, first + size):
+            node_id = self._supervisors[place % len(self._supervisors)].node_id
+            if self._site.network.is_cut(node_id):
+                continue
+            self._site.count("node cut off")
+            self._site.network.partition(node_id, ways)
+            self._site.timeline.after(wait_ms, lambda node_id=node_id: self._site.network.heal(node_id))  # type: ignore[misc]
+
+    def _power_off(self) -> None:
+        supervisor, wait_ms = self._some(), self._chance.choice([2_000, 30_000, 120_000])
+        if supervisor.machine.powered:
+            self._site.count("node lost power")
+            supervisor.power_off(wait_ms)
+
+    def _kill_raylet(self) -> None:
+        agent = self._some().agent
+        if agent is not None and agent.ray.ray_node_id:
+            self._site.count("raylet died")
+            agent.raylet_died("raylet killed by signal 9")
+
+    def _kill_head(self) -> None:
+        agent = self._supervisors[0].agent
+        if agent is not None and agent.ray.ray_node_id:
+            self._site.count("Ray's head died")
+            agent.raylet_died("gcs_server killed by signal 9")
+
+    def _kill_worker(self) -> None:
+        agent = self._some().agent
+        if agent is not None and agent.workers:
+            self._site.count("worker killed")
+            self._chance.choice(list(agent.workers.values())).die("killed by signal 9")
+
+    def _crash_controller(self) -> None:
+        wait_ms = self._chance.choice([300, 2_000, 10_000, 40_000])
+        if self._controller.alive:
+            self._site.count("controller crashed")
+            self._controller.crash()
+            self._site.timeline.after(wait_ms, self._controller.start)
+
+    def _jump(self) -> None:
+        self._site.count("wall clock jumped")
+        self._site.timeline.wall_offset_ms += self._chance.choice([-3_600_000, -5_000, 5_000, 60_000, 3_600_000])

@@ -1,0 +1,256 @@
+"""How does one simulation go? Trouble, then healing, then the end; every decision on the way is checked."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from callboard.scheduler import Outcome, Scheduler
+from callboard.scheduler.events import Event
+from callboard.scheduler.records import ENDED, Drop, JobRecord, Put
+from callboard.simulation.audit import Audit
+from callboard.simulation.chance import Chance
+from callboard.simulation.chaos import Chaos
+from callboard.simulation.controller import Controller
+from callboard.simulation.ending import check_nothing_left, check_settled
+from callboard.simulation.journal import Journal
+from callboard.simulation.machines import Machines
+from callboard.simulation.network import Network
+from callboard.simulation.options import SimulationOptions
+from callboard.simulation.promises import Promises
+from callboard.simulation.rayworld import RayWorld
+from callboard.simulation.report import SimulationFailure, SimulationReport
+from callboard.simulation.rules import RuleBroken
+from callboard.simulation.sessions import Sessions
+from callboard.simulation.shapes import machines
+from callboard.simulation.site import Site
+from callboard.simulation.supervisor import Supervisor
+from callboard.simulation.timeline import Timeline
+from callboard.simulation.workload import Workload
+
+LAST_EVENTS = 30
+PROGRESS_EVERY = 5_000
+
+Progress = Callable[[int, int], None]
+"""Told the events decided and the virtual milliseconds passed."""
+
+
+def simulate(options: SimulationOptions, progress: Progress | None = None) -> SimulationReport:
+    """Runs one simulation and says what came out; a broken rule is in the report, not raised."""
+    return Simulator(options, progress).run()
+
+
+class Simulator:
+    """One simulation: the watcher of its own controller."""
+
+    def __init__(self, options: SimulationOptions, progress: Progress | None = None) -> None:
+        self.options = options
+        self.timeline = Timeline()
+        self.steps = 0
+        self._progress = progress
+        chance = Chance(options.seed)
+        places = machines(options.nodes)
+        self.journal = Journal()
+        counts: Counter[str] = Counter()
+        network = Network(self.timeline, chance.network, options.faults, counts)
+        self.site = Site(
+            options=options,
+            timeline=self.timeline,
+            chance=chance,
+            machines=Machines(places),
+            ray=RayWorld(on_lost=self._session_lost),
+            network=network,
+            faults=options.faults,
+            counts=counts,
+        )
+        self.audit = Audit(self.site)
+        self.promises = Promises()
+        self.controller = Controller(self.site, self.journal, self)
+        sessions = Sessions(self.site, self.controller)
+        self.controller.listener = sessions
+        self.site.controller = sessions
+        self.supervisors = [Supervisor(self.site, place, is_head=place is places[0]) for place in places]
+        self.workload = Workload(self.site, self.controller, self.promises, sum(place.gpus for place in places))
+        self.chaos = Chaos(self.site, self.controller, self.supervisors)
+        self._last: deque[Event] = deque(maxlen=LAST_EVENTS)
+        self._ended: Counter[str] = Counter()
+        self._counted: dict[str, None] = {}
+        self._promises_due = 0
+
+    def run(self) -> SimulationReport:
+        """Runs it."""
+        started_s = time.perf_counter()
+        failure = None
+        try:
+            self._trouble()
+            self._heal()
+            self._end()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the seed that leads there is wanted
+            failure = self._failure(error)
+        return self._report(time.perf_counter() - started_s, failure)
+
+    # ---- phases ----
+
+    def _trouble(self) -> None:
+        self.controller.start()
+        for number, supervisor in enumerate(self.supervisors):
+            self.timeline.after(number * 200, supervisor.start)
+        self.workload.start()
+        # Chaos needs something to break.
+        self.timeline.after(5_000, self.chaos.start)
+        hours, events = self.options.hours, self.options.events
+        until_ms = None if hours is None else round(hours * 3_600_000)
+        while not (events is not None and self.steps >= events):
+            if not self.timeline.step(until_ms) or (self.workload.finished and self._all_ended()):
+                break
+
+    def _heal(self) -> None:
+        self.workload.close()
+        self.chaos.heal()
+        for wait_ms in (30_000, 90_000, 180_000):
+            self._pass(wait_ms)
+            self._reconnect()
+        self._pass(60_000)
+        self._check_all()
+        check_settled(self.controller.scheduler, self.controller.now_ms())
+
+    def _end(self) -> None:
+        for supervisor in self.supervisors:
+            self.workload.set_cordon(supervisor.node_id, cordoned=False)
+        self.workload.cancel_all()
+        self._pass(60_000)
+        self.workload.delete_pools()
+        self._pass(60_000)
+        self._reconnect()
+        self._pass(120_000)
+        self._check_all()
+        check_nothing_left(self.site, self.controller.scheduler)
+
+    def _pass(self, wait_ms: int) -> None:
+        until_ms = self.timeline.now_ms + wait_ms
+        while self.timeline.step(until_ms):
+            pass
+
+    def _reconnect(self) -> None:
+        for supervisor in self.supervisors:
+            if supervisor.agent is not None:
+                supervisor.agent.reconnect()
+
+    def _all_ended(self) -> bool:
+        state = self.controller.scheduler.state
+        return all(job.state in ENDED for job in state.jobs.values())
+
+    def _session_lost(self) -> None:
+        for supervisor in self.supervisors:
+            wait_ms = self.site.chance.ray.randint(100, 2_000)
+            self.timeline.after(wait_ms, supervisor.notice_session)
+
+    # ---- what the controller tells its watcher ----
+
+    def started(self, scheduler: Scheduler) -> None:
+        """A state was rebuilt from the journal."""
+        self.audit.started(scheduler.state)
+        self.promises.check(scheduler.state)
+
+    def before(self, scheduler: Scheduler, event: Event) -> None:
+        """An event is about to be decided."""
+        self._last.append(event)
+        self.audit.before(scheduler.state, event)
+
+    def decided(self, scheduler: Scheduler, event: Event, outcome: Outcome) -> None:  # noqa: ARG002
+        """It was: its changes are checked, and everything now and then."""
+        self.steps += 1
+        self.audit.decided(scheduler.state, outcome)
+        if self.steps % self.options.full_check_every == 0:
+            self._check_all()
+        if self._progress is not None and self.steps % PROGRESS_EVERY == 0:
+            self._progress(self.steps, self.timeline.now_ms)
+
+    def committed(self, outcomes: Sequence[Outcome]) -> None:
+        """These are on disk."""
+        for outcome in outcomes:
+            for change in outcome.changes:
+                job = change.record if isinstance(change, Put) else None
+                if isinstance(job, JobRecord) and job.state in ENDED and job.uid not in self._counted:
+                    self._counted[job.uid] = None
+                    self._ended[job.state.value] += 1
+                elif isinstance(change, Drop) and change.kind == "job":
+                    self._counted.pop(str(change.key), None)
+        self.promises.committed(outcomes)
+        if self.steps >= self._promises_due:
+            # Only now: between a decision and its commit the state is ahead of what was promised.
+            self._promises_due = self.steps + self.options.full_check_every
+            self.promises.check(self.controller.scheduler.state)
+
+    def _check_all(self) -> None:
+        up_ms = self.timeline.now_ms - self.controller.started_at_ms
+        self.audit.full(self.controller.scheduler, self.controller.now_ms(), up_ms)
+
+    # ---- what came out ----
+
+    def _report(self, wall_s: float, failure: SimulationFailure | None) -> SimulationReport:
+        state = self.controller.scheduler.state
+        return SimulationReport(
+            seed=self.options.seed,
+            command=self.options.command,
+            nodes=self.options.nodes,
+            events=self.steps,
+            virtual_ms=self.timeline.now_ms,
+            wall_s=wall_s,
+            handle_s=self.controller.handle_ns / 1e9,
+            jobs=tuple(sorted(self._ended.items())),
+            preemptions=state.meta.total_preemptions,
+            faults=tuple(sorted(self.site.counts.items())),
+            promises=self.promises.kept,
+            processes=self.site.machines.spawned,
+            full_checks=self.audit.full_checks,
+            journal_digest=self.journal.digest,
+            journal_changes=self.journal.changes,
+            failure=failure,
+        )
+
+    def _failure(self, error: Exception) -> SimulationFailure:
+        last = tuple(shorten(repr(event), 400) for event in self._last)
+        uid = error.job if isinstance(error, RuleBroken) else ""
+        return SimulationFailure(
+            step=self.steps,
+            at_ms=self.timeline.now_ms,
+            rule=error.rule if isinstance(error, RuleBroken) else type(error).__name__,
+            message=str(error) if isinstance(error, AssertionError) else f"{error!r} {_where(error)}",
+            story=tuple(self._story(uid)),
+            last_events=last,
+            command=self.options.command,
+        )
+
+    def _story(self, uid: str) -> list[str]:
+        """What is known of a job: the one concerned, else the one of the last event."""
+        state = self.controller.scheduler.state
+        if not uid and self._last:
+            last = self._last[-1]
+            worker = state.workers.get(getattr(last, "generation", 0))
+            uid = getattr(last, "uid", "") or (worker.job if worker is not None else "")
+        job = state.jobs.get(uid)
+        if job is None:
+            return []
+        lines = [f"{line.at_ms} {line.state}: {line.reason} ({line.cause})" for line in job.story]
+        lines += [
+            f"g{worker.generation} {worker.component}/{worker.rank} attempt {worker.attempt} on {worker.node_id}: "
+            f"{worker.state} ({worker.reason})"
+            for worker in state.workers_of(uid)
+        ]
+        return [f"{job.name} ({uid})", *lines]
+
+
+def shorten(text: str, limit: int) -> str:
+    """``text``, cut to ``limit`` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _where(error: Exception) -> str:
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        place = f"at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place

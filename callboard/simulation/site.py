@@ -1,0 +1,43 @@
+"""What does everything virtual share?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from callboard.simulation.chance import Chance
+from callboard.simulation.machines import Machines
+from callboard.simulation.network import End, Network
+from callboard.simulation.options import Fault, SimulationOptions
+from callboard.simulation.rayworld import RayWorld
+from callboard.simulation.timeline import Timeline
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """The virtual world.
+
+    Attributes:
+        faults: what may go wrong at the moment; emptied when everything heals.
+        counts: how often what happened.
+        controller: where agents' streams lead.
+    """
+
+    options: SimulationOptions
+    timeline: Timeline
+    chance: Chance
+    machines: Machines
+    ray: RayWorld
+    network: Network
+    faults: frozenset[Fault]
+    controller: End | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def count(self, what: str) -> None:
+        """Counts something that happened."""
+        self.counts[what] += 1
+
+    def strikes(self, fault: Fault, chance: float) -> bool:
+        """Whether a fault among workers or in Ray happens now. The draw is made in any case."""
+        drawn = (self.chance.ray if fault is Fault.RAY else self.chance.workers).random() < chance
+        return drawn and fault in self.faults

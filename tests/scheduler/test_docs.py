@@ -1,0 +1,43 @@
+"""Is ``docs/scheduling.md`` true? Its diagrams are the tables', its stories are told again on the real scheduler.
+
+``UPDATE_DOCS=1`` writes both anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
+from tests.scenarios.test_scenarios import told
+
+PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+_DIAGRAM = re.compile(r"<!-- diagram: (\w+) -->\n(?:\n```mermaid\n.*?\n```\n)?", re.DOTALL)
+_STORY = re.compile(r"```story\n(.*?)```\n", re.DOTALL)
+
+
+def fresh(page: str) -> str:
+    """The page with the diagrams of today's tables, and with what really happens in its stories."""
+    diagrams = {
+        "job": diagram("states of a job", JOB_MOVES),
+        "worker": diagram("states of a worker", WORKER_MOVES),
+        "group": diagram("states of a placement group", GROUP_MOVES),
+        "node": diagram("states of a node", NODE_MOVES),
+    }
+    page = _DIAGRAM.sub(lambda found: f"<!-- diagram: {found[1]} -->\n\n```mermaid\n{diagrams[found[1]]}\n```\n", page)
+    return _STORY.sub(lambda found: f"```story\n{told(found[1])}```\n", page)
+
+
+def test_the_page_is_what_the_scheduler_does() -> None:
+    page = PAGE.read_text()
+    actual = fresh(page)
+    if os.environ.get("UPDATE_DOCS"):
+        PAGE.write_text(actual)
+    assert actual == PAGE.read_text(), "run with UPDATE_DOCS=1 and read the difference"
+
+
+def test_the_page_has_every_diagram_and_a_story_for_each_part() -> None:
+    page = PAGE.read_text()
+    assert set(_DIAGRAM.findall(page)) == {"job", "worker", "group", "node"}
+    assert len(_STORY.findall(page)) >= 8
