@@ -14,7 +14,7 @@ import structlog
 
 from callboard.agents.endings import TreeEnder
 from callboard.agents.interpreters import InterpreterRefused, Interpreters
-from callboard.agents.process_tree import ProcessId, is_living
+from callboard.agents.process_tree import is_living
 from callboard.agents.ray_membership import RayMembership
 from callboard.agents.run_dir import RunDir, Started
 from callboard.agents.runtime import HostError, Launch, Runtime
@@ -84,7 +84,13 @@ class Heir:
         taken = {each.process for each in workers if each.process is not None}
         # A spare that was just becoming a worker is recorded as both.
         spares = [each for each in earlier if each.role == "spare" and each.process not in taken]
-        return [*nodes, *workers, *(each for each in spares if each.process is not None and is_living(each.process))]
+        # One that was coming up is an actor that only its name finds; a plain process is ended by its marker.
+        by_name = self.membership is not None
+        return [
+            *nodes,
+            *workers,
+            *(each for each in spares if (by_name if each.process is None else is_living(each.process))),
+        ]
 
     def _own(self) -> Started:
         return Started("agent", None, "", {"cluster": self.node.cluster, "runtime": self.node.runtime})
@@ -118,8 +124,10 @@ class Heir:
         )
 
     async def _adopt_spare(self, started: Started) -> None:
-        process: ProcessId | None = started.process
-        assert process is not None
+        process = started.process
+        if process is None:
+            self.spares.adopt_unfinished(started.name)
+            return
         try:
             hosted = await self.runtime.attach(started.facts["address"], process)
         except HostError as error:

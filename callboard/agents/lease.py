@@ -68,8 +68,10 @@ class Lease:
             if timeout is None:
                 await self._changed.wait()
                 continue
-            # A renewal needn't wake this up: the check then finds time left and sleeps on.
-            await asyncio.sleep(timeout)
+            # A renewal needn't wake this up: the check then finds time left and sleeps on. Never longer than a lease,
+            # though: once it has run out the next thing due is the orphans' end, and a lease that is renewed and runs
+            # out again before that would go unnoticed.
+            await asyncio.sleep(min(timeout, self._terms.lease_s) if self._terms else timeout)
             self.check()
 
     def _next_s(self) -> float | None:

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -75,7 +76,7 @@ class Spares:
         self._spares: list[Spare] = []
         self._starts = 0
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def aim(self, count: int) -> None:
         """Keep so many from now on."""
@@ -110,6 +111,10 @@ class Spares:
         spare = Spare(launch, asyncio.create_task(there()))
         self._spares.append(spare)
         self._watch(spare, hosted.process)
+
+    def adopt_unfinished(self, name: str) -> None:
+        """An earlier agent was killed while it made this one: find out what came of it by making it again."""
+        self._track(self._come_up(self._launch(name)))
 
     def wake(self) -> None:
         """What hosts them is there now."""
@@ -155,10 +160,17 @@ class Spares:
 
     async def _make(self) -> bool:
         name = f"{self._prefix}-{next(self._numbers)}"
-        launch = Launch(name, sys.executable, self._variables)
         self._run_dir.put(Started("spare", None, name))
+        return await self._come_up(self._launch(name))
+
+    def _launch(self, name: str) -> Spare:
+        launch = Launch(name, sys.executable, self._variables)
         spare = Spare(launch, asyncio.create_task(self._runtime.launch(launch)))
         self._spares.append(spare)
+        return spare
+
+    async def _come_up(self, spare: Spare) -> bool:
+        name = spare.launch.name
         await asyncio.wait([spare.host])
         if spare not in self._spares:
             return True  # A start took it meanwhile.
@@ -175,7 +187,10 @@ class Spares:
         return True
 
     def _watch(self, spare: Spare, process: ProcessId) -> None:
-        task = asyncio.create_task(self._notice_end(spare, process))
+        self._track(self._notice_end(spare, process))
+
+    def _track(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

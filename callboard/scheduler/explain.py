@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.quantities import MILLI, Resources, format_amount
-from callboard.model.specs import JobSpec, StopPolicy, Strategy
+from callboard.model.specs import Fencing, JobSpec, StopPolicy, Strategy
 from callboard.scheduler.fitting import NodeFilter, Rooms, could_return, fit
 from callboard.scheduler.grouping import Ask, asks_of, charged_beside, new_kind, node_filter, reuse
 from callboard.scheduler.planning import Blocked, Plan, could_ever_fit, plan
@@ -81,13 +81,13 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         return Explanation("NONE", summary, _waiting_workers(state, job), (), workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
-        reasons = (*_backoff(job, now_ms), *_awaited(state, job))
+        reasons = (*_backoff(job, now_ms), *_living_copies(state, job, spec), *_awaited(state, job))
         what = _join([reason.message for reason in reasons]) or "what is on its way out"
         workers = _nominated_workers(state, job, spec)
         summary = f"{job.name} holds its room and waits for {what}"
         return Explanation("WAIT", summary, reasons, (), workers, victims, position)
     found = _account(state, uid, spec, job.submit_ms, now_ms)
-    backoff = _backoff(job, now_ms)
+    backoff = (*_backoff(job, now_ms), *_living_copies(state, job, spec))
     if backoff:
         summary = f"{job.name} waits for {backoff[0].message}"
         found = replace(found, verdict="WAIT", summary=summary, reasons=(*backoff, *found.reasons))
@@ -396,6 +396,21 @@ def _backoff(job: JobRecord, now_ms: int) -> tuple[Reason, ...]:
         return ()
     message = f"its backoff, {job.eligible_ms - now_ms} ms more, after: {job.reason}"
     return (Reason("BACKOFF", f"jobs/{job.name}", message),)
+
+
+def _living_copies(state: State, job: JobRecord, spec: JobSpec) -> tuple[Reason, ...]:
+    """A strict job is not started again while a worker of it may live (R5)."""
+    if spec.fencing is not Fencing.STRICT:
+        return ()
+    return tuple(
+        Reason(
+            "COPY_MAY_LIVE",
+            f"jobs/{job.name}/workers/{worker.component}/{worker.rank}",
+            f"the proof that g{worker.generation} on {worker.node_id} is gone",
+        )
+        for worker in state.workers_of(job.uid)
+        if worker.state is WorkerState.QUARANTINED
+    )
 
 
 def _awaited(state: State, job: JobRecord) -> tuple[Reason, ...]:

@@ -192,8 +192,8 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
     by_filter: dict[NodeFilter, list[Ask]] = {}
     for ask in asks:
         pool = state.pools[ask.pool].spec
-        kind = new_kind(pool.pg_pool)
-        if kind is None or (kind is GroupKind.DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic):
+        kind = _kind_open(view, spec, pool, ask)
+        if kind is None:
             return None
         kinds.append(kind)
         by_filter.setdefault(node_filter(spec, pool), []).append(ask)
@@ -215,6 +215,20 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
         GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(len(ask.slots))))
         for ask, kind in zip(asks, kinds, strict=True)
     ]
+
+
+def _kind_open(view: View, spec: JobSpec, pool: PoolSpec, ask: Ask) -> GroupKind | None:
+    """Kind of the new group that a pool may make for an ask, or None. When the question is what could ever fit, a
+    reserved group that isn't made yet counts too."""
+    kind = new_kind(pool.pg_pool)
+    full = kind is GroupKind.DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic
+    if kind is not None and not full:
+        return kind
+    if not view.assumption.empty or len(ask.slots) != 1 or not pool.pg_pool.enable:
+        return None
+    meant = spec.priority_milli >= pool.pg_pool.reserved_min_priority_milli or pool.pg_pool.reserved_lendable
+    fits = any(shape.covers(ask.slots[0].resources) for shape in pool.pg_pool.reserved)
+    return GroupKind.RESERVED if meant and fits else None
 
 
 def new_kind(pg_pool: PgPoolSpec) -> GroupKind | None:

@@ -47,8 +47,8 @@ class Workload:
             self._create_pool(name)
         self._again(self._submit, lambda: self._gap_ms)
         for act, every in (
-            (self._cancel, 12),
-            (self._complete, 6),
+            (self._cancel, 8),
+            (self._complete, 4),
             (self._preempt, 30),
             (self._change_pool, 40),
             (self._cordon, 60),

@@ -303,3 +303,15 @@ def test_two_pools_in_one_job_are_charged_each_with_a_group_of_its_own() -> None
     assert world.state.pool_use("cpus").used == Resources.parse({"cpu": 4})
     assert world.state.pool_use("gpus").used == Resources.parse({"gpu": 1})
     assert len({worker.group_id for worker in world.workers("j")}) == 2
+
+
+def test_a_job_meant_for_a_reserved_group_waits_for_it_to_be_made() -> None:
+    world = World({"n1": 1})
+    world.hold = lambda command: isinstance(command, cmd.CreateGroup)
+    pooled(world, reserved=(ONE_GPU,), max_dynamic=0)
+    world.submit("high", priority=9, ask={"gpu": 1})
+    assert world.status("high") is JobState.STARTING
+    assert world.refused("low", priority=1, ask={"gpu": 1}).code == "UNSCHEDULABLE"
+    world.hold = lambda command: False
+    world.answer()
+    assert world.status("high") is JobState.RUNNING
