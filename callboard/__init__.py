@@ -13,6 +13,19 @@ from callboard._version import __version__ as __version__
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
     from callboard.client import Client as Client
+    from callboard.client import JobEnded as JobEnded
+    from callboard.client import JobHandle as JobHandle
+    from callboard.client import NoActor as NoActor
+    from callboard.client import NoController as NoController
+    from callboard.client import NoRay as NoRay
+    from callboard.client import RequestTooLarge as RequestTooLarge
+    from callboard.client import SeveralControllers as SeveralControllers
+    from callboard.client import SyncClient as SyncClient
+    from callboard.client import SyncJobHandle as SyncJobHandle
+    from callboard.client import Unreachable as Unreachable
+    from callboard.client import WaitTimeout as WaitTimeout
+    from callboard.client import WorkerGone as WorkerGone
+    from callboard.client import WorkerHandle as WorkerHandle
     from callboard.model import ComponentSpec as ComponentSpec
     from callboard.model import InvalidInput as InvalidInput
     from callboard.model import JobSpec as JobSpec
@@ -21,9 +34,15 @@ if TYPE_CHECKING:
     from callboard.model import PreemptionPolicy as PreemptionPolicy
     from callboard.wire.refusals import AlreadyExists as AlreadyExists
     from callboard.wire.refusals import CallboardError as CallboardError
+    from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
+    from callboard.wire.refusals import EtagMismatch as EtagMismatch
     from callboard.wire.refusals import InvalidRequest as InvalidRequest
+    from callboard.wire.refusals import LimitReached as LimitReached
     from callboard.wire.refusals import NotFound as NotFound
+    from callboard.wire.refusals import PoolInUse as PoolInUse
+    from callboard.wire.refusals import PreemptionRefused as PreemptionRefused
     from callboard.wire.refusals import QuotaExceeded as QuotaExceeded
+    from callboard.wire.refusals import RevisionCompacted as RevisionCompacted
     from callboard.wire.refusals import Unavailable as Unavailable
     from callboard.wire.refusals import Unschedulable as Unschedulable
     from callboard.wire.refusals import WrongState as WrongState
@@ -35,16 +54,35 @@ _PUBLIC = MappingProxyType(
         "CallboardError": "callboard.wire.refusals",
         "Client": "callboard.client",
         "ComponentSpec": "callboard.model",
+        "DeadlineExceeded": "callboard.wire.refusals",
+        "EtagMismatch": "callboard.wire.refusals",
         "InvalidInput": "callboard.model",
         "InvalidRequest": "callboard.wire.refusals",
+        "JobEnded": "callboard.client",
+        "JobHandle": "callboard.client",
         "JobSpec": "callboard.model",
+        "LimitReached": "callboard.wire.refusals",
+        "NoActor": "callboard.client",
+        "NoController": "callboard.client",
+        "NoRay": "callboard.client",
         "NotFound": "callboard.wire.refusals",
         "PgPoolSpec": "callboard.model",
+        "PoolInUse": "callboard.wire.refusals",
         "PoolSpec": "callboard.model",
         "PreemptionPolicy": "callboard.model",
+        "PreemptionRefused": "callboard.wire.refusals",
         "QuotaExceeded": "callboard.wire.refusals",
+        "RequestTooLarge": "callboard.client",
+        "RevisionCompacted": "callboard.wire.refusals",
+        "SeveralControllers": "callboard.client",
+        "SyncClient": "callboard.client",
+        "SyncJobHandle": "callboard.client",
         "Unavailable": "callboard.wire.refusals",
+        "Unreachable": "callboard.client",
         "Unschedulable": "callboard.wire.refusals",
+        "WaitTimeout": "callboard.client",
+        "WorkerGone": "callboard.client",
+        "WorkerHandle": "callboard.client",
         "WrongState": "callboard.wire.refusals",
     }
 )

@@ -9,16 +9,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from callboard.client.clusters import UnsafeRunDirectory
-from callboard.client.errors import JobEnded, NoController, SeveralControllers, Unreachable, WaitTimeout
+from callboard.client.errors import (
+    JobEnded,
+    NoController,
+    RequestTooLarge,
+    SeveralControllers,
+    Unreachable,
+    WaitTimeout,
+)
 from callboard.model.faults import InvalidInput
 from callboard.wire.refusals import (
     AlreadyExists,
     CallboardError,
     DeadlineExceeded,
+    EtagMismatch,
     InternalError,
     InvalidRequest,
     LimitReached,
     NotFound,
+    PoolInUse,
     QuotaExceeded,
     Unavailable,
     Unschedulable,
@@ -63,6 +72,7 @@ EXPECTED = (
     InvalidInput,
     JobEnded,
     NoController,
+    RequestTooLarge,
     SeveralControllers,
     UnsafeRunDirectory,
     WaitTimeout,
@@ -115,6 +125,27 @@ def _several(error: SeveralControllers) -> Failure:
         f"{len(error.found)} run on this machine: {listed}.",
         f"Name one, for example with --controller {error.found[0][1]}.",
         BAD_INPUT,
+    )
+
+
+def _too_large(error: RequestTooLarge) -> Failure:
+    return Failure(
+        "The input is too large; nothing was sent.",
+        f"It has {error.size} bytes as a message; the limit is {error.limit} bytes.",
+        "Keep large data in a file or a bucket and pass its path.",
+        BAD_INPUT,
+    )
+
+
+def _changed_meanwhile(error: CallboardError) -> Failure:
+    return Failure(
+        "It changed since it was read; nothing was done.", f"{error}.", "Look at what it is now, then try again."
+    )
+
+
+def _pool_in_use(error: CallboardError) -> Failure:
+    return Failure(
+        "The pool is in use; nothing was done.", _sentence(str(error)), "End its jobs first, or cancel them with --force."
     )
 
 
@@ -225,6 +256,7 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (InvalidInput, _invalid_input),
     (NoController, _no_controller),
     (SeveralControllers, _several),
+    (RequestTooLarge, _too_large),
     (Unreachable, _unreachable),
     (Unavailable, _unavailable),
     (InvalidRequest, _invalid_request),
@@ -233,6 +265,8 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (Unschedulable, _unschedulable),
     (NotFound, _not_found),
     (AlreadyExists, _exists),
+    (EtagMismatch, _changed_meanwhile),
+    (PoolInUse, _pool_in_use),
     (LimitReached, _limit),
     (InternalError, _internal),
     (CallboardError, _refused),

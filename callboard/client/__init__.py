@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from callboard.client.client import Client as Client
     from callboard.client.errors import JobEnded as JobEnded
     from callboard.client.errors import NoController as NoController
+    from callboard.client.errors import RequestTooLarge as RequestTooLarge
     from callboard.client.errors import SeveralControllers as SeveralControllers
     from callboard.client.errors import Unreachable as Unreachable
     from callboard.client.errors import WaitTimeout as WaitTimeout
+    from callboard.client.errors import WorkerGone as WorkerGone
     from callboard.client.jobs import JobHandle as JobHandle
+    from callboard.client.sync import SyncClient as SyncClient
+    from callboard.client.sync_jobs import SyncJobHandle as SyncJobHandle
     from callboard.client.workers import NoActor as NoActor
     from callboard.client.workers import NoRay as NoRay
     from callboard.client.workers import WorkerHandle as WorkerHandle
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from callboard.wire.refusals import AlreadyExists as AlreadyExists
     from callboard.wire.refusals import CallboardError as CallboardError
     from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
+    from callboard.wire.refusals import EtagMismatch as EtagMismatch
     from callboard.wire.refusals import InvalidRequest as InvalidRequest
     from callboard.wire.refusals import LimitReached as LimitReached
     from callboard.wire.refusals import NotFound as NotFound
@@ -40,10 +45,14 @@ _PUBLIC = MappingProxyType(
         "Client": "callboard.client.client",
         "JobEnded": "callboard.client.errors",
         "NoController": "callboard.client.errors",
+        "RequestTooLarge": "callboard.client.errors",
         "SeveralControllers": "callboard.client.errors",
         "Unreachable": "callboard.client.errors",
         "WaitTimeout": "callboard.client.errors",
+        "WorkerGone": "callboard.client.errors",
         "JobHandle": "callboard.client.jobs",
+        "SyncClient": "callboard.client.sync",
+        "SyncJobHandle": "callboard.client.sync_jobs",
         "WorkerHandle": "callboard.client.workers",
         "NoActor": "callboard.client.workers",
         "NoRay": "callboard.client.workers",
@@ -53,6 +62,7 @@ _PUBLIC = MappingProxyType(
         "AlreadyExists": "callboard.wire.refusals",
         "CallboardError": "callboard.wire.refusals",
         "DeadlineExceeded": "callboard.wire.refusals",
+        "EtagMismatch": "callboard.wire.refusals",
         "InvalidRequest": "callboard.wire.refusals",
         "LimitReached": "callboard.wire.refusals",
         "NotFound": "callboard.wire.refusals",

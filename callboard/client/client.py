@@ -13,7 +13,9 @@ from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Conn
 from callboard.client.job_calls import JobCalls
 from callboard.client.methods import Method
 from callboard.client.pools import PoolCalls
+from callboard.client.renewing import SessionKeeper
 from callboard.client.workers import NoRay, connect_ray
+from callboard.v1.scheduler_pb2 import Stats
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -30,7 +32,8 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
             await job.running(timeout=120)
 
     Every call has a deadline. While the controller is away, calls that may be made twice are repeated
-    for ``retry`` seconds; a submit carries a request id, so it is one of them.
+    for ``retry`` seconds; a submit carries a request id, so it is one of them. A client belongs to the event loop
+    it is made in; threads and notebooks use :class:`callboard.client.SyncClient`.
 
     Attributes:
         target: the controller and how it was found.
@@ -59,6 +62,7 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
         """
         self.target: Target = find_controller(address)
         self._connection = Connection(self.target.address, timeout_s=timeout, retry_s=retry, use_proxy=use_proxy)
+        self._sessions = SessionKeeper(self._connection)
 
     @property
     def address(self) -> str:
@@ -77,7 +81,11 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Ends every call in flight and the connection."""
+        """Ends every call in flight and the connection.
+
+        Session-owned jobs are not renewed any more: the controller cancels them when their lease is over.
+        """
+        await self._sessions.close()
         await self._connection.close()
 
     async def call(
@@ -114,8 +122,16 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
             ConnectionError: no Ray cluster answers there, or it wants another token.
             NoRay: the cluster hosts its workers as plain processes.
         """
-        address = (await self.stats()).ray_address
-        if not address:
-            raise NoRay
-        cluster = self.target.cluster
-        connect_ray(address, token_path=cluster.ray_token_path if cluster else "")
+        address, token_path = ray_of(self.target, await self.stats())
+        connect_ray(address, token_path=token_path)
+
+
+def ray_of(target: Target, stats: Stats) -> tuple[str, str]:
+    """Address of the Ray cluster of the workers, and the file with its token (empty: none is known).
+
+    Raises:
+        NoRay: the cluster hosts its workers as plain processes.
+    """
+    if not stats.ray_address:
+        raise NoRay
+    return stats.ray_address, target.cluster.ray_token_path if target.cluster else ""

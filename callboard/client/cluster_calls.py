@@ -9,12 +9,16 @@ from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.paging import PAGE_SIZE, all_pages
 from callboard.client.watching import watch_events
+from callboard.model.durations import parse_duration_ms
+from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import preemption_policy
 from callboard.model.policy import PreemptionPolicy as ExactPolicy
+from callboard.model.quantities import QuantityError
 from callboard.model.requests import PreemptionPolicy
 from callboard.v1.event_pb2 import Event, EventFilter, ListEventsRequest
 from callboard.v1.node_pb2 import (
     CordonNodeRequest,
+    DrainNodeRequest,
     GetNodeRequest,
     ListNodesRequest,
     ListNodesResponse,
@@ -53,8 +57,28 @@ class ClusterCalls:
         request = CordonNodeRequest(name=f"nodes/{node_id}")
         return (await self._connection.call(methods.CORDON_NODE, request)).node
 
+    async def drain_node(self, node_id: str, *, within: float | str = 0, reason: str = "") -> Node:
+        """Nothing new starts on the node, and what runs there yields, with notice. Returns at once.
+
+        Args:
+            node_id: which node.
+            within: seconds, or a span such as ``"30s"``, by which what runs must be gone; only shortens its
+                stop. 0: by its own timeouts.
+            reason: why, for people.
+
+        Raises:
+            InvalidInput: ``within`` is no span of time; nothing was sent.
+            NotFound: there is no node of that id.
+        """
+        try:
+            within_ms = parse_duration_ms(within)
+        except QuantityError as error:
+            raise InvalidInput([Fault("within", str(error))]) from error
+        request = DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
+        return (await self._connection.call(methods.DRAIN_NODE, request)).node
+
     async def uncordon_node(self, node_id: str) -> Node:
-        """Takes a cordon back."""
+        """Takes a cordon or a drain back."""
         request = UncordonNodeRequest(name=f"nodes/{node_id}")
         return (await self._connection.call(methods.UNCORDON_NODE, request)).node
 

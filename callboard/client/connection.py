@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from callboard.client.errors import Unreachable
+from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
 from callboard.wire.errors import CallboardError, error_from_rpc
 
@@ -28,6 +28,9 @@ and not our deadline says what went wrong."""
 
 DEFAULT_RETRY_S = 10.0
 """How long a call is repeated while the controller is away: a restart takes about two seconds."""
+
+MAX_REQUEST_BYTES = 4 << 20
+"""Largest request: what a controller takes. Refused here, because its own refusal names no limit (GC-09)."""
 
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 1.0
@@ -80,9 +83,12 @@ class Connection:
             timeout_s: deadline in seconds over all repeats; None: the connection's.
 
         Raises:
+            RequestTooLarge: the request is larger than a message may be; nothing was sent.
             Unreachable: the controller did not answer.
             CallboardError: it refused; the type says why.
         """
+        if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
+            raise RequestTooLarge(what=method.path, size=size, limit=MAX_REQUEST_BYTES)
         loop = asyncio.get_running_loop()
         start = loop.time()
         deadline = start + (self.timeout_s if timeout_s is None else timeout_s)

@@ -83,3 +83,33 @@ class WaitTimeout(TimeoutError):
         self.timeout_s = timeout_s
         self.state = state
         self.reasons = reasons
+
+
+class RequestTooLarge(Exception):
+    """A request is larger than a message may be; nothing was sent.
+
+    Attributes:
+        what: the call, "JobService/SubmitJob".
+        size: of the request in bytes.
+        limit: most bytes of a message.
+    """
+
+    def __init__(self, *, what: str, size: int, limit: int) -> None:
+        super().__init__(f"the request of {what} has {size} bytes; a message has at most {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class WorkerGone(Exception):
+    """The worker a handle stands for is gone, and no later generation takes its place (yet).
+
+    Attributes:
+        worker: which worker, "job/component/rank".
+        reason: what became of it or of its job, one sentence.
+    """
+
+    def __init__(self, worker: str, reason: str) -> None:
+        super().__init__(f"worker {worker} is gone: {reason}")
+        self.worker = worker
+        self.reason = reason

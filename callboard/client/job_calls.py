@@ -10,6 +10,7 @@ from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.jobs import JobHandle
 from callboard.client.paging import PAGE_SIZE, all_pages
+from callboard.client.renewing import SessionKeeper
 from callboard.model.inputs import job_spec
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.v1.job_pb2 import (
@@ -32,9 +33,10 @@ class JobCalls:
     """Jobs."""
 
     _connection: Connection
+    _sessions: SessionKeeper
 
     async def submit(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any], *, request_id: str = "") -> JobHandle:
-        """Submits a job.
+        """Submits a job. One with a session owner is renewed in the background until this client is closed.
 
         Args:
             spec: what is asked: the SDK's JobSpec, a mapping in human units, or a frozen spec.
@@ -43,11 +45,15 @@ class JobCalls:
 
         Raises:
             InvalidInput: the spec has faults; nothing was sent.
+            RequestTooLarge: it has more than 4 MiB; nothing was sent.
             QuotaExceeded: the pool's quota can never hold it.
             Unschedulable: no node could ever hold it.
         """
-        request = SubmitJobRequest(spec=job_spec_to_proto(_exact(spec)), request_id=request_id or uuid.uuid4().hex)
+        exact = _exact(spec)
+        request = SubmitJobRequest(spec=job_spec_to_proto(exact), request_id=request_id or uuid.uuid4().hex)
         response = await self._connection.call(methods.SUBMIT_JOB, request)
+        if exact.session_lease_ms:
+            self._sessions.keep(response.job.uid, exact.session_lease_ms)
         return JobHandle(self._connection, response.job)
 
     async def validate(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> Explanation:

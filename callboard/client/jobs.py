@@ -20,6 +20,7 @@ from callboard.v1.job_pb2 import (
     Job,
     JobState,
     PreemptJobRequest,
+    ScaleJobRequest,
     Worker,
 )
 from callboard.wire.errors import RevisionCompacted
@@ -141,18 +142,47 @@ class JobHandle:
         self.job = (await self._connection.call(methods.PREEMPT_JOB, request)).job
         return self.job
 
+    async def scale(self, component: str, workers: int) -> Job:
+        """Says how many workers an elastic component should have. Returns at once: the highest ranks leave first,
+        new ones start when there is room.
+
+        Args:
+            component: name of the component.
+            workers: how many, within its bounds.
+
+        Raises:
+            InvalidRequest: the component is not elastic, or the number is out of its bounds.
+        """
+        request = ScaleJobRequest(name=self._resource, component=component, workers=workers)
+        self.job = (await self._connection.call(methods.SCALE_JOB, request)).job
+        return self.job
+
     async def explain(self) -> Explanation:
         """Why the job is where it is, and what would unblock it."""
         request = ExplainJobRequest(name=self._resource)
         return (await self._connection.call(methods.EXPLAIN_JOB, request)).explanation
 
-    def events(self, *, start_revision: int = 0) -> AsyncIterator[Event]:
-        """Follows the events of the job and its workers; see :meth:`Client.watch`."""
-        return watch_events(
-            self._connection,
-            start_revision=start_revision,
-            event_filter=EventFilter(subject=f"jobs/{self.name}"),
-        )
+    async def events(self, *, start_revision: int = 0) -> AsyncIterator[Event]:
+        """Follows the events of the job and its workers, through reconnects, until the job has ended.
+
+        Args:
+            start_revision: first revision; 0: what comes after the state last seen in :attr:`job`.
+
+        Raises:
+            RevisionCompacted: the log no longer holds where the watch must go on.
+            Unreachable: the controller stayed away for a minute.
+        """
+        subject = f"jobs/{self.name}"
+        if not start_revision:
+            if self.state in ENDED:
+                return
+            start_revision = self.job.revision + 1
+        async for event in watch_events(
+            self._connection, start_revision=start_revision, event_filter=EventFilter(subject=subject)
+        ):
+            yield event
+            if event.subject == subject and event.state in ENDED:
+                return
 
     def workers(self, component: str = "") -> list[WorkerHandle]:
         """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.
@@ -163,7 +193,7 @@ class JobHandle:
         order = {spec.name: place for place, spec in enumerate(self.job.spec.components)}
         found = [worker for worker in self.job.workers if component in ("", worker.key.component)]
         found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
-        return [_handle(self.name, worker) for worker in found]
+        return [self._handle(worker) for worker in found]
 
     @property
     def _resource(self) -> str:
@@ -182,14 +212,15 @@ class JobHandle:
             except RevisionCompacted:
                 continue  # It was quiet for long; what is true now is read afresh.
 
-
-def _handle(job: str, worker: Worker) -> WorkerHandle:
-    return WorkerHandle(
-        job=job,
-        component=worker.key.component,
-        rank=worker.key.rank,
-        generation=worker.generation,
-        node=worker.allocation.node_id,
-        devices=tuple(share.id for share in worker.allocation.devices),
-        actor_name=worker.actor_name,
-    )
+    def _handle(self, worker: Worker) -> WorkerHandle:
+        return WorkerHandle(
+            job=self.name,
+            component=worker.key.component,
+            rank=worker.key.rank,
+            generation=worker.generation,
+            node=worker.allocation.node_id,
+            devices=tuple(share.id for share in worker.allocation.devices),
+            actor_name=worker.actor_name,
+            uid=self.job.uid,
+            controller=self._connection.address,
+        )

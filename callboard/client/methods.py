@@ -57,6 +57,9 @@ PREEMPT_JOB = Method(
     job_pb2.PreemptJobResponse,
     repeatable=False,
 )
+# The number is absolute, so a repeat changes nothing.
+SCALE_JOB = Method("JobService/ScaleJob", job_pb2.ScaleJobRequest, job_pb2.ScaleJobResponse)
+RENEW_JOBS = Method("JobService/RenewJobs", job_pb2.RenewJobsRequest, job_pb2.RenewJobsResponse)
 EXPLAIN_JOB = Method("JobService/ExplainJob", job_pb2.ExplainJobRequest, job_pb2.ExplainJobResponse)
 
 CREATE_POOL = Method("PoolService/CreatePool", pool_pb2.CreatePoolRequest, pool_pb2.CreatePoolResponse)
@@ -78,6 +81,7 @@ DELETE_POOL = Method(
 GET_NODE = Method("NodeService/GetNode", node_pb2.GetNodeRequest, node_pb2.GetNodeResponse)
 LIST_NODES = Method("NodeService/ListNodes", node_pb2.ListNodesRequest, node_pb2.ListNodesResponse)
 CORDON_NODE = Method("NodeService/CordonNode", node_pb2.CordonNodeRequest, node_pb2.CordonNodeResponse)
+DRAIN_NODE = Method("NodeService/DrainNode", node_pb2.DrainNodeRequest, node_pb2.DrainNodeResponse)
 UNCORDON_NODE = Method("NodeService/UncordonNode", node_pb2.UncordonNodeRequest, node_pb2.UncordonNodeResponse)
 
 LIST_PLACEMENT_GROUPS = Method(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -15,6 +15,7 @@ from callboard.model.requests import PoolSpec
 from callboard.model.specs import PoolSpec as ExactPoolSpec
 from callboard.v1.placement_group_pb2 import (
     DeletePlacementGroupRequest,
+    GetPlacementGroupRequest,
     ListPlacementGroupsRequest,
     ListPlacementGroupsResponse,
     PlacementGroup,
@@ -65,7 +66,12 @@ class PoolCalls:
         return await self.create_pool({"name": name, **fields})
 
     async def update_pool(
-        self, spec: PoolSpec | ExactPoolSpec | Mapping[str, Any], *, fields: tuple[str, ...] = (), etag: str = ""
+        self,
+        spec: PoolSpec | ExactPoolSpec | Mapping[str, Any],
+        *,
+        fields: Sequence[str] = (),
+        etag: str = "",
+        validate_only: bool = False,
     ) -> Pool:
         """Changes a pool.
 
@@ -73,6 +79,11 @@ class PoolCalls:
             spec: the new spec; its name says which pool.
             fields: top-level fields to take from it; empty: all.
             etag: refuse if the pool changed since this was read; empty: don't care.
+            validate_only: only check.
+
+        Raises:
+            InvalidInput: the mapping has faults; nothing was sent.
+            EtagMismatch: the pool changed meanwhile.
         """
         read = spec if isinstance(spec, ExactPoolSpec) else pool_spec(spec)
         request = UpdatePoolRequest(
@@ -80,6 +91,7 @@ class PoolCalls:
             spec=pool_spec_to_proto(read),
             update_mask=FieldMask(paths=fields),
             etag=etag,
+            validate_only=validate_only,
         )
         return (await self._connection.call(methods.UPDATE_POOL, request)).pool
 
@@ -130,6 +142,15 @@ class PoolCalls:
             return await self._connection.call(methods.LIST_PLACEMENT_GROUPS, request)
 
         return [group async for page in all_pages(fetch) for group in page.placement_groups]
+
+    async def get_placement_group(self, group_id: str) -> PlacementGroup:
+        """One placement group.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        request = GetPlacementGroupRequest(name=f"placementGroups/{group_id}")
+        return (await self._connection.call(methods.GET_PLACEMENT_GROUP, request)).placement_group
 
     async def delete_placement_group(self, group_id: str) -> PlacementGroup | None:
         """Removes an idle placement group; a reserved one stays away until its pool is updated.

@@ -1,7 +1,11 @@
 """How are the workers of a job called? As Ray actors, by their names: callboard is not in the way.
 
-Ray is imported when the first call is made, in the caller's process. A handle holds only names, so it
-pickles, and it works from any process that is connected to the job's Ray cluster.
+Ray is imported when the first call is made, in the caller's process. A handle holds only names, so it pickles, and it
+works from any process that is connected to the job's Ray cluster, in whatever namespace.
+
+Guaranteed: a call reaches the worker of the handle or, when that is known to be gone, a later generation of it; never
+two. Not guaranteed: that a call in flight when its worker dies had no effect, so it is not repeated: its reference
+raises Ray's ActorDiedError, and the next call follows.
 """
 
 from __future__ import annotations
@@ -10,12 +14,18 @@ import importlib
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from callboard.client.errors import WorkerGone
+from callboard.client.following import next_generation
+
 NAMESPACE = "callboard"
 """Ray namespace of every worker."""
+
+DEFAULT_WAIT_S = 60.0
+"""How long a call waits for the next generation of its worker: longer than a cold start."""
 
 
 class NoRay(Exception):
@@ -37,6 +47,36 @@ class NoActor(Exception):
         self.worker = worker
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How calls are made.
+
+    Attributes:
+        stream: the method yields; a call returns Ray's generator of references, one per item.
+        num_returns: references that a call returns, for a method that returns a tuple of as many.
+        follow: when the worker is gone, call its next generation; False: raise WorkerGone at once.
+        wait: seconds to wait for the next generation.
+    """
+
+    stream: bool = False
+    num_returns: int = 1
+    follow: bool = True
+    wait: float = DEFAULT_WAIT_S
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """The newest generation of a worker that a handle has found so far; it only moves forward.
+
+    Attributes:
+        actor_name: name of its Ray actor.
+        generation: its generation.
+    """
+
+    actor_name: str = ""
+    generation: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteMethod:
     """A method of the user's class in a worker."""
@@ -47,15 +87,24 @@ class RemoteMethod:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Calls it. Returns Ray's reference to the result: ``ray.get`` waits for it, ``await`` too.
 
+        With ``stream`` Ray's generator of references instead, with ``num_returns`` a list of references. Returns at
+        once, except when the worker is gone: then it blocks until the next generation is there.
+
         Raises:
-            ValueError: Ray knows no such actor (any more).
+            WorkerGone: the worker is gone, and no later generation came in time (or none was asked for).
+            NoActor: it is a plain process.
         """
-        return self.handle.actor().call.remote(self.method, *args, **kwargs)
+        actor, options = self.handle.actor(), self.handle.call_options
+        if options.stream:
+            return actor.stream.options(num_returns="streaming").remote(self.method, *args, **kwargs)
+        if options.num_returns != 1:
+            return actor.call.options(num_returns=options.num_returns).remote(self.method, *args, **kwargs)
+        return actor.call.remote(self.method, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHandle:
-    """One worker of a job, in one generation.
+    """One worker of a job, and its later generations.
 
     ``handle.run.remote(x)`` calls ``run(x)`` of the user's object in the worker. A method whose name is
     taken by an attribute below is reached with ``handle.method("rank").remote()``.
@@ -64,10 +113,14 @@ class WorkerHandle:
         job: name of the job.
         component: component of the job.
         rank: rank inside the component.
-        generation: fencing token; a restarted worker has a greater one and another actor.
-        node: node it runs on.
-        devices: ids of the devices it sees, in order.
+        generation: fencing token when the handle was made; a restarted worker has a greater one and another actor.
+        node: node it ran on then.
+        devices: ids of the devices it saw then, in order.
         actor_name: name of its Ray actor in namespace "callboard"; empty for plain processes.
+        uid: id of the job; empty: calls can't follow.
+        controller: address of the controller, as seen from where the handle was made.
+        call_options: how calls are made; see :meth:`options`.
+        newest: the later generation that calls go to, once one was found.
     """
 
     job: str
@@ -77,6 +130,10 @@ class WorkerHandle:
     node: str
     devices: tuple[str, ...]
     actor_name: str
+    uid: str = ""
+    controller: str = ""
+    call_options: CallOptions = CallOptions()
+    newest: Incarnation = field(default_factory=Incarnation, compare=False, repr=False)
 
     def method(self, name: str) -> RemoteMethod:
         """The method ``name`` of the user's object."""
@@ -88,16 +145,81 @@ class WorkerHandle:
             raise AttributeError(name)
         return RemoteMethod(self, name)
 
+    def options(
+        self,
+        *,
+        stream: bool | None = None,
+        num_returns: int | None = None,
+        follow: bool | None = None,
+        wait: float | None = None,
+    ) -> WorkerHandle:
+        """The handle with other options; what is None stays as it is.
+
+        Retries are not among them: a worker's actor is never restarted by Ray, so Ray has nothing to retry on.
+
+        Args:
+            stream: the method yields; ``for ref in handle.options(stream=True).rollout.remote(8): ray.get(ref)``.
+            num_returns: references that a call returns.
+            follow: call the next generation when the worker is gone; False: raise WorkerGone at once.
+            wait: seconds to wait for the next generation.
+        """
+        stated = {"stream": stream, "num_returns": num_returns, "follow": follow, "wait": wait}
+        changed: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
+        return replace(self, call_options=replace(self.call_options, **changed))
+
     def actor(self) -> Any:
-        """The worker's Ray actor.
+        """The Ray actor of the worker, or of its newest generation.
+
+        Blocks only when the actor is gone and another must be waited for.
 
         Raises:
+            WorkerGone: the worker is gone, and no later generation came in time (or none was asked for).
             NoActor: it is a plain process.
-            ValueError: Ray knows no such actor (any more).
         """
         if not self.actor_name:
-            raise NoActor(f"{self.job}/{self.component}/{self.rank}")
-        return _actor(self.actor_name)
+            raise NoActor(self._label)
+        while (actor := _living_actor(self.newest.actor_name or self.actor_name)) is None:
+            self._move_on()
+        return actor
+
+    @property
+    def _label(self) -> str:
+        return f"{self.job}/{self.component}/{self.rank}"
+
+    def _move_on(self) -> None:
+        """Find the generation that took the place of the newest one known, which is gone."""
+        newest = self.newest
+        if not self.call_options.follow:
+            gone = newest.actor_name or self.actor_name
+            raise WorkerGone(self._label, f"Ray has no living actor {gone}, and the call was told not to follow")
+        if not self.uid:
+            raise WorkerGone(self._label, "the handle names no job of a controller, so no later generation is known")
+        found = next_generation(
+            controller=self.controller,
+            uid=self.uid,
+            component=self.component,
+            rank=self.rank,
+            after=max(newest.generation, self.generation),
+            label=self._label,
+            wait_s=self.call_options.wait,
+        )
+        newest.actor_name, newest.generation = found.actor_name, found.generation
+
+
+def _living_actor(name: str) -> Any:
+    """The actor of that name; None when it is known to be gone."""
+    try:
+        actor = _actor(name)
+    except ValueError:  # Ray's way to say that there is none.
+        return None
+    # Known without a question to Ray, once a call was made; see `ActorHandle._get_local_state`.
+    state = getattr(actor, "_get_local_state", lambda: None)()
+    return None if state is not None and state == _dead() else actor
+
+
+@lru_cache(maxsize=1)
+def _dead() -> int:
+    return int(importlib.import_module("ray.core.generated.gcs_pb2").ActorTableData.DEAD)
 
 
 @lru_cache(maxsize=4096)

@@ -223,8 +223,13 @@ class Controller:
         task.add_done_callback(self._tasks.discard)
 
 
-async def serve_controller(options: ControllerOptions) -> int:
-    """Runs a controller until it is told to end; returns the program's exit code."""
+async def serve_controller(options: ControllerOptions, listening: Callable[[str], None] | None = None) -> int:
+    """Runs a controller until it is told to end; returns the program's exit code.
+
+    Args:
+        options: how it runs.
+        listening: is called with its address once it listens: with port 0 nobody knows it before.
+    """
     host, _ = split_address(options.listen)
     if not is_loopback(host):
         log.warning(
@@ -241,6 +246,8 @@ async def serve_controller(options: ControllerOptions) -> int:
         print(f"callboard controller: {error}", file=sys.stderr)  # noqa: T201 - for whoever reads no JSON
         endings.unwatch()
         return EXIT_FAILED
+    if listening is not None:
+        listening(controller.address)
     asked = asyncio.create_task(endings.asked.wait())
     ended = asyncio.create_task(controller.ended())
     try:
@@ -257,15 +264,19 @@ async def serve_controller(options: ControllerOptions) -> int:
         endings.unwatch()
 
 
-def run_controller(options: ControllerOptions) -> int:
+def run_controller(options: ControllerOptions, listening: Callable[[str], None] | None = None) -> int:
     """Runs a controller in this thread, on the event loop that the options name, until it is told to end.
+
+    Args:
+        options: how it runs.
+        listening: is called with its address once it listens.
 
     Returns:
         Exit code: 0 it stopped as asked, 1 it could not start or ended by itself.
     """
     configure_logs(options.log_format, options.log_level)
     with asyncio.Runner(loop_factory=_loop_factory(options.loop)) as runner:
-        main: Coroutine[Any, Any, int] = serve_controller(options)
+        main: Coroutine[Any, Any, int] = serve_controller(options, listening)
         return runner.run(main)
 
 

@@ -13,7 +13,7 @@ timeline       virtual time: the only clock
 machines       the physical truth: which process trees live, which devices they use
 rayworld       the placement groups that exist in Ray
 network        streams between agents and controller, with everything a network does to them
-outbox, agent, tasks, lease, hosting   an agent and its workers
+agent, membership, commands, outbox, tasks, lease, hosting, behaviour   an agent and its workers
 journal, controller, sessions, liveness, inbound   the controller
 shapes, workload   pools, jobs and the clients that ask for them
 chaos          which fault happens when

@@ -32,7 +32,7 @@ class Chaos:
             (Fault.RAY, True, 180, self._kill_raylet),
             (Fault.RAY, False, 900, self._kill_head),
             (Fault.WORKER, True, 20, self._kill_worker),
-            (Fault.CONTROLLER, False, 150, self._crash_controller),
+            (Fault.CONTROLLER, False, 240, self._crash_controller),
             (Fault.CLOCK, False, 300, self._jump),
         ):
             mean_ms = gap_s * 1_000 * (10 / nodes if per_node else 1)
@@ -99,15 +99,15 @@ class Chaos:
 
     def _kill_raylet(self) -> None:
         agent = self._some().agent
-        if agent is not None and agent.ray.ray_node_id:
+        if agent is not None and agent.membership.up:
             self._site.count("raylet died")
-            agent.raylet_died("raylet killed by signal 9")
+            agent.membership.died("raylet killed by signal 9")
 
     def _kill_head(self) -> None:
         agent = self._supervisors[0].agent
-        if agent is not None and agent.ray.ray_node_id:
+        if agent is not None and agent.membership.up:
             self._site.count("Ray's head died")
-            agent.raylet_died("gcs_server killed by signal 9")
+            agent.membership.died("gcs_server killed by signal 9")
 
     def _kill_worker(self) -> None:
         agent = self._some().agent

@@ -9,7 +9,7 @@ from callboard.controller.codec import decode_change, encode_change, encode_even
 from callboard.scheduler import State
 from callboard.scheduler.records import Change, EventRecord
 
-SNAPSHOT_AFTER = 20_000
+SNAPSHOT_AFTER = 4_000
 """Changes in the log until a snapshot pays."""
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from callboard.controller.convert.commands import command_message, worker_key
 from callboard.controller.convert.joining import check_hello, check_version, joined, ray_info
-from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.ray_board import RayBoard
 from callboard.scheduler import Outcome, Refusal, RefusalCode
 from callboard.scheduler.commands import Command
@@ -21,29 +20,11 @@ from callboard.scheduler.events import (
 )
 from callboard.scheduler.records import NodeState
 from callboard.simulation.controller import Controller, Make, Unavailable, nothing
+from callboard.simulation.inbound import Reports, Session
 from callboard.simulation.liveness import Liveness
 from callboard.simulation.network import Message, Stream
 from callboard.simulation.site import Site
 from callboard.v1 import agent_pb2
-
-REPORTS_REMEMBERED = 10_000
-
-
-class Session:
-    """One stream of one agent, from its Hello on."""
-
-    def __init__(self, stream: Stream, hello: agent_pb2.Hello) -> None:
-        self.stream = stream
-        self.node_id = hello.node_id
-        self.instance = hello.instance
-        self.epoch = 0
-        self.leaving = False
-        self.awaited: dict[str, Command] = {}
-        self.refusals: dict[str, int] = {}
-
-
-class StaleEpoch(Exception):
-    """The agent knows a later session than the controller."""
 
 
 class Sessions:
@@ -55,7 +36,7 @@ class Sessions:
         self.live: dict[str, Session] = {}
         self._by_stream: dict[Stream, Session] = {}
         self._joining: dict[str, Session] = {}
-        self._seen: dict[str, dict[str, None]] = {}
+        self._reports = Reports(site, controller, self)
         self._ray = RayBoard()
         self._liveness = self._new_liveness()
 
@@ -74,7 +55,7 @@ class Sessions:
         self.live.clear()
         self._by_stream.clear()
         self._joining.clear()
-        self._seen.clear()
+        self._reports = Reports(self._site, self._controller, self)
         self._ray = RayBoard()
         self._site.network.break_all("the controller died")
 
@@ -83,7 +64,7 @@ class Sessions:
         for command in commands:
             session = self.live.get(command.node_id)
             if session is not None:
-                self._send(session, command)
+                self.send(session, command)
 
     # ---- what streams say ----
 
@@ -109,7 +90,7 @@ class Sessions:
         if kind == "heartbeat":
             self._heartbeat(session, content)
         elif kind == "report":
-            self._report(session, content)
+            self._reports.take(session, content)
         elif kind == "goodbye":
             self._goodbye(session)
 
@@ -154,7 +135,7 @@ class Sessions:
         first = [command for command in outcome.commands if command.node_id == session.node_id]
         owed = self._controller.scheduler.owed_commands(session.node_id)
         for command in {command.command_id: command for command in (*first, *owed)}.values():
-            self._send(session, command)
+            self.send(session, command)
 
     def _welcome(self, session: Session, admission: Admission) -> agent_pb2.Welcome:
         state, options = self._controller.scheduler.state, self._site.options
@@ -168,12 +149,12 @@ class Sessions:
             ray_bootstrap=self._ray.bootstrap,
             keep=[agent_pb2.WorkerRef(worker=worker_key(worker), generation=worker.generation) for worker in kept],
             orphan_grace_ms=options.orphan_grace_ms,
-            known_report_ids=list(self._seen.get(session.node_id, ())),
+            known_report_ids=self._reports.seen(session.node_id),
         )
 
     def _heartbeat(self, session: Session, beat: agent_pb2.Heartbeat) -> None:
         if beat.HasField("ray"):
-            for make in self._ray_events(session, beat.ray):
+            for make in self.ray_events(session, beat.ray):
                 self._tell(make, "ray")
         if beat.leaving and not session.leaving:
             session.leaving = True
@@ -187,76 +168,15 @@ class Sessions:
         def gone(_: Outcome) -> None:
             self._liveness.forget(session.node_id, session.epoch)
             self._ray.forget(session.node_id)
-            self._seen.pop(session.node_id, None)
+            self._reports.forget(session.node_id)
             self._close(session, "goodbye")
 
         self._controller.ask(make, gone, nothing, source="goodbye")
 
-    # ---- reports ----
-
-    def _report(self, session: Session, report: agent_pb2.Report) -> None:
-        if report.report_id in self._seen.get(session.node_id, ()):
-            self._acknowledge(session, report.report_id)
-            return
-        command = session.awaited.pop(report.command_id, None)
-        if command is not None and self._is_owed_again(session, report, command):
-            self._acknowledge(session, report.report_id)
-            return
-        makes = self._makes(session, report, command)
-        if not makes:
-            self._settle(session, report.report_id)
-        for place, make in enumerate(makes, 1):
-            last = place == len(makes)
-
-            def settle(_: object, *, last: bool = last) -> None:
-                if last:
-                    self._settle(session, report.report_id)
-
-            def failed(error: Exception, *, last: bool = last) -> None:
-                if last and not isinstance(error, Unavailable):
-                    self._settle(session, report.report_id)
-
-            self._controller.ask(make, settle, failed, source="report")
-
-    def _makes(self, session: Session, report: agent_pb2.Report, command: Command | None) -> list[Make]:
-        what = report.WhichOneof("content")
-        if what == "ray_node_exited":
-            return self._ray_events(session, agent_pb2.RayNode())
-        if what == "command_refused":
-            if command is None:
-                return []
-            message = report.command_refused.message
-            return [_certain(lambda now_ms, cause: refused_event(command, session.node_id, message, now_ms, cause))]
-        return [_certain(lambda now_ms, cause: event_of(report, session.node_id, now_ms, cause))]
-
-    def _is_owed_again(self, session: Session, report: agent_pb2.Report, command: Command) -> bool:
-        message = report.command_refused.message
-        if not report.HasField("command_refused") or refused_event(command, session.node_id, message, 0, ""):
-            return False
-        times = session.refusals.get(command.command_id, 0)
-        session.refusals[command.command_id] = times + 1
-        self._site.timeline.after(min(1_000 * 2**times, 30_000), lambda: self._send_again(session, command.command_id))
-        return True
-
-    def _send_again(self, session: Session, command_id: str) -> None:
-        if self.live.get(session.node_id) is session:
-            for command in self._controller.scheduler.owed_commands(session.node_id):
-                if command.command_id == command_id:
-                    self._send(session, command)
-
-    def _settle(self, session: Session, report_id: str) -> None:
-        seen = self._seen.setdefault(session.node_id, {})
-        seen[report_id] = None
-        if len(seen) > REPORTS_REMEMBERED:
-            del seen[next(iter(seen))]
-        self._acknowledge(session, report_id)
-
-    def _acknowledge(self, session: Session, report_id: str) -> None:
-        self._site.network.send(session.stream, "down", ("ack", [report_id]))
-
     # ---- Ray and silence ----
 
-    def _ray_events(self, session: Session, ray: agent_pb2.RayNode) -> list[Make]:
+    def ray_events(self, session: Session, ray: agent_pb2.RayNode) -> list[Make]:
+        """What it means that a node's part in Ray is now ``ray`` (empty: none); other agents are told where Ray is."""
         info = ray_info(ray)
         if self._ray.learn(session.node_id, ray):
             self._spread_ray(session)
@@ -297,7 +217,7 @@ class Sessions:
     def lost(self, node_id: str, epoch: int, silent_ms: int) -> None:
         """A node is given up; should its agent still be there, it has to join again."""
         self._ray.forget(node_id)
-        self._seen.pop(node_id, None)
+        self._reports.forget(node_id)
         session = self.live.pop(node_id, None)
         if session is not None:
             self._close(session, "given up; join again")
@@ -306,6 +226,10 @@ class Sessions:
             lambda now_ms, cause: NodeLost(now_ms=now_ms, cause=cause, node_id=node_id, epoch=epoch, reason=reason),
             "lease",
         )
+
+    def is_current(self, session: Session) -> bool:
+        """Whether the session is its node's newest (I9)."""
+        return self.live.get(session.node_id) is session
 
     # ---- inside ----
 
@@ -322,7 +246,8 @@ class Sessions:
     def _tell(self, make: Make, source: str) -> None:
         self._controller.ask(make, nothing, nothing, source=source)
 
-    def _send(self, session: Session, command: Command) -> None:
+    def send(self, session: Session, command: Command) -> None:
+        """Sends a command, and awaits its answer."""
         session.awaited[command.command_id] = command
         self._liveness.spoke(session.node_id, session.epoch)
         message = command_message(command, self._controller.scheduler.state, _address)
@@ -349,7 +274,3 @@ class Sessions:
 
 def _address(node_id: str) -> str:
     return node_id
-
-
-def _certain(make: Callable[[int, str], object]) -> Make:
-    return make  # type: ignore[return-value]

@@ -53,7 +53,7 @@ class Supervisor:
         """The agent looks whether the session of its raylet still lives."""
         agent = self.agent
         if agent is not None:
-            agent.later(0, agent.notice_session)
+            agent.later(0, agent.membership.notice)
 
     def crash(self, back_after_ms: int) -> None:
         """The agent is killed; its raylet and its workers live on until the next one ends them."""
@@ -86,7 +86,7 @@ class Supervisor:
         if self.agent is not None:
             agent, self.agent = self.agent, None
             agent.alive = False
-            agent.drop_ray()
+            agent.membership.drop()
             if agent.stream is not None:
                 self._site.network.vanish(agent.stream)
         self._site.timeline.after(back_after_ms, self.power_on)
@@ -99,7 +99,7 @@ class Supervisor:
 
     def _back(self, wait_ms: int, agent: Agent) -> None:
         def again() -> None:
-            agent.drop_ray()
+            agent.membership.drop()
             self.start()
 
         self._site.timeline.after(wait_ms, again)

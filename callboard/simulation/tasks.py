@@ -18,7 +18,10 @@ class Speaker(Protocol):
     """The agent, as its groups see it."""
 
     site: Site
-    ray: agent_pb2.RayNode
+
+    @property
+    def ray(self) -> agent_pb2.RayNode:
+        """The node's part in Ray."""
 
     def later(self, wait_ms: float, do: Callable[[], None]) -> Timer:
         """Does something in a while, if the agent still lives."""

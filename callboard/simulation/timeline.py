@@ -59,4 +59,6 @@ class Timeline:
             do, timer.do = timer.do, None
             do()
             return True
+        if until_ms is not None:
+            self.now_ms = max(self.now_ms, until_ms)
         return False

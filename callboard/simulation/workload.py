@@ -22,7 +22,7 @@ from callboard.simulation.site import Site
 RETRY_MS = 2_000
 
 MOST_WAITING = 8
-"""Jobs that wait until no more are submitted: enough for every rule of the queue, and each is planned at each change."""
+"""Jobs that wait until no more are submitted: enough for every rule of the queue; each is planned at each change."""
 
 
 class Workload:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import typer
 
@@ -46,24 +45,44 @@ def run(
     if run_dir is not None:
         # Whoever chose the run directory has registered the cluster.
         raise typer.Exit(run_controller(options))
-    with failing_in_words(), _registered(listen):
-        raise typer.Exit(run_controller(options))
+    with failing_in_words(), _Registration() as registration:
+        if not listen.endswith(":0"):
+            # Before it starts: a controller of that port that runs already is named.
+            registration.at(listen)
+        raise typer.Exit(run_controller(options, registration.at))
 
 
-@contextmanager
-def _registered(listen: str) -> Iterator[None]:
-    """Makes the controller known on this machine as long as it runs."""
-    name = f"controller-{listen.rpartition(':')[2]}"
-    directory = cluster_directory(name, run_directory())
-    try:
-        claim_directory(directory)
-    except AlreadyUp as error:
-        raise in_words(error) from error
-    try:
-        record = ClusterRecord(name=name, controller=listen, directory=directory)
+class _Registration:
+    """Makes the controller known on this machine as long as the block runs."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._directory is not None:
+            remove_directory(self._directory)
+
+    def at(self, address: str) -> None:
+        """Registers its address; asked again, does nothing.
+
+        Raises:
+            CommandFailed: a controller of that port is registered and runs.
+        """
+        if self._directory is not None:
+            return
+        name = f"controller-{address.rpartition(':')[2]}"
+        directory = cluster_directory(name, run_directory())
+        try:
+            claim_directory(directory)
+        except AlreadyUp as error:
+            raise in_words(error) from error
+        self._directory = directory
+        record = ClusterRecord(name=name, controller=address, directory=directory)
         if (ourselves := identify(os.getpid())) is not None:
             record = record.with_process(CONTROLLER_ROLE, ourselves)
         write_record(record)
-        yield
-    finally:
-        remove_directory(directory)

@@ -1,0 +1,54 @@
+"""Which actor takes the place of a worker that is gone? The controller knows; asked only when that happens."""
+
+from __future__ import annotations
+
+from callboard.client.errors import RequestTooLarge, WaitTimeout, WorkerGone
+from callboard.v1.job_pb2 import Job, Worker, WorkerState
+from callboard.wire.refusals import CallboardError, NotFound
+
+
+def next_generation(
+    *, controller: str, uid: str, component: str, rank: int, after: int, label: str, wait_s: float
+) -> Worker:
+    """Waits for a later generation of a worker and returns it. Blocks the calling thread.
+
+    Args:
+        controller: address to ask.
+        uid: id of the job.
+        component: component of the worker.
+        rank: rank of the worker.
+        after: the generation that is gone.
+        label: the worker for people, "job/component/rank".
+        wait_s: seconds to wait for it.
+
+    Raises:
+        WorkerGone: the job has ended or is forgotten, the controller does not answer, or time is over.
+    """
+    # Here, because it needs gRPC, which a process that only calls workers never loads.
+    from callboard.client.sync import SyncClient  # noqa: PLC0415
+
+    try:
+        with SyncClient(controller, timeout=max(wait_s, 1.0), retry=wait_s) as client:
+            job = client.get_job(uid).until(
+                lambda job: _successor(job, component, rank, after) is not None,
+                f"a later generation of {component}/{rank}",
+                wait_s,
+            )
+    except NotFound:
+        raise WorkerGone(label, "its job is no longer known to the controller") from None
+    except WaitTimeout as error:
+        raise WorkerGone(label, str(error)) from error
+    except (CallboardError, RequestTooLarge) as error:
+        raise WorkerGone(label, f"and its controller can't say what took its place: {error}") from error
+    found = _successor(job, component, rank, after)
+    if found is None:
+        raise WorkerGone(label, f"its job has ended: {job.state_reason}" if job.state_reason else "its job has ended")
+    return found
+
+
+def _successor(job: Job, component: str, rank: int, after: int) -> Worker | None:
+    for worker in job.workers:
+        same = worker.key.component == component and worker.key.rank == rank
+        if same and worker.generation > after and worker.state == WorkerState.WORKER_STATE_READY:
+            return worker
+    return None

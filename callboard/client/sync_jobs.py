@@ -1,0 +1,81 @@
+"""One job, for programs whose calls block: a :class:`callboard.client.JobHandle` behind the background loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from callboard.client.background import BackgroundLoop
+from callboard.client.jobs import JobHandle
+from callboard.client.workers import WorkerHandle
+from callboard.v1.event_pb2 import Event
+from callboard.v1.job_pb2 import Explanation, Job
+
+
+class SyncJobHandle:
+    """One job. Every method is that of :class:`callboard.client.JobHandle`, where arguments and errors are described."""
+
+    def __init__(self, loop: BackgroundLoop, handle: JobHandle) -> None:
+        self._loop = loop
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"SyncJobHandle({self.name}, {self.state})"
+
+    @property
+    def job(self) -> Job:
+        """The job as it was last seen; every method that talks to the controller renews it."""
+        return self._handle.job
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self._handle.name
+
+    @property
+    def state(self) -> str:
+        """State when it was last seen: "PENDING", "RUNNING", …"""
+        return self._handle.state
+
+    def workers(self, component: str = "") -> list[WorkerHandle]:
+        """Handles of the workers as last seen, in rank order: their calls are plain Ray calls."""
+        return self._handle.workers(component)
+
+    def refresh(self) -> Job:
+        """The job as it is now."""
+        return self._loop.run(self._handle.refresh())
+
+    def running(self, timeout: float | None = None) -> Job:
+        """Waits until every worker was constructed and answered."""
+        return self._loop.run(self._handle.running(timeout))
+
+    def finished(self, timeout: float | None = None) -> Job:
+        """Waits until the job has ended, well or not: look at the state of what is returned."""
+        return self._loop.run(self._handle.finished(timeout))
+
+    def until(self, reached: Callable[[Job], bool], what: str, timeout: float | None = None) -> Job:
+        """Waits until ``reached(job)`` is true or the job has ended, whichever comes first."""
+        return self._loop.run(self._handle.until(reached, what, timeout))
+
+    def cancel(self, reason: str = "", *, destroy_placement_groups: bool = False) -> Job:
+        """Ends the job as cancelled; idempotent, in every state. Returns at once: wait with :meth:`finished`."""
+        return self._loop.run(self._handle.cancel(reason, destroy_placement_groups=destroy_placement_groups))
+
+    def complete(self, reason: str = "") -> Job:
+        """Ends the job as succeeded; idempotent, in every state. Returns at once: wait with :meth:`finished`."""
+        return self._loop.run(self._handle.complete(reason))
+
+    def preempt(self, *, for_job: str = "", reason: str = "") -> Job:
+        """Makes the job yield now."""
+        return self._loop.run(self._handle.preempt(for_job=for_job, reason=reason))
+
+    def scale(self, component: str, workers: int) -> Job:
+        """Says how many workers an elastic component should have. Returns at once."""
+        return self._loop.run(self._handle.scale(component, workers))
+
+    def explain(self) -> Explanation:
+        """Why the job is where it is, and what would unblock it."""
+        return self._loop.run(self._handle.explain())
+
+    def events(self, *, start_revision: int = 0) -> Iterator[Event]:
+        """Follows the events of the job and its workers, through reconnects, until the job has ended."""
+        return self._loop.iterate(self._handle.events(start_revision=start_revision))

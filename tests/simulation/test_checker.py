@@ -1,0 +1,91 @@
+"""The simulator notices: a broken scheduler, agent or journal is caught by the rule that it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from callboard.scheduler import Outcome, Scheduler
+from callboard.scheduler.commands import StopWorker
+from callboard.scheduler.events import Event, WorkerStopped
+from callboard.scheduler.records import Change, EventRecord, StopOutcome
+from callboard.simulation import SimulationFailure, SimulationOptions, Simulator
+from callboard.simulation.hosting import Worker
+from callboard.simulation.journal import Journal
+from callboard.simulation.liveness import Liveness
+
+OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
+
+
+def failure_of(simulator: Simulator) -> SimulationFailure:
+    failure = simulator.run().failure
+    assert failure is not None, "nothing was noticed"
+    return failure
+
+
+class Hasty(Scheduler):
+    """Takes a stop for done as soon as it is asked for."""
+
+    def handle(self, event: Event) -> Outcome:
+        outcome = super().handle(event)
+        changes, events = list(outcome.changes), list(outcome.events)
+        for command in outcome.commands:
+            if isinstance(command, StopWorker) and command.generation in self.state.workers:
+                gone = WorkerStopped(
+                    now_ms=event.now_ms,
+                    node_id=command.node_id,
+                    generation=command.generation,
+                    outcome=StopOutcome.KILLED,
+                )
+                more = super().handle(gone)
+                changes += more.changes
+                events += more.events
+        return Outcome(tuple(changes), outcome.commands, tuple(events), outcome.result)
+
+
+def test_a_scheduler_that_frees_devices_before_the_proof_is_caught() -> None:
+    simulator = Simulator(OPTIONS)
+    simulator.controller.make_scheduler = Hasty
+    failure = failure_of(simulator)
+    assert failure.rule == "R2/I4"
+    assert "its processes live on" in failure.message
+    assert failure.story, "the job's story is told"
+    assert failure.last_events
+    assert failure.command == "callboard simulate --seed 2 --nodes 4 --events 3000 --faults all"
+
+
+def test_an_agent_that_reports_a_stop_before_the_kill_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lies(self: Worker, budget_ms: int, then: Callable[[bool], None]) -> None:
+        then(False)
+
+    monkeypatch.setattr(Worker, "_end_tree", lies)
+    assert failure_of(Simulator(OPTIONS)).rule in {"R2/I4", "R2/I1"}
+
+
+class Forgetful(Journal):
+    """Says that a batch is on disk and loses every tenth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches = 0
+
+    def commit(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
+        self._batches += 1
+        if self._batches % 10:
+            super().commit(changes, events)
+
+
+def test_a_journal_that_loses_what_it_acknowledged_is_caught() -> None:
+    simulator = Simulator(OPTIONS)
+    simulator.controller.journal = Forgetful()
+    failure_of(simulator)
+
+
+def test_a_controller_that_gives_up_strict_nodes_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def impatient(self: Liveness, wait_ms: int, node_id: str, node: object) -> None:
+        self._timeline.after(1_000, lambda: self._look_at(node_id, node))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("callboard.simulation.liveness.MARGIN_MS", -20_000)
+    monkeypatch.setattr(Liveness, "_look_in", impatient)
+    assert failure_of(Simulator(OPTIONS)).rule == "R5"

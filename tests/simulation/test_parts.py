@@ -1,0 +1,136 @@
+"""The virtual world's own laws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from callboard.simulation import Fault, SimulationOptions, parse_faults
+from callboard.simulation.lease import Lease
+from callboard.simulation.machines import Machine, Machines, Tree
+from callboard.simulation.network import Message, Network, Stream
+from callboard.simulation.options import ALL_FAULTS, NO_FAULTS, UnknownFault, faults_text
+from callboard.simulation.rayworld import RayWorld
+from callboard.simulation.rules import RuleBroken
+from callboard.simulation.timeline import Timeline
+
+
+class End:
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self.why = ""
+
+    def receive(self, stream: Stream, message: Message) -> None:
+        self.got.append(message[1])
+
+    def broken(self, stream: Stream, why: str) -> None:
+        self.why = why
+
+
+def passes(timeline: Timeline, ms: int) -> None:
+    until_ms = timeline.now_ms + ms
+    while timeline.step(until_ms):
+        pass
+
+
+def machine() -> Machine:
+    return Machine("n0", gpus=2, cpu_milli=1_000, memory_bytes=1, labels={})
+
+
+def tree(generation: int, milli: int = 1_000, *, strict: bool = False) -> Tree:
+    return Tree(generation, ("j", "main", 0), ((0, milli),), strict, kill_ms=1)
+
+
+def test_things_due_at_one_time_happen_in_the_order_they_were_asked_for() -> None:
+    timeline, done = Timeline(), []
+    timeline.after(5, lambda: done.append("b"))
+    timeline.after(5, lambda: done.append("c"))
+    timeline.after(1, lambda: done.append("a"))
+    timeline.after(2, lambda: done.append("never")).cancel()
+    passes(timeline, 10)
+    assert done == ["a", "b", "c"]
+    assert timeline.now_ms == 10
+
+
+def test_a_device_share_is_never_used_twice() -> None:
+    place = machine()
+    world = Machines([place])
+    world.spawn(place, tree(1, 600), 0)
+    world.spawn(place, tree(2, 400), 0)
+    with pytest.raises(RuleBroken, match="R2/I1"):
+        world.spawn(place, tree(3, 1), 0)
+    world.power_off(place)
+    assert world.living() == []
+
+
+def test_a_strict_copy_may_start_only_after_the_other_ended() -> None:
+    first, second = machine(), Machine("n1", 2, 1_000, 1, {})
+    world = Machines([first, second])
+    old = tree(1, strict=True)
+    world.spawn(first, old, 0)
+    with pytest.raises(RuleBroken, match="R5"):
+        world.spawn(second, tree(2, strict=True), 0)
+    world.end(first, old)
+    world.spawn(second, tree(3, strict=True), 0)
+
+
+def test_a_stream_keeps_its_order_and_a_cut_ends_it() -> None:
+    timeline, agent, controller = Timeline(), End(), End()
+    network = Network(timeline, Random(1), NO_FAULTS, Counter())
+    stream = network.open("n0", agent, controller)
+    for number in range(20):
+        network.send(stream, "up", ("report", str(number)))
+    passes(timeline, 100)
+    assert controller.got == [str(number) for number in range(20)]
+    network.partition("n0", ("up",))
+    network.send(stream, "up", ("report", "lost"))
+    passes(timeline, 20_000)
+    assert len(controller.got) == 20
+    assert agent.why
+    assert controller.why
+
+
+def test_a_lease_ends_again_after_it_was_renewed() -> None:
+    timeline, fired = Timeline(), []
+    lease = Lease(
+        timeline,
+        timeline.after,
+        on_expired=lambda: fired.append(timeline.now_ms),
+        on_orphaned=lambda: fired.append(-1),
+    )
+    lease.grant(1_000, 100_000)
+    passes(timeline, 1_500)
+    lease.renew()
+    passes(timeline, 2_500)
+    assert fired == [1_000, 2_500]
+
+
+def test_a_group_waits_in_ray_until_its_room_is_free() -> None:
+    ray = RayWorld()
+    ray.start_head()
+    raylet = ray.add_raylet(1_000)
+    ray.find_or_make(("a", 1), ((raylet, 1_000),))
+    ray.find_or_make(("b", 1), ((raylet, 1_000),))
+    assert ray.try_place(("a", 1)) is not None
+    assert ray.try_place(("b", 1)) is None
+    ray.remove(("a", 1))
+    assert ray.try_place(("b", 1)) is not None
+    ray.start_head()
+    assert not ray.groups
+
+
+def test_faults_are_read_as_they_are_written() -> None:
+    assert parse_faults("all") == ALL_FAULTS
+    assert parse_faults("none") == NO_FAULTS
+    assert parse_faults("drop, Clock") == {Fault.DROP, Fault.CLOCK}
+    for faults in (ALL_FAULTS, NO_FAULTS, frozenset({Fault.DROP, Fault.RAY})):
+        assert parse_faults(faults_text(faults)) == faults
+    with pytest.raises(UnknownFault, match="'dorp' is no fault"):
+        parse_faults("dorp")
+
+
+def test_a_simulation_needs_an_end() -> None:
+    with pytest.raises(ValueError, match="how long"):
+        SimulationOptions(seed=1)
