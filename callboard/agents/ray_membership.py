@@ -8,23 +8,21 @@ outlives a killed raylet by about a second (m)); then another one is started in 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Protocol
 
 import structlog
 
-from callboard.agents.devices import NodeDevices
 from callboard.agents.driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.endings import TreeEnder
 from callboard.agents.options import AgentOptions
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.ray_command import SETTINGS, PortTaken, RayNodeError, RayNodeSpec, free_port
+from callboard.agents.ray_command import PortTaken, RayNodeError, free_port
 from callboard.agents.ray_node import RayNode
+from callboard.agents.ray_plan import RayPlan, RayTarget
 from callboard.agents.run_dir import RunDir, Started
-from callboard.agents.worker_env import AGENT_MARKER
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
@@ -45,51 +43,36 @@ class Tenants(Protocol):
         """Return when all are gone."""
 
 
-@dataclass(frozen=True)
-class _Target:
-    """A cluster to be in."""
-
-    gcs_address: str
-    session: str
-    """Empty: whichever is there."""
-    token: str | None
-    """None: Ray's own rules, or the token file of the options."""
-
-
 class RayMembership:
     """Keeps the node in its Ray cluster."""
 
     def __init__(
         self,
         options: AgentOptions,
-        inventory: agent_pb2.Inventory,
-        devices: NodeDevices,
+        plan: RayPlan,
         *,
         run_dir: RunDir,
         ender: TreeEnder,
         driver: DriverClient,
         tenants: Tenants,
         node_ip: str,
-        import_path: str,
         on_change: Callable[[], None],
         on_exit: Callable[[str], None],
     ) -> None:
         self.node = agent_pb2.RayNode()
         """As told to the controller; empty while the node is in no cluster."""
         self._options = options
-        self._inventory = inventory
-        self._devices = devices
+        self._plan = plan
         self._run_dir = run_dir
         self._ender = ender
         self._driver = driver
         self._tenants = tenants
         self._node_ip = node_ip
-        self._import_path = import_path
         self._on_change = on_change
         self._on_exit = on_exit
         self._running: RayNode | None = None
-        self._offered: _Target | None = None
-        self._adopted: _Target | None = None
+        self._offered: RayTarget | None = None
+        self._adopted: RayTarget | None = None
         self._offer_changed = asyncio.Event()
 
     def adopt(self, started: Started) -> bool:
@@ -98,7 +81,7 @@ class RayMembership:
         Told to the controller at once: a Hello without it would void every placement group of the node.
         """
         facts = started.facts
-        if started.process is None or facts.get("shape") != self._shape():
+        if started.process is None or facts.get("shape") != self._plan.shape():
             return False
         if self._options.ray_address not in ("", facts["gcs_address"]):
             return False
@@ -107,7 +90,7 @@ class RayMembership:
         if self._running is None:
             return False
         token = self._run_dir.read_ray_token() if facts["token"] else facts["token"]
-        self._adopted = _Target(facts["gcs_address"], facts["session"], token)
+        self._adopted = RayTarget(facts["gcs_address"], facts["session"], token)
         connection = Connection(**facts["connection"])
         self._driver.connection = connection
         self.node = self._part_in_ray(connection, self._adopted)
@@ -117,7 +100,7 @@ class RayMembership:
         """The controller says where Ray is."""
         if self._options.ray_head or self._options.ray_address or not bootstrap.gcs_address:
             return
-        target = _Target(bootstrap.gcs_address, bootstrap.session, bootstrap.auth_token)
+        target = RayTarget(bootstrap.gcs_address, bootstrap.session, bootstrap.auth_token)
         if target != self._offered:
             self._offered = target
             self._offer_changed.set()
@@ -154,21 +137,21 @@ class RayMembership:
         """Leave the cluster: end the driver and the node."""
         await self._part()
 
-    async def _target(self) -> _Target:
+    async def _target(self) -> RayTarget:
         if self._options.ray_head:
             port = self._options.ray_port or free_port(self._node_ip)
-            return _Target(f"{self._node_ip}:{port}", "", secrets.token_hex(32))
+            return RayTarget(f"{self._node_ip}:{port}", "", secrets.token_hex(32))
         if self._options.ray_address:
-            return _Target(self._options.ray_address, "", None)
+            return RayTarget(self._options.ray_address, "", None)
         while self._offered is None:
             self._offer_changed.clear()
             await self._offer_changed.wait()
         return self._offered
 
-    async def _join(self, target: _Target) -> Connection:
+    async def _join(self, target: RayTarget) -> Connection:
         self._offer_changed.clear()
-        environment = self._environment(target)
-        spec = self._spec(target, environment)
+        environment = self._plan.environment(target)
+        spec = self._plan.spec(target, environment)
         self._running = await RayNode.start(spec, self._ender)
         self._run_dir.put(Started("ray", self._running.process))
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
@@ -178,22 +161,22 @@ class RayMembership:
         self._on_change()
         return connection
 
-    async def _join_again(self, target: _Target) -> Connection:
+    async def _join_again(self, target: RayTarget) -> Connection:
         """A driver for the node that was adopted."""
-        connection = await self._driver.connect(target.gcs_address, self._node_ip, self._environment(target))
+        connection = await self._driver.connect(target.gcs_address, self._node_ip, self._plan.environment(target))
         self._check_session(target, connection)
         if connection.ray_node_id != self.node.ray_node_id:
             raise RayNodeError("another Ray node has its address")
         self._on_change()
         return connection
 
-    def _check_session(self, target: _Target, connection: Connection) -> None:
+    def _check_session(self, target: RayTarget, connection: Connection) -> None:
         if target.session and connection.session != target.session:
             raise RayNodeError(f"{target.gcs_address} is another Ray session than the one that is wanted")
 
-    def _record(self, node: RayNode, target: _Target, connection: Connection) -> None:
+    def _record(self, node: RayNode, target: RayTarget, connection: Connection) -> None:
         facts = {
-            "shape": self._shape(),
+            "shape": self._plan.shape(),
             "gcs_address": target.gcs_address,
             "session": connection.session,
             "token": target.token and "file",
@@ -203,7 +186,7 @@ class RayMembership:
         }
         self._run_dir.put(Started("ray", node.process, "", facts))
 
-    def _part_in_ray(self, connection: Connection, target: _Target) -> agent_pb2.RayNode:
+    def _part_in_ray(self, connection: Connection, target: RayTarget) -> agent_pb2.RayNode:
         head = self._options.ray_head
         return agent_pb2.RayNode(
             gcs_address=connection.gcs_address,
@@ -214,7 +197,7 @@ class RayMembership:
             node_ip=connection.node_ip,
         )
 
-    async def _until_over(self, target: _Target) -> None:
+    async def _until_over(self, target: RayTarget) -> None:
         """Return when the node has ended, or is to be in another cluster; nothing of it is left then."""
         assert self._running is not None
         lost = asyncio.create_task(self._running.wait_lost())
@@ -247,56 +230,3 @@ class RayMembership:
             await node.stop()
             self._run_dir.drop("ray")
         self._run_dir.clear_ray()
-
-    def _shape(self) -> dict[str, object]:
-        """What an earlier agent's node must have been started with to go on."""
-        capacity = self._inventory.capacity
-        return {
-            "head": self._options.ray_head,
-            "node_ip": self._node_ip,
-            "cpu_milli": capacity.cpu_milli,
-            "gpus": len(self._devices.devices),
-            "memory_bytes": capacity.memory_bytes,
-            "custom_milli": dict(capacity.custom_milli),
-            "object_store_bytes": self._options.object_store_bytes,
-        }
-
-    def _spec(self, target: _Target, environment: Mapping[str, str]) -> RayNodeSpec:
-        options, capacity = self._options, self._inventory.capacity
-        return RayNodeSpec(
-            node_id=options.node_id,
-            gcs_address=target.gcs_address,
-            head=options.ray_head,
-            node_ip=self._node_ip,
-            cpu_milli=capacity.cpu_milli,
-            gpus=len(self._devices.devices),
-            memory_bytes=capacity.memory_bytes,
-            custom_milli=dict(capacity.custom_milli),
-            object_store_bytes=options.object_store_bytes,
-            port_base=options.port_base,
-            dashboard_port=options.dashboard_port,
-            temp_dir=self._run_dir.ray_temp,
-            log=self._run_dir.logs / "ray.log",
-            environment=environment,
-        )
-
-    def _environment(self, target: _Target) -> dict[str, str]:
-        """Environment of the node and its driver. Workers inherit it and clear what isn't theirs."""
-        variables = {
-            **os.environ,
-            **SETTINGS,
-            "PYTHONPATH": self._import_path,
-            AGENT_MARKER: str(self._run_dir.path),
-        }
-        if self._devices.simulated:
-            # Ray refuses more GPUs than it sees; simulated ones it can't see at all.
-            for name in self._devices.vendor.variables:
-                variables.pop(name, None)
-        if target.token:
-            self._run_dir.write_ray_token(target.token)
-            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self._run_dir.ray_token)}
-        elif self._options.ray_token_path:
-            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": self._options.ray_token_path}
-        elif target.token is not None:
-            variables["RAY_AUTH_MODE"] = "disabled"
-        return variables

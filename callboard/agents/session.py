@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Coroutine
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -19,6 +19,7 @@ import structlog
 from callboard.agents.channel import REFUSALS, channel_options
 from callboard.agents.lease import Lease, LeaseTerms
 from callboard.agents.outbox import Outbox
+from callboard.agents.session_handler import SessionHandler
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -54,28 +55,6 @@ class SessionRefused(Exception):
 
 class _Lost(Exception):
     """The session ended; another one may be opened."""
-
-
-class SessionHandler(Protocol):
-    """What a session is about."""
-
-    def hello(self, epoch_seen: int) -> agent_pb2.Hello:
-        """Who the agent is and what runs here, at this moment."""
-
-    def ray_node(self) -> agent_pb2.RayNode | None:
-        """The node's part in Ray, if it changed since it was last asked for in this session."""
-
-    def welcomed(self, welcome: agent_pb2.Welcome) -> None:
-        """A session began."""
-
-    def command(self, command: agent_pb2.Command) -> None:
-        """Something to do."""
-
-    def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
-        """Where to find Ray."""
-
-    def spare_target(self, count: int) -> None:
-        """How many warm spares to keep."""
 
 
 class Session:

@@ -28,6 +28,10 @@ _log = structlog.get_logger(__name__)
 _RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
 """Between attempts after a spare could not be made. Starts work without: nothing is urgent."""
 
+_QUIET_S = 0.25
+"""After a start, before its spare is made again: the worker's first calls come first too. Far below what a spare takes
+to come up, so it hardly adds to how long the node has none."""
+
 _END_S = 5.0
 """For the end of a spare, which runs nothing that could resist."""
 
@@ -75,6 +79,7 @@ class Spares:
         self._target: int | None = None
         self._spares: list[Spare] = []
         self._starts = 0
+        self._quiet_from = 0.0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -91,6 +96,7 @@ class Spares:
             yield
         finally:
             self._starts -= 1
+            self._quiet_from = asyncio.get_running_loop().time() + _QUIET_S
             self._changed.set()
 
     def take(self) -> Spare | None:
@@ -126,16 +132,15 @@ class Spares:
         while True:
             self._changed.clear()
             await self._end(self._surplus())
-            if self._starts == 0 and len(self._spares) < (self._target or 0):
-                if await self._make():
-                    pause_s = _RETRY_FIRST_S
-                    continue
-                waking = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait([waking], timeout=pause_s)
-                waking.cancel()
-                pause_s = min(_RETRY_MAX_S, pause_s * 2)
-            else:
+            if self._starts or len(self._spares) >= (self._target or 0):
                 await self._changed.wait()
+            elif (noisy_s := self._quiet_from - asyncio.get_running_loop().time()) > 0:
+                await self._change_within(noisy_s)
+            elif await self._make():
+                pause_s = _RETRY_FIRST_S
+            else:
+                await self._change_within(pause_s)
+                pause_s = min(_RETRY_MAX_S, pause_s * 2)
 
     async def close(self) -> None:
         """End all of them; nothing is made any more."""
@@ -151,6 +156,11 @@ class Spares:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def _change_within(self, seconds: float) -> None:
+        waiting = asyncio.ensure_future(self._changed.wait())
+        await asyncio.wait([waiting], timeout=seconds)
+        waiting.cancel()
 
     # Making and ending.
 

@@ -143,8 +143,7 @@ class WorkerTable:
             living = {worker.process: worker for worker in self._workers.values() if worker.process}
             if living:
                 for process, tree in (await self._site.ender.trees(living)).items():
-                    # An empty tree means that it died just now: the last one seen is what's wanted.
-                    living[process].tree = tree or living[process].tree
+                    living[process].see_tree(tree)
 
     def _run(self, worker: Worker) -> None:
         command = worker.order.command

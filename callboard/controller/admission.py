@@ -8,7 +8,7 @@ from callboard.scheduler import State
 from callboard.scheduler.events import Admission
 from callboard.scheduler.records import NodeState
 from callboard.v1 import agent_pb2
-from callboard.wire.refusals import WrongState
+from callboard.wire.refusals import Unavailable, WrongState
 
 GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 """Nodes in these states have no agent, so nothing of theirs is taken."""
@@ -27,6 +27,20 @@ def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
             f"the agent of {hello.node_id} was in session {hello.epoch_seen}, this controller knows {known}: it is the "
             "agent of another controller, or this one's state was restored or removed. Restart the agent to join"
         )
+
+
+def check_number(hello: agent_pb2.Hello, latest: tuple[str, int]) -> None:
+    """A Hello may arrive after a later one of the same agent: it was stuck on a connection that the agent gave up. What
+    it says runs there is of the past, and taking it for now would free the room of workers that live (I4).
+
+    Args:
+        latest: (instance, number) of the last Hello taken from this node.
+
+    Raises:
+        Unavailable: it is not the latest; the stream it came on is dead anyway.
+    """
+    if hello.number and latest[0] == hello.instance and hello.number <= latest[1]:
+        raise Unavailable(f"a later Hello of the agent of {hello.node_id} is known")
 
 
 def welcome(

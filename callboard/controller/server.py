@@ -130,7 +130,6 @@ class Controller:
                 await self._server.stop(0)
             raise
         self._running = asyncio.create_task(self.driver.run())
-        log.info("listening", address=self.address, state_dir=str(self.options.state_dir))
 
     async def stop(self, hurried: asyncio.Event | None = None) -> None:
         """Ends calls, sessions and watches, takes a snapshot and lets go of everything.
@@ -248,6 +247,7 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
         return EXIT_FAILED
     if listening is not None:
         listening(controller.address)
+    log.info("listening", address=controller.address, state_dir=str(options.state_dir))
     asked = asyncio.create_task(endings.asked.wait())
     ended = asyncio.create_task(controller.ended())
     try:

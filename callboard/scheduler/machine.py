@@ -196,6 +196,8 @@ def _group_due(tx: Transaction, group_id: str) -> None:
 def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
     group = tx.state.groups.get(event.group_id)
     if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
+        if group is None or group.ray_id != event.ray_id:
+            groups.remove_stray(tx, event.ray_id, event.ray_session, f"made for {event.group_id} when nobody waited")
         return
     groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
     jobs.start_assigned(tx, event.group_id)

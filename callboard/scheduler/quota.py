@@ -108,7 +108,8 @@ def usable(pools: Pools, charged: Charged, pool: PoolSpec, resource: str, used: 
         pot += lendable - max(0, there - (limit - lendable))
     own_left = max(0, nominal - _lendable(pool, resource) - used)
     cap = nominal + dict(pool.borrow_limit).get(resource, _UNLIMITED) - used
-    return min(own_left + pot, cap)
+    # A pot that is overdrawn (a quota was lowered under use) takes nothing from what a pool never lends.
+    return min(own_left + max(0, pot), cap)
 
 
 def _lendable(pool: PoolSpec, resource: str) -> int:

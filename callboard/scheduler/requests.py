@@ -72,7 +72,9 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
         group = tx.state.groups[group_id]
         index = group.reserved_index
         if group.group_kind is GroupKind.RESERVED and (
-            not new.enable or index >= len(new.reserved) or new.reserved[index] != old.reserved[index]
+            not new.enable
+            or index >= min(len(new.reserved), len(old.reserved))
+            or new.reserved[index] != old.reserved[index]
         ):
             groups.doom(tx, group_id, Removal.REQUESTED, "its pool was changed")
     return event.spec.name

@@ -290,6 +290,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     WARM_SPARES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable id of the node: [A-Za-z][A-Za-z0-9_.-]{0,62}."""
     version: _builtins.str
@@ -314,6 +315,8 @@ class Hello(_message.Message):
     """Wall clock of the agent in milliseconds since 1970, to measure the skew."""
     warm_spares: _builtins.int
     """Warm spares the node is set to keep while there is work about: idle worker hosts that a start may take."""
+    number: _builtins.int
+    """Counts the Hellos of this run of the agent program from 1, so that one which was overtaken on its way is refused; 0: not counted."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels for node selectors."""
@@ -349,10 +352,11 @@ class Hello(_message.Message):
         pid: _builtins.int = ...,
         clock_ms: _builtins.int = ...,
         warm_spares: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015

@@ -186,6 +186,19 @@ class TestTheSameAgentComesBack:
         await first.cut()
         await second.cut()
 
+    async def test_i4_a_hello_that_was_overtaken_on_its_way_is_not_believed(self, controller: Controller) -> None:
+        later = FakeAgent(controller.address, "n1", instance="same")
+        later.hello.number = 2
+        await later.join()
+        stuck = FakeAgent(controller.address, "n1", instance="same")
+        stuck.hello.number = 1
+        error = await refused_join(stuck)
+        assert error.code == "UNAVAILABLE"
+        assert "a later Hello" in error.message
+        await later.heartbeat()
+        assert controller.driver.state.nodes["n1"].epoch == 1
+        await later.cut()
+
     async def test_another_run_may_once_the_stream_of_the_first_ended(self, controller: Controller) -> None:
         first = FakeAgent(controller.address, "n1")
         await first.join()

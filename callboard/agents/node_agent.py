@@ -1,0 +1,302 @@
+"""What does the agent of one node consist of, and how do its parts begin and end together?"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+import callboard
+from callboard.agents.adoption import Heir, LeftBehind
+from callboard.agents.commands import Commands
+from callboard.agents.departure import Departure
+from callboard.agents.devices import NodeDevices
+from callboard.agents.driver_client import DriverClient
+from callboard.agents.endings import TreeEnder
+from callboard.agents.groups import Groups
+from callboard.agents.interpreters import Interpreters
+from callboard.agents.inventory import inventory
+from callboard.agents.lease import Lease
+from callboard.agents.options import AgentOptions
+from callboard.agents.outbox import Outbox
+from callboard.agents.process_runtime import ProcessRuntime
+from callboard.agents.ray_membership import RayMembership
+from callboard.agents.ray_plan import RayPlan
+from callboard.agents.ray_runtime import RayRuntime
+from callboard.agents.run_dir import RunDir
+from callboard.agents.runtime import Runtime
+from callboard.agents.session import Session
+from callboard.agents.spares import Spares
+from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, host_environment, import_path
+from callboard.agents.worker_order import Site
+from callboard.agents.workers import WorkerTable
+from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
+
+_SUCCESSOR_S = 60.0
+"""For a supervisor to start the next agent; above the pauses that supervisors make between attempts."""
+
+_FLUSH_S = 3.0
+"""For the controller to acknowledge the last reports of a leaving agent."""
+
+
+class Agent:
+    """Puts the parts together and lives until it leaves."""
+
+    def __init__(self, options: AgentOptions, devices: NodeDevices, run_dir: RunDir, node_ip: str) -> None:
+        self._options = options
+        self._inventory = inventory(options, devices)
+        self._hellos = 0
+        self._instance = secrets.token_hex(8)
+        self._run_dir = run_dir
+        self._outbox = Outbox(self._instance)
+        self._departure = Departure()
+        marker = f"{AGENT_MARKER}={run_dir.path}"
+        self._ender = TreeEnder(marker)
+        self._driver = DriverClient(run_dir)
+        node = self._identity(devices)
+        self._runtime = self._new_runtime()
+        interpreters = Interpreters(self._inventory.interpreters, with_ray=options.runtime == "ray")
+        self._spares = Spares(
+            self._runtime,
+            run_dir,
+            self._ender,
+            prefix=f"spare/{options.node_id}/{self._instance}",
+            variables=host_environment(node),
+        )
+        site = Site(self._runtime, self._outbox, self._ender, interpreters, run_dir, self._spares)
+        self._workers = WorkerTable(site)
+        self._groups = Groups(self._runtime, self._outbox)
+        self._commands = Commands(
+            node=node,
+            workers=self._workers,
+            groups=self._groups,
+            interpreters=interpreters,
+            outbox=self._outbox,
+            on_shutdown=self._departure.ask,
+        )
+        self._lease = Lease(on_expired=self._end_strict, on_orphaned=self._end_orphans)
+        self._session = Session(
+            options.controller,
+            http_proxy=options.http_proxy,
+            handler=self,
+            outbox=self._outbox,
+            lease=self._lease,
+        )
+        self._membership = (
+            RayMembership(
+                options,
+                RayPlan(
+                    options,
+                    self._inventory,
+                    devices,
+                    run_dir=run_dir,
+                    node_ip=node_ip,
+                    import_path=node.import_path,
+                ),
+                run_dir=run_dir,
+                ender=self._ender,
+                driver=self._driver,
+                tenants=self._workers,
+                node_ip=node_ip,
+                on_change=self._ray_changed,
+                on_exit=self._report_ray_exit,
+            )
+            if options.runtime == "ray"
+            else None
+        )
+        self._ray_told = agent_pb2.RayNode()
+        self._heir = Heir(
+            node=node,
+            run_dir=run_dir,
+            ender=self._ender,
+            runtime=self._runtime,
+            interpreters=interpreters,
+            workers=self._workers,
+            spares=self._spares,
+            membership=self._membership,
+            spare_variables=host_environment(node),
+        )
+
+    async def run(self) -> None:
+        """Live until asked to leave, then end everything that was started.
+
+        Raises:
+            SessionRefused: the controller doesn't want this agent; its workers were ended.
+            LeftBehind: not everything could be ended in time.
+        """
+        await self._heir.take_over()
+        self._departure.listen()
+        tasks = [asyncio.create_task(work, name=name) for name, work in self._works().items()]
+        self._tasks = tasks
+        signs: list[asyncio.Future[Any]] = [self._departure.reason, self._workers.failed, *tasks]
+        try:
+            await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+            reason = "a part of the agent ended"
+            if self._departure.reason.done():
+                reason = self._departure.reason.result()
+            await self._leave(reason)
+            # What ended by itself tells why; nothing is swallowed.
+            for sign in signs:
+                if sign.done() and not sign.cancelled():
+                    sign.result()
+        finally:
+            self._departure.ignore()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self._ender.close()
+
+    def _works(self) -> dict[str, Coroutine[Any, Any, None]]:
+        works = {
+            "session": self._session.run(),
+            "lease": self._lease.watch(),
+            "snapshots": self._workers.keep_snapshots(),
+            "spares": self._spares.keep(),
+        }
+        if self._membership is not None:
+            works["ray"] = self._membership.run()
+        if self._options.exit_with_parent is not None:
+            works["parent"] = self._departure.follow_parent(self._options.exit_with_parent)
+        return works
+
+    # What the session asks and tells (SessionHandler).
+
+    def hello(self, epoch_seen: int) -> agent_pb2.Hello:
+        """Who we are and what runs here."""
+        options = self._options
+        ray = options.runtime == "ray"
+        self._ray_told = self._ray_now()
+        self._hellos += 1
+        return agent_pb2.Hello(
+            node_id=options.node_id,
+            version=callboard.__version__,
+            epoch_seen=epoch_seen,
+            token=options.token,
+            rank=options.rank,
+            labels=options.labels,
+            node_group=options.node_group,
+            inventory=self._inventory,
+            ray=self._ray_told,
+            workers=self._workers.reports(),
+            instance=self._instance,
+            runtime=agent_pb2.RUNTIME_RAY if ray else agent_pb2.RUNTIME_PROCESS,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            clock_ms=time.time_ns() // 1_000_000,
+            warm_spares=options.warm_spares,
+            number=self._hellos,
+        )
+
+    def ray_node(self) -> agent_pb2.RayNode | None:
+        """The node's part in Ray, if it changed."""
+        now = self._ray_now()
+        if now == self._ray_told:
+            return None
+        self._ray_told = now
+        return now
+
+    def _ray_now(self) -> agent_pb2.RayNode:
+        return agent_pb2.RayNode() if self._membership is None else self._membership.node
+
+    def welcomed(self, welcome: agent_pb2.Welcome) -> None:
+        """A session began: end what the controller doesn't keep."""
+        self._commands.term = welcome.term
+        self._workers.keep_only(welcome.keep)
+        if welcome.HasField("ray_bootstrap"):
+            self.ray_bootstrap(welcome.ray_bootstrap)
+
+    def command(self, command: agent_pb2.Command) -> None:
+        """Carry it out."""
+        self._commands.handle(command)
+
+    def spare_target(self, count: int) -> None:
+        """Keep so many spares."""
+        if not self._commands.leaving:
+            self._spares.aim(min(count, self._options.warm_spares))
+
+    def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
+        """Join that Ray cluster."""
+        if self._membership is not None:
+            self._membership.offer(bootstrap)
+
+    # Ending.
+
+    async def _leave(self, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.leave_s
+        _log.info("leaving", why=reason)
+        self._commands.leaving = True
+        self._session.leaving = True
+        self._session.beat()
+        why = f"node {self._options.node_id} leaves: {reason}"
+        self._departure.on_hurry = lambda: self._workers.end(why)
+        self._workers.end(why, hooks_s=self._options.leave_hooks_s)
+        await self._spares.close()
+        all_gone = asyncio.create_task(self._workers.wait_none())
+        await asyncio.wait([all_gone], timeout=self._options.leave_s)
+        all_gone.cancel()
+        await self._groups.close()
+        if self._session.connected:
+            flushed = asyncio.create_task(self._outbox.wait_empty())
+            await asyncio.wait([flushed], timeout=_FLUSH_S)
+            flushed.cancel()
+        await self._runtime.close()
+        await self._stop_ray()
+        await self._session.say_goodbye(reason)
+        left = await self._ender.end_marked((), budget_s=max(1.0, deadline - loop.time()))
+        still = [*left.left, *(worker.pid for worker in self._workers.reports())]
+        if still:
+            raise LeftBehind(f"processes {still} did not end in time")
+
+    async def _stop_ray(self) -> None:
+        if self._membership is None:
+            return
+        for task in self._tasks:
+            if task.get_name() == "ray":
+                # Its own loop would take the end of the node for a loss.
+                task.cancel()
+                await asyncio.wait([task])
+        await self._membership.stop()
+
+    def _ray_changed(self) -> None:
+        self._session.beat()
+        self._spares.wake()
+
+    def _report_ray_exit(self, message: str) -> None:
+        ended = agent_pb2.RayNodeExited(message=message, head=self._options.ray_head)
+        self._outbox.report("", ray_node_exited=ended)
+
+    def _end_strict(self) -> None:
+        _log.warning("lease_expired")
+        self._workers.end("the lease ended", only=lambda worker: worker.order.command.strict)
+
+    def _end_orphans(self) -> None:
+        _log.warning("orphan_grace_over")
+        self._workers.end("the controller was away for too long")
+
+    def _new_runtime(self) -> Runtime:
+        options = self._options
+        if options.runtime == "ray":
+            return RayRuntime(self._driver)
+        alone = options.exit_with_parent is not None
+        successor_s = options.successor_s if options.successor_s is not None else 0.0 if alone else _SUCCESSOR_S
+        return ProcessRuntime(logs=self._run_dir.logs, sockets=self._run_dir.sockets, successor_s=successor_s)
+
+    def _identity(self, devices: NodeDevices) -> NodeIdentity:
+        return NodeIdentity(
+            cluster=self._options.cluster,
+            controller=self._options.controller,
+            runtime=self._options.runtime,
+            vendor=devices.vendor,
+            run_dir=str(self._run_dir.path),
+            environment=dict(os.environ),
+            import_path=import_path(os.environ.get("PYTHONPATH", "")),
+        )

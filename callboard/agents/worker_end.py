@@ -1,0 +1,83 @@
+"""How does a worker end, asked or not, and how is that proved?
+
+Every function returns what is left, as text: empty when everything of the worker is proved gone (I4).
+"""
+
+from __future__ import annotations
+
+from callboard.agents.stop_ladder import UNASKED_KILL_S, Yielded, ask_to_yield
+from callboard.agents.worker_facts import WorkerFacts
+from callboard.agents.worker_record import Stage
+from callboard.agents.worker_reports import NotStarted
+from callboard.v1 import agent_pb2
+
+QUARANTINE_RETRY_S = 1.0
+"""Between attempts to end what is quarantined: mostly uninterruptible sleep, which ends by itself."""
+
+
+async def end_failed(facts: WorkerFacts, problem: NotStarted) -> str:
+    """It could not be started."""
+    facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
+    left = await _end_tree(facts, UNASKED_KILL_S if facts.stopping is None else facts.stopping.kill_s)
+    facts.reports.not_started(problem, left)
+    facts.answer_stops(_outcome(left, Yielded()), detail=left)
+    return left
+
+
+async def end_stopped(facts: WorkerFacts) -> str:
+    """It was asked to stop."""
+    order = facts.stopping
+    assert order is not None
+    facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
+    yielded = Yielded()
+    if facts.hosted is not None:
+        yielded = await ask_to_yield(facts.hosted, facts.hooks, order, facts.signals.over)
+    left = await _end_tree(facts, order.kill_s)
+    unasked = ""
+    if not order.command_ids:
+        # The end of a lease, a leaving node, a worker not to be kept: no command, but a report.
+        order.command_ids.append("")
+        unasked = order.reason
+    detail = "; ".join(text for text in (unasked, yielded.detail, left) if text)
+    facts.answer_stops(_outcome(left, yielded), yielded.checkpoint, detail)
+    return left
+
+
+async def end_alone(facts: WorkerFacts) -> str:
+    """It died, or lost its host."""
+    facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
+    left = await _end_tree(facts, UNASKED_KILL_S, alone=True)
+    facts.reports.exited(facts.exit_message(), left)
+    return left
+
+
+async def end_quarantined(facts: WorkerFacts) -> None:
+    """Try until it is gone, then say so a second time."""
+    facts.state = agent_pb2.AGENT_WORKER_STATE_QUARANTINED
+    while left := await _end_tree(facts, QUARANTINE_RETRY_S):
+        facts.answer_stops(agent_pb2.STOP_OUTCOME_QUARANTINED, detail=left)
+    facts.reports.out_of_quarantine()
+
+
+async def _end_tree(facts: WorkerFacts, budget_s: float, *, alone: bool = False) -> str:
+    if facts.process is None and facts.bringing.begun:
+        hosted = await facts.bringing.settled(budget_s)
+        if isinstance(hosted, str):
+            return hosted
+        if hosted is not None:
+            facts.learn_host(hosted)
+    if facts.process is None:
+        return ""
+    facts.write(Stage.ENDING)
+    end = await facts.site.ender.end(
+        facts.process, marker=facts.order.marker, also=facts.tree, budget_s=budget_s, alone=alone
+    )
+    return "" if end.gone else "not gone: " + ", ".join(str(each.pid) for each in end.left[:10])
+
+
+def _outcome(left: str, yielded: Yielded) -> agent_pb2.StopOutcome.ValueType:
+    if left:
+        return agent_pb2.STOP_OUTCOME_QUARANTINED
+    if yielded.cooperative:
+        return agent_pb2.STOP_OUTCOME_COOPERATIVE
+    return agent_pb2.STOP_OUTCOME_KILLED

@@ -1,0 +1,110 @@
+"""What is known of one worker, while it comes up, lives and ends?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from callboard.agents.process_tree import ProcessId
+from callboard.agents.runtime import Hosted
+from callboard.agents.stop_ladder import StopOrder
+from callboard.agents.worker_host_up import Bringing
+from callboard.agents.worker_order import Site, WorkerOrder
+from callboard.agents.worker_record import Stage, WorkerRecord, write_record
+from callboard.agents.worker_reports import NotStarted, WorkerReports
+from callboard.agents.worker_signals import First, Signals
+from callboard.v1 import agent_pb2
+
+
+class WorkerFacts:
+    """Shared by the parts of a worker: its start, its end, and what is told of it.
+
+    Attributes:
+        site: what the node's workers share.
+        reports: speaks for it; holds its newest order.
+        signals: what may cut its work short.
+        bringing: how it comes by its host.
+        state: as Hello shows it.
+        process: its process, once that is known.
+        hosted: its host, once that can be asked.
+        hooks: hooks that its class has, once it is ready.
+        told: fields of WorkerReady that are known only once.
+        stopping: the stop that was asked for.
+        tree: the process tree as last seen, for the day it dies alone.
+    """
+
+    def __init__(self, order: WorkerOrder, site: Site) -> None:
+        self.site = site
+        self.reports = WorkerReports(order, site.outbox)
+        self.signals = Signals()
+        self.bringing = Bringing(site)
+        self.state: agent_pb2.AgentWorkerState.ValueType = agent_pb2.AGENT_WORKER_STATE_STARTING
+        self.process: ProcessId | None = None
+        self.hosted: Hosted | None = None
+        self.hooks: frozenset[str] = frozenset()
+        self.told: Mapping[str, Any] = {}
+        self.stopping: StopOrder | None = None
+        self.tree: frozenset[ProcessId] = frozenset()
+
+    @property
+    def order(self) -> WorkerOrder:
+        """The newest start command for it."""
+        return self.reports.order
+
+    def adopt(self, record: WorkerRecord) -> None:
+        """Know what an earlier agent knew."""
+        self.process = record.process
+        self.hooks = record.hooks
+        self.told = record.told
+        if record.stage is Stage.READY:
+            self.state = agent_pb2.AGENT_WORKER_STATE_READY
+        elif record.stage is Stage.ENDING:
+            self.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
+
+    def learn_host(self, hosted: Hosted) -> None:
+        """Its host is there."""
+        self.hosted = hosted
+        self.process = hosted.process
+        self.signals.watch_process(hosted.process)
+
+    def write(self, stage: Stage) -> None:
+        """Record it for the next agent."""
+        record = WorkerRecord(
+            command_id=self.order.command_id,
+            command=self.order.command,
+            stage=stage,
+            process=self.process,
+            address=self.hosted.address if self.hosted is not None else "",
+            hooks=self.hooks,
+            told=self.told,
+        )
+        self.site.run_dir.put(write_record(self.order.launch.name, record))
+        self.bringing.settle_spare()
+
+    def exit_message(self) -> str:
+        """Why or how its process ended."""
+        if self.signals.over.done() and self.signals.over.result():
+            return self.signals.over.result()
+        return "ended" if self.hosted is None else self.hosted.exit_message()
+
+    def cut_short(self, first: First, during: str) -> NotStarted:
+        """What it means that something else came first while it was starting."""
+        match first:
+            case First.STOP:
+                return NotStarted(agent_pb2.START_FAILURE_STOPPED, f"stopped before {during}")
+            case First.DEADLINE:
+                limit = self.order.command.start_timeout_ms / 1000
+                return NotStarted(agent_pb2.START_FAILURE_DEADLINE, f"not ready after {limit:g} s: not before {during}")
+            case _:
+                return NotStarted(agent_pb2.START_FAILURE_DIED, f"{self.exit_message()} before {during}")
+
+    def answer_stops(
+        self,
+        outcome: agent_pb2.StopOutcome.ValueType,
+        checkpoint: agent_pb2.Checkpoint | None = None,
+        detail: str = "",
+    ) -> None:
+        """Answer every stop command that waits."""
+        if self.stopping is not None:
+            self.reports.stopped(self.stopping, asyncio.get_running_loop().time(), outcome, checkpoint, detail)
