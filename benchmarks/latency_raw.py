@@ -104,6 +104,7 @@ class Raw:
 
     @staticmethod
     async def _answering(group: PlacementGroup | None, kind: type[Echo] = Echo) -> Any:
+        assert group is not None, "prepare() makes it"
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         options = {"num_cpus": 1, "num_gpus": 1, "max_concurrency": 1 if kind is Echo else 4}
         actor = _class(kind).options(scheduling_strategy=strategy, **options).remote()

@@ -66,8 +66,8 @@ class Cluster:
         self.handle(ev.PoolCreated(now_ms=1, spec=PoolSpec(name="pool")))
 
     def handle(self, event: ev.Event) -> Outcome:
-        outcome = self.scheduler.handle(event)
-        return outcome
+        """One event."""
+        return self.scheduler.handle(event)
 
     def answer(self, outcome: Outcome) -> None:
         """Handles what agents answer to an outcome's commands, and so on."""
@@ -150,7 +150,7 @@ def gangs(nodes: int, workers: int, count: int) -> Figure:
 def full(nodes: int, count: int) -> Cluster:
     """A cluster on which as many one-device jobs of random low priorities run as fit."""
     cluster = Cluster(nodes)
-    choose = random.Random(1).choice
+    choose = random.Random(1).choice  # noqa: S311 - a fixed load, no secret
     for _ in range(min(count, nodes * DEVICES)):
         cluster.answer(cluster.handle(cluster.submission(priority=choose([1.0, 2.0, 3.0]))))
     return cluster

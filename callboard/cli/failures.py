@@ -145,7 +145,9 @@ def _changed_meanwhile(error: CallboardError) -> Failure:
 
 def _pool_in_use(error: CallboardError) -> Failure:
     return Failure(
-        "The pool is in use; nothing was done.", _sentence(str(error)), "End its jobs first, or cancel them with --force."
+        "The pool is in use; nothing was done.",
+        _sentence(str(error)),
+        "End its jobs first, or cancel them with --force.",
     )
 
 

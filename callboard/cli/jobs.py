@@ -17,7 +17,7 @@ from callboard.cli.options import (
     TimeoutOption,
 )
 
-app = typer.Typer(help="Submit jobs, look at them, end them, ask why they wait.", no_args_is_help=True)
+app = typer.Typer(help="Submit jobs, follow them, steer them, end them, ask why they wait.", no_args_is_help=True)
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)]
@@ -132,3 +132,45 @@ def preempt(
 def explain(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
     """Say why a job is where it is, and what would unblock it."""
     actions.jobs.explain(job, controller=controller, output=output)
+
+
+@app.command("watch", epilog="Example: callboard job watch train-00")
+def watch(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Follow a job until it ends: its state, its workers, what it waits for.
+
+    Ends with 0 if the job succeeded, 1 if it failed or was cancelled. JSON and YAML give one event each.
+    """
+    actions.watching.watch(job, controller=controller, output=output)
+
+
+@app.command("logs", epilog="Example: callboard job logs train-00 --component actor --rank 0 --follow")
+def logs(
+    job: JobArgument,
+    component: Annotated[
+        str, typer.Option("--component", metavar="NAME", help="Only workers of this component.", show_default=False)
+    ] = "",
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", help="Only workers of this rank.", min=0, show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.", show_default=False)
+    ] = False,
+    tail: Annotated[
+        int, typer.Option("--tail", "-n", metavar="N", help="Start with the last N lines of each.", min=0, max=100_000)
+    ] = 100,
+    controller: ControllerOption = "",
+) -> None:
+    """Show what workers print, as far as they run on this machine; of others say where their logs are."""
+    actions.job_logs.show(job, component=component, rank=rank, follow=follow, tail=tail, controller=controller)
+
+
+@app.command("scale", epilog="Example: callboard job scale train-00 rollout 4")
+def scale(
+    job: JobArgument,
+    component: Annotated[str, typer.Argument(metavar="COMPONENT", help="Name of an elastic component.")],
+    workers: Annotated[int, typer.Argument(metavar="N", help="How many workers it should have.", min=0)],
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """Say how many workers an elastic component should have; the highest ranks leave first."""
+    actions.jobs.scale(job, component=component, workers=workers, controller=controller, quiet=quiet)

@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from callboard._version import __version__
-from callboard.cli import cluster, demo_verbs, events, jobs, nodes, placement_groups, policy, pools, simulate, status
+from callboard.cli import (
+    cluster,
+    demo_verbs,
+    events,
+    jobs,
+    nodes,
+    placement_groups,
+    policy,
+    pools,
+    simulate,
+    status,
+    workers,
+)
 
 app = typer.Typer(
     name="callboard",
@@ -27,6 +39,7 @@ app.add_typer(jobs.app, name="job")
 app.add_typer(pools.app, name="pool")
 app.add_typer(placement_groups.app, name="pg")
 app.add_typer(nodes.app, name="node")
+app.add_typer(workers.app, name="worker")
 app.add_typer(policy.app, name="policy")
 events.add_to(app)
 simulate.add_to(app)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from callboard.cli import screen, words
-from callboard.v1.node_pb2 import Node
+from callboard.model.quantities import format_milli
+from callboard.v1.node_pb2 import DeviceUse, Node
 
 
 def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
@@ -33,3 +34,37 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
             row += [node.hostname, node.address + head, node.runtime, str(node.epoch), node.version, node.ray_node_id]
         rows.append([*row, "" if words.node_state(node) == "READY" else node.state_reason])
     return screen.table(columns, rows, right=("RANK", "EPOCH"))
+
+
+def node_view(node: Node, *, wide: bool) -> Group:
+    """Everything about one node."""
+    found: list[tuple[str, RenderableType]] = [
+        ("Node", words.node_id(node)),
+        ("State", screen.state_text(words.node_state(node))),
+        ("Why", node.state_reason),
+        ("Rank", str(node.rank)),
+        ("Has", words.amounts(node.capacity) + (" (simulated GPUs)" if node.simulated else "")),
+        ("Used", words.amounts(node.used)),
+        ("Quarantined", words.amounts(node.quarantined)),
+        ("Labels", words.labels(node.labels)),
+        ("Host", node.hostname),
+        ("Hosts workers as", {"ray": "Ray actors", "process": "plain processes"}.get(node.runtime, node.runtime)),
+    ]
+    if wide:
+        found += [
+            ("Address", node.address + (" (Ray's head)" if node.ray_head else "")),
+            ("Ray node", node.ray_node_id),
+            ("Epoch", str(node.epoch)),
+            ("Version", node.version),
+            ("Revision", str(node.revision)),
+        ]
+    parts: list[RenderableType] = [screen.facts((name, value) for name, value in found if value not in ("", "nothing"))]
+    if node.devices:
+        parts += ["", screen.table(["GPU", "USED", "KEPT", "QUARANTINED", "WORKERS"], map(_device_row, node.devices))]
+    return Group(*parts)
+
+
+def _device_row(use: DeviceUse) -> list[RenderableType]:
+    workers = ", ".join(f"{worker.job}/{worker.component}/{worker.rank}" for worker in use.workers)
+    amounts = (use.used_milli, use.held_milli, use.quarantined_milli)
+    return [use.device.id, *(format_milli(amount) if amount else "" for amount in amounts), workers]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
 
-app = typer.Typer(help="Look at nodes: what they have and who uses it.", no_args_is_help=True)
+app = typer.Typer(help="Look at nodes, take them out of use and back.", no_args_is_help=True)
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.")]
 
 
 @app.command("list", epilog="Example: callboard node list")
@@ -16,6 +20,39 @@ def list_nodes(controller: ControllerOption = "", output: OutputOption = Output.
     actions.nodes.show_list(controller=controller, output=output)
 
 
-@app.callback()
-def _group() -> None:
-    """Look at nodes: what they have and who uses it."""
+@app.command("get", epilog="Example: callboard node get node-0 -o yaml")
+def get(node: NodeArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Show one node: what it has, and who is on which device."""
+    actions.nodes.show(node, controller=controller, output=output)
+
+
+@app.command("cordon", epilog="Example: callboard node cordon node-0")
+def cordon(node: NodeArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+    """Start nothing new on a node; what runs there goes on."""
+    actions.nodes.cordon(node, controller=controller, quiet=quiet)
+
+
+@app.command("uncordon", epilog="Example: callboard node uncordon node-0")
+def uncordon(node: NodeArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+    """Take a cordon or a drain back."""
+    actions.nodes.uncordon(node, controller=controller, quiet=quiet)
+
+
+@app.command("drain", epilog="Example: callboard node drain node-0 --within 30s")
+def drain(
+    node: NodeArgument,
+    within: Annotated[
+        str,
+        typer.Option(
+            "--within",
+            metavar="TIME",
+            help="By when what runs must be gone, e.g. 30s. Default: by its own timeouts.",
+            show_default=False,
+        ),
+    ] = "0s",
+    reason: Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)] = "",
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """Start nothing new on a node and make what runs there yield, with notice."""
+    actions.nodes.drain(node, within=within, reason=reason, controller=controller, quiet=quiet)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption, QuietOption
 
-app = typer.Typer(help="Look at placement groups: what is booked in Ray, for whom.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at placement groups and remove them: what is booked in Ray, for whom.", no_args_is_help=True
+)
+
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.")
+]
 
 
 @app.command("list", epilog="Example: callboard pg list --pool rlhf -o wide")
@@ -16,6 +24,13 @@ def list_groups(pool: PoolOption = "", controller: ControllerOption = "", output
     actions.groups.show_list(pool=pool, controller=controller, output=output)
 
 
-@app.callback()
-def _group() -> None:
-    """Look at placement groups: what is booked in Ray, for whom."""
+@app.command("get", epilog="Example: callboard pg get pg-7")
+def get(group: GroupArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Show one placement group: what it books where, and who uses it."""
+    actions.groups.show(group, controller=controller, output=output)
+
+
+@app.command("delete", epilog="Example: callboard pg delete pg-7")
+def delete(group: GroupArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+    """Remove an idle placement group; a reserved one stays away until its pool is changed."""
+    actions.groups.delete(group, controller=controller, quiet=quiet)

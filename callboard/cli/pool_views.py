@@ -81,6 +81,32 @@ def group_table(groups: Sequence[PlacementGroup], *, wide: bool) -> Table:
     return screen.table(columns, rows, right=("USES", "REVISION"))
 
 
+def group_view(group: PlacementGroup, *, wide: bool) -> Group:
+    """Everything about one placement group."""
+    found: list[tuple[str, RenderableType]] = [
+        ("Pool", group.pool),
+        ("Kind", short_enum(PlacementGroupKind.DESCRIPTOR, group.kind).lower()),
+        ("State", screen.state_text(short_enum(PlacementGroupState.DESCRIPTOR, group.state))),
+        ("Why", group.state_reason),
+        ("Used by", user(group)),
+        ("Idle for", words.age(group.idle_since) if group.HasField("idle_since") else ""),
+        ("Uses so far", str(group.uses)),
+        ("Made", f"{words.age(group.create_time)} ago"),
+    ]
+    if wide:
+        found[:0] = [("Placement group", group.name.removeprefix("placementGroups/"))]
+        found += [("Ray id", group.ray_placement_group_id), ("Revision", str(group.revision))]
+    bundles = [
+        [str(place), bundle.node_id, words.amounts(bundle.resources), words.devices(bundle.devices) or "none"]
+        for place, bundle in enumerate(group.bundles)
+    ]
+    return Group(
+        screen.facts(pair for pair in found if pair[1]),
+        "",
+        screen.table(["BUNDLE", "NODE", "BOOKS", "GPUS"], bundles, right=("BUNDLE",)),
+    )
+
+
 def size(group: PlacementGroup) -> str:
     """ "2 × (1 CPU, 1 GPU)": its bundles, equal ones together."""
     counted = Counter(words.amounts(bundle.resources) for bundle in group.bundles)

@@ -10,7 +10,7 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
 
-app = typer.Typer(help="Make pools and look at them: named quotas that jobs are charged to.", no_args_is_help=True)
+app = typer.Typer(help="Make, change and end pools: named quotas that jobs are charged to.", no_args_is_help=True)
 
 
 @app.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
@@ -56,3 +56,39 @@ def get(
 ) -> None:
     """Show one pool: quota, usage, placement groups."""
     actions.pools.show(name, controller=controller, output=output)
+
+
+@app.command("set", epilog="Example: callboard pool set rlhf nominal.cpu=8 pg_pool.max_dynamic=4")
+def set_pool(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | KEY=VALUE…",
+            help="A YAML file with the whole spec, or single fields to change; values are YAML, null takes one away.",
+        ),
+    ],
+    etag: Annotated[
+        str,
+        typer.Option("--etag", help="Refuse if the pool changed since this was read.", show_default=False),
+    ] = "",
+    validate: Annotated[bool, typer.Option("--validate", help="Only check.", show_default=False)] = False,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Change a pool: as a whole from a file, or single fields. What runs goes on."""
+    actions.pool_changes.change(
+        name, changes, etag=etag, validate=validate, controller=controller, output=output, quiet=quiet
+    )
+
+
+@app.command("delete", epilog="Example: callboard pool delete rlhf --force")
+def delete(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    force: Annotated[bool, typer.Option("--force", help="Cancel the jobs that are in it.", show_default=False)] = False,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """End a pool. Refused while jobs are in it, unless forced."""
+    actions.pool_changes.delete(name, force=force, controller=controller, quiet=quiet)

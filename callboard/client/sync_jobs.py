@@ -12,7 +12,7 @@ from callboard.v1.job_pb2 import Explanation, Job
 
 
 class SyncJobHandle:
-    """One job. Every method is that of :class:`callboard.client.JobHandle`, where arguments and errors are described."""
+    """One job. Arguments, results and errors are those of :class:`callboard.client.JobHandle`."""
 
     def __init__(self, loop: BackgroundLoop, handle: JobHandle) -> None:
         self._loop = loop

@@ -15,7 +15,7 @@ rayworld       the placement groups that exist in Ray
 network        streams between agents and controller, with everything a network does to them
 agent, membership, commands, outbox, tasks, lease, hosting, behaviour   an agent and its workers
 journal, controller, sessions, liveness, inbound   the controller
-shapes, workload   pools, jobs and the clients that ask for them
+shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
 audit, promises   what must hold: of every decision, and of every acknowledged request
 simulator      puts them together; report: what came out

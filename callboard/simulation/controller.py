@@ -29,6 +29,9 @@ Fail = Callable[[Exception], None]
 
 MAX_BATCH = 64
 
+HISTORY = 200
+"""Ended jobs kept: fewer than in production, so that being forgotten is met, and a crash costs less to replay."""
+
 
 class Unavailable(Exception):
     """The controller is away."""
@@ -76,7 +79,7 @@ class Listener(Protocol):
 class Controller:
     """One controller, through all its lives."""
 
-    def __init__(self, site: Site, journal: Journal, watcher: Watcher, *, history: int = 1_000) -> None:
+    def __init__(self, site: Site, journal: Journal, watcher: Watcher, *, history: int = HISTORY) -> None:
         self.scheduler = Scheduler()
         self.journal = journal
         self.alive = False

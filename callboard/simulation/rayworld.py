@@ -94,9 +94,12 @@ class RayWorld:
         group.ready = True
         return group
 
-    def remove(self, name: tuple[str, int]) -> None:
-        """Removes a group, if there is one."""
-        self.groups.pop(name, None)
+    def remove(self, name: tuple[str, int], ray_id: str = "") -> None:
+        """Removes the group with this id, or without one the group of this name, if there is one."""
+        if ray_id:
+            self.groups = {each: group for each, group in self.groups.items() if group.ray_id != ray_id}
+        else:
+            self.groups.pop(name, None)
 
     def _booked(self, ray_node_id: str) -> int:
         return sum(

@@ -23,6 +23,8 @@ from callboard.simulation.machines import Machine
 GPUS = (4, 4, 8, 2)
 ZONES = ("east", "west")
 
+SESSION_LEASE_MS = 20_000
+
 POOLS = ("rlhf", "rlhf", "batch", "team-a", "team-b", "shared")
 ROLES: tuple[dict[str, str], ...] = (
     {},
@@ -104,7 +106,7 @@ def pool_spec(name: str, gpus: int, chance: Random) -> PoolSpec:
     return PoolSpec(name=name, nominal=())
 
 
-def job_spec(name: str, chance: Random, *, elastic: bool) -> JobSpec:
+def job_spec(name: str, chance: Random) -> JobSpec:
     """Some job."""
     fields: dict[str, Any] = {}
     if chance.random() < 0.15:
@@ -114,10 +116,12 @@ def job_spec(name: str, chance: Random, *, elastic: bool) -> JobSpec:
         fields["wait_for_nodes_ms"] = 60_000
     if chance.random() < 0.1:
         fields["starvation_after_ms"] = 20_000
+    if chance.random() < 0.08:
+        fields["session_lease_ms"] = SESSION_LEASE_MS
     return JobSpec(
         name=name,
         pool=chance.choice(POOLS),
-        components=_components(chance, elastic=elastic),
+        components=_components(chance),
         priority_milli=chance.choice([1_000, 2_000, 3_000, 4_500, 5_000, 6_000, 8_500, 9_000, 9_500]),
         labels=tuple(sorted(chance.choice(ROLES).items())),
         placement=chance.choice([Strategy.PACK, Strategy.PACK, *Strategy]),
@@ -135,10 +139,10 @@ def job_spec(name: str, chance: Random, *, elastic: bool) -> JobSpec:
     )
 
 
-def _components(chance: Random, *, elastic: bool) -> tuple[ComponentSpec, ...]:
+def _components(chance: Random) -> tuple[ComponentSpec, ...]:
     entry = "run" if chance.random() < 0.75 else ""
     workers = chance.choice([1, 1, 1, 2, 2, 4, 8])
-    most = workers + chance.choice([1, 3]) if elastic and chance.random() < 0.2 else workers
+    most = workers + chance.choice([1, 3]) if chance.random() < 0.2 else workers
     main = ComponentSpec(
         name="main",
         actor="simulated:Actor",

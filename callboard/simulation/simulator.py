@@ -10,6 +10,7 @@ from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.events import Event
 from callboard.scheduler.records import ENDED, Drop, JobRecord, Put
 from callboard.simulation.audit import Audit
+from callboard.simulation.calls import Calls
 from callboard.simulation.chance import Chance
 from callboard.simulation.chaos import Chaos
 from callboard.simulation.controller import Controller
@@ -17,6 +18,7 @@ from callboard.simulation.ending import check_nothing_left, check_settled
 from callboard.simulation.journal import Journal
 from callboard.simulation.machines import Machines
 from callboard.simulation.network import Network
+from callboard.simulation.operators import Operators
 from callboard.simulation.options import SimulationOptions
 from callboard.simulation.promises import Promises
 from callboard.simulation.rayworld import RayWorld
@@ -71,7 +73,10 @@ class Simulator:
         self.controller.listener = sessions
         self.site.controller = sessions
         self.supervisors = [Supervisor(self.site, place, is_head=place is places[0]) for place in places]
-        self.workload = Workload(self.site, self.controller, self.promises, sum(place.gpus for place in places))
+        gpus = sum(place.gpus for place in places)
+        self.calls = Calls(self.site, self.controller)
+        self.workload = Workload(self.calls, self.promises, gpus)
+        self.operators = Operators(self.calls, self.promises, gpus)
         self.chaos = Chaos(self.site, self.controller, self.supervisors)
         self._last: deque[Event] = deque(maxlen=LAST_EVENTS)
         self._ended: Counter[str] = Counter()
@@ -96,6 +101,7 @@ class Simulator:
         self.controller.start()
         for number, supervisor in enumerate(self.supervisors):
             self.timeline.after(number * 200, supervisor.start)
+        self.operators.start(self.workload.gap_ms)
         self.workload.start()
         # Chaos needs something to break.
         self.timeline.after(5_000, self.chaos.start)
@@ -106,7 +112,7 @@ class Simulator:
                 break
 
     def _heal(self) -> None:
-        self.workload.close()
+        self.calls.open = False
         self.chaos.heal()
         for wait_ms in (30_000, 90_000, 180_000):
             self._pass(wait_ms)
@@ -117,10 +123,10 @@ class Simulator:
 
     def _end(self) -> None:
         for supervisor in self.supervisors:
-            self.workload.set_cordon(supervisor.node_id, cordoned=False)
+            self.operators.set_cordon(supervisor.node_id, cordoned=False)
         self.workload.cancel_all()
         self._pass(60_000)
-        self.workload.delete_pools()
+        self.operators.delete_pools()
         self._pass(60_000)
         self._reconnect()
         self._pass(120_000)

@@ -57,7 +57,8 @@ class GroupTasks:
     def remove(self, command_id: str, command: agent_pb2.RemovePlacementGroup) -> None:
         """Removes a group; a report answers the command once it is gone."""
         name = (command.placement_group_id, command.attempt)
-        self._agent.later(self._site.chance.ray.randint(20, 300), lambda: self._unbook(command_id, name))
+        ray_id = command.ray_placement_group_id
+        self._agent.later(self._site.chance.ray.randint(20, 300), lambda: self._unbook(command_id, name, ray_id))
 
     def _book(self, command_id: str, name: Name, bundles: tuple[Bundle, ...]) -> None:
         if not self._is_making(command_id, name):
@@ -98,12 +99,12 @@ class GroupTasks:
         failed = agent_pb2.PlacementGroupFailed(placement_group_id=name[0], attempt=name[1], message=why)
         self._agent.say(command_id, placement_group_failed=failed)
 
-    def _unbook(self, command_id: str, name: Name) -> None:
+    def _unbook(self, command_id: str, name: Name, ray_id: str) -> None:
         if not self._in_ray():
             # However long that takes: without Ray nobody can say that the group is gone.
-            self._agent.later(1_000, lambda: self._unbook(command_id, name))
+            self._agent.later(1_000, lambda: self._unbook(command_id, name, ray_id))
             return
-        self._site.ray.remove(name)
+        self._site.ray.remove(name, ray_id)
         making = self._making.get(name[0])
         if making is not None and making[1] == name:
             self._failed(making[0], name, "removed while it was made")

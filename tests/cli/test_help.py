@@ -28,7 +28,10 @@ def test_the_verbs_of_the_design_are_there() -> None:
     assert {" ".join(path) for path, _ in VERBS} == {
         *("up", "down", "controller", "agent", "status", "events", "simulate", "demo rlhf"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
-        *("pool create", "pool list", "pool get", "pg list", "node list", "policy get", "policy set"),
+        *("job watch", "job logs", "job scale", "worker list"),
+        *("pool create", "pool list", "pool get", "pool set", "pool delete"),
+        *("pg list", "pg get", "pg delete", "policy get", "policy set"),
+        *("node list", "node get", "node cordon", "node uncordon", "node drain"),
     }
 
 
@@ -42,7 +45,7 @@ def test_a_verb_says_what_it_does_and_gives_an_example(path: tuple[str, ...], co
     assert not unexplained
 
 
-READS = [path for path, _ in VERBS if path[-1] in {"list", "get", "status", "events", "explain"}]
+READS = [path for path, _ in VERBS if path[-1] in {"list", "get", "status", "events", "explain", "watch"}]
 
 
 @pytest.mark.parametrize("path", READS, ids=" ".join)

@@ -11,8 +11,8 @@ import yaml
 from callboard.client import methods
 from callboard.v1.event_pb2 import ListEventsResponse
 from callboard.v1.job_pb2 import ExplainJobResponse, Explanation, GetJobResponse, ListJobsRequest, ListJobsResponse
-from callboard.v1.node_pb2 import ListNodesResponse
-from callboard.v1.placement_group_pb2 import ListPlacementGroupsResponse
+from callboard.v1.node_pb2 import GetNodeResponse, ListNodesResponse
+from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
 from tests.cli import objects
@@ -25,7 +25,11 @@ READS = [
     ("pool", "list"),
     ("pool", "get", "rlhf"),
     ("pg", "list"),
+    ("pg", "get", "pg-77"),
     ("node", "list"),
+    ("node", "get", "node-1"),
+    ("worker", "list"),
+    ("worker", "list", "--job", "train-00"),
     ("status",),
     ("events",),
 ]
@@ -40,6 +44,8 @@ def filled(api: FakeApi) -> None:
     api.on(methods.LIST_POOLS, ListPoolsResponse(pools=[objects.pool()]))
     api.on(methods.GET_POOL, GetPoolResponse(pool=objects.pool()))
     api.on(methods.LIST_NODES, ListNodesResponse(nodes=[objects.node()]))
+    api.on(methods.GET_NODE, GetNodeResponse(node=objects.node()))
+    api.on(methods.GET_PLACEMENT_GROUP, GetPlacementGroupResponse(placement_group=objects.group()))
     api.on(methods.LIST_PLACEMENT_GROUPS, ListPlacementGroupsResponse(placement_groups=[objects.group()]))
     api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(nodes={"READY": 1}, total_preemptions=1, uptime_ms=5000)))
     api.on(methods.LIST_EVENTS, ListEventsResponse(events=[objects.event()]))
@@ -113,6 +119,18 @@ def test_an_explanation_says_why_and_what_would_help(run: Run, api: FakeApi) -> 
     shown = run("job", "explain", "rollout-01").stdout
     assert "pool rlhf is full" in shown
     assert "raise pool rlhf cpu by 1" in shown
+
+
+def test_a_worker_shows_its_job_its_place_and_why_its_start_was_cold(run: Run, api: FakeApi) -> None:
+    job = objects.job()
+    job.workers[0].cold_reason = "no spare is ready"
+    api.on(methods.LIST_JOBS, ListJobsResponse(jobs=[job]))
+    line = run("worker", "list").stdout.splitlines()[1]
+    assert line.split()[:6] == ["train-00", "actor", "0", "READY", "node-1", "0"]
+    assert "cold in 350 ms" in line
+    assert "no spare is ready" not in line
+    assert "no spare is ready" in run("worker", "list", "-o", "wide").stdout
+    assert json.loads(run("worker", "list", "--node", "node-9", "-o", "json").stdout) == []
 
 
 def test_nothing_there_is_said_on_stderr_and_json_is_still_json(run: Run, api: FakeApi) -> None:

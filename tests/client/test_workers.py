@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from callboard.client import workers
+from callboard.client import methods, workers
+from callboard.client.errors import WorkerGone
 from callboard.client.workers import NoActor, WorkerHandle
+from callboard.v1.common_pb2 import WorkerKey
+from callboard.v1.event_pb2 import WatchRequest, WatchResponse
+from callboard.v1.job_pb2 import GetJobResponse, Job, JobSpec, JobState, Worker, WorkerState
+from tests.support.fake_api import FakeApi, ThreadedApi
 
 HANDLE = WorkerHandle(
     job="train-00", component="train", rank=0, generation=3, node="n1", devices=("1",), actor_name="cb/j1/train/0/g3"
@@ -23,7 +31,12 @@ class FakeActor:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.call = self
+        self.asked: list[dict[str, Any]] = []
+        self.call = self.stream = self
+
+    def options(self, **options: Any) -> FakeActor:
+        self.asked.append(options)
+        return self
 
     def remote(self, *args: Any, **kwargs: Any) -> str:
         self.calls.append((args, kwargs))
@@ -68,3 +81,117 @@ def test_every_public_name_is_where_it_is_said_to_be() -> None:
 
     for name in callboard.client._PUBLIC:
         assert getattr(callboard.client, name).__name__ == name
+
+
+def test_options_are_rays_and_the_handle_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = FakeActor()
+    monkeypatch.setattr(workers, "_actor", lambda _: actor)
+    HANDLE.options(stream=True).rollout.remote(8)
+    HANDLE.options(num_returns=2).run.remote()
+    HANDLE.run.remote()
+    assert actor.asked == [{"num_returns": "streaming"}, {"num_returns": 2}]
+    assert [call[0][0] for call in actor.calls] == ["rollout", "run", "run"]
+    streaming = HANDLE.options(stream=True, follow=False)
+    assert pickle.loads(pickle.dumps(streaming)) == streaming != HANDLE
+
+
+class TestAWorkerThatIsGone:
+    """Which generation answers, and what is said when none does? Also PC-14: never a corpse."""
+
+    @pytest.fixture
+    def actors(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeActor]:
+        """The actors that Ray has."""
+        living: dict[str, FakeActor] = {}
+
+        def get(name: str) -> FakeActor:
+            if name not in living:
+                raise ValueError(f"no actor {name}")
+            return living[name]
+
+        monkeypatch.setattr(workers, "_actor", get)
+        return living
+
+    @pytest.fixture
+    def api(self) -> Iterator[FakeApi]:
+        with ThreadedApi() as fake:
+            yield fake
+
+    @staticmethod
+    def job(state: JobState.ValueType, *generations: tuple[int, str], reason: str = "") -> GetJobResponse:
+        found = [
+            Worker(
+                key=WorkerKey(job_id="j1", component="train", rank=0),
+                generation=generation,
+                actor_name=name,
+                state=WorkerState.WORKER_STATE_READY,
+            )
+            for generation, name in generations
+        ]
+        spec = JobSpec(name="train-00")
+        return GetJobResponse(job=Job(uid="j1", spec=spec, state=state, state_reason=reason, workers=found, revision=5))
+
+    @staticmethod
+    def handle(api: FakeApi, **options: Any) -> WorkerHandle:
+        made = WorkerHandle(
+            job="train-00",
+            component="train",
+            rank=0,
+            generation=3,
+            node="n1",
+            devices=(),
+            actor_name="cb/j1/train/0/g3",
+            uid="j1",
+            controller=api.address,
+        )
+        return made.options(**options)
+
+    def test_the_next_call_goes_to_its_next_generation(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+        actors["cb/spare/n2-7"] = FakeActor()
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (4, "cb/spare/n2-7")))
+        handle = self.handle(api)
+        handle.run.remote(1)
+        handle.options(stream=True).run.remote(2)
+        pickle.loads(pickle.dumps(handle)).run.remote(3)
+        assert [args[1] for args, _ in actors["cb/spare/n2-7"].calls] == [1, 2, 3]
+        assert len(api.requests) == 2, "looked for once, and remembered"
+
+    def test_it_is_waited_for(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_STARTING))
+        actors["cb/j1/train/0/g4"] = FakeActor()
+
+        async def watch(request: WatchRequest) -> AsyncIterator[WatchResponse]:
+            api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (4, "cb/j1/train/0/g4")))
+            yield WatchResponse(revision=6, events=[{"revision": 6}])  # type: ignore[list-item]
+            await asyncio.Event().wait()
+
+        api.on(methods.WATCH, watch)
+        assert self.handle(api).run.remote() == "reference"
+
+    def test_who_does_not_follow_is_told_at_once(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+        with pytest.raises(WorkerGone, match=r"train-00/train/0 is gone.*not to follow"):
+            self.handle(api, follow=False).run.remote()
+        assert api.requests == []
+        assert actors == {}
+
+    def test_of_a_job_that_ended_nothing_comes(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_FAILED, reason="worker train/0 was killed by signal 9"))
+        with pytest.raises(WorkerGone, match="has ended: worker train/0 was killed"):
+            self.handle(api).run.remote()
+        assert actors == {}
+
+    def test_patience_has_an_end(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_PENDING, (3, "cb/j1/train/0/g3")))
+
+        async def watch(_: WatchRequest) -> AsyncIterator[WatchResponse]:
+            await asyncio.Event().wait()
+            yield WatchResponse()
+
+        api.on(methods.WATCH, watch)
+        with pytest.raises(WorkerGone, match="did not reach a later generation"):
+            self.handle(api, wait=0.05).run.remote()
+        assert actors == {}
+
+    def test_a_controller_that_is_away_is_named(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+        with pytest.raises(WorkerGone, match=r"no controller answers at 127\.0\.0\.1:1"):
+            replace(self.handle(api, wait=0.05), controller="127.0.0.1:1").run.remote()
+        assert actors == {}

@@ -25,13 +25,16 @@ from callboard.scheduler import events as ev
 from callboard.scheduler.explain import Explanation
 from callboard.scheduler.records import ENDED, EventRecord, JobState, StopOutcome, WorkerState
 from tests.scenarios.language import (
+    Block,
     Command,
     ScenarioError,
     duration_ms,
     label_rules,
     node,
     pairs,
+    parse,
     repeated,
+    written,
 )
 from tests.scheduler.world import World
 
@@ -332,6 +335,21 @@ class Stage(World):
             "job.starting": f"{subject} → STARTING, attempt {self.job(subject).attempt}" if kind == "job" else "",
         }
         return special.get(record.type, f"{subject} → {record.state}: {record.reason}")
+
+
+def told(text: str) -> str:
+    """A story with what really happens."""
+    stage = Stage()
+    blocks: list[Block] = []
+    for block in parse(text):
+        lines: list[str] = []
+        for item in block.commands:
+            try:
+                lines += stage.run(item)
+            except (ScenarioError, AssertionError, KeyError, ValueError) as error:
+                raise AssertionError(f"line {block.line}, {item.text}: {error!r}") from error
+        blocks.append(replace(block, expected=tuple(lines)))
+    return written(blocks)
 
 
 def account(found: Explanation) -> list[str]:

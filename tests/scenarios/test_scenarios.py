@@ -6,31 +6,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.language import Block, ScenarioError, command, duration_ms, node, parse, repeated, written
-from tests.scenarios.stage import Stage
+from tests.scenarios.language import ScenarioError, command, duration_ms, node, parse, repeated, written
+from tests.scenarios.stage import told
 
 HERE = Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))
-
-
-def told(text: str) -> str:
-    """A story with what really happens."""
-    stage = Stage()
-    blocks: list[Block] = []
-    for block in parse(text):
-        lines: list[str] = []
-        for item in block.commands:
-            try:
-                lines += stage.run(item)
-            except (ScenarioError, AssertionError, KeyError, ValueError) as error:
-                raise AssertionError(f"line {block.line}, {item.text}: {error!r}") from error
-        blocks.append(replace(block, expected=tuple(lines)))
-    return written(blocks)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)

@@ -221,14 +221,17 @@ def _is_owner(cluster: Cluster, pool: str, preemptor: Job) -> bool:
 
 
 def owed(cluster: Cluster, victims: Iterable[str]) -> bool:
-    """Whether a lender takes back no more than it lent: before the last of a pool's victims goes, the pool is beyond
-    its own quota (QL-08)."""
+    """Whether a lender takes back no more than it lent: before the last victim of a pool goes, the pool is beyond its
+    own quota (QL-08)."""
     names = set(victims)
-    by_pool: dict[str, set[str]] = {}
+    by_pools: dict[tuple[str, ...], set[str]] = {}
     for job in cluster.running:
         if job.name in names:
-            by_pool.setdefault(job.pool, set()).add(job.name)
-    return all(any(cluster.beyond(pool, names - {last}) for last in of_pool) for pool, of_pool in by_pool.items())
+            by_pools.setdefault(job.pools, set()).add(job.name)
+    return all(
+        any(cluster.beyond(pool, names - {last}) for last in together for pool in pools)
+        for pools, together in by_pools.items()
+    )
 
 
 # ---- room and quota ----
@@ -407,7 +410,10 @@ class Model:
                     taken = self._model.new_int_var(0, 1 << 40, f"{other.name} takes {resource}")
                     self._model.add(taken >= used - (other.nominal[resource] - lends))
                     pot.append(taken)
-                self._model.add(sum(pot) <= lent)
+                own_lends = min(nominal, pool.lend_limit.get(resource, nominal))
+                within = self._model.new_bool_var(f"{name} needs nothing of the pot")
+                self._model.add(own <= nominal - own_lends).only_enforce_if(within)
+                self._model.add(sum(pot) <= lent).only_enforce_if(~within)
 
     def _used(self, pool: str, resource: str) -> _Expr:
         return sum(job.charge(pool, resource) * (1 - self._gone[job.name]) for job in self._cluster.running)

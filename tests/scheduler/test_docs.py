@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
-from tests.scenarios.test_scenarios import told
+from tests.scenarios.stage import told
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
 _DIAGRAM = re.compile(r"<!-- diagram: (\w+) -->\n(?:\n```mermaid\n.*?\n```\n)?", re.DOTALL)

@@ -38,6 +38,7 @@ class Case:
         jobs: submitted in this order; those that can't start at once are taken back.
         done: names of jobs that complete before the preemptor comes.
         cordoned: nodes that are cordoned then.
+        lowered: pools whose quotas are halved then.
         preemptor: comes last.
     """
 
@@ -47,6 +48,7 @@ class Case:
     jobs: tuple[JobSpec, ...]
     done: frozenset[str]
     cordoned: frozenset[str]
+    lowered: frozenset[str]
     preemptor: JobSpec
 
 
@@ -57,7 +59,7 @@ def random_case(seed: int) -> Case:
     """A case of one of three families: no groups kept, groups kept, a cohort. Of some preemptors that could come, one
     is taken that needs victims, where there is one: whoever fits at once, or never, tells little."""
     choose = random.Random(seed)
-    family = choose.choice(["private", "private", "groups", "groups", "cohort"])
+    family = choose.choice(["private", "private", "groups", "groups", "cohort", "cohort"])
     nodes = tuple(_node(choose, n) for n in range(choose.randint(1, 4)))
     pools = _pools(choose, family)
     jobs = tuple(_job(choose, family, f"j{n}") for n in range(choose.randint(3, 14)))
@@ -73,6 +75,7 @@ def random_case(seed: int) -> Case:
         jobs=jobs,
         done=frozenset(job.name for job in jobs if choose.random() < 0.15),
         cordoned=frozenset(name for name, _, _ in nodes if choose.random() < 0.05),
+        lowered=frozenset(pool.name for pool in pools if choose.random() < 0.1),
         preemptor=_preemptor(choose, family),
     )
     cluster = facts(built(case))
@@ -87,7 +90,7 @@ def random_case(seed: int) -> Case:
 def _preemptor(choose: random.Random, family: str) -> JobSpec:
     return replace(
         _job(choose, family, PREEMPTOR),
-        priority_milli=choose.choice([3000, 6000, 9000, 9000]),
+        priority_milli=choose.choice([3000, 6000, 8000, 9000]),
         preemptible=True,
         min_runtime_ms=0,
         wait_for_nodes_ms=10**9,
@@ -125,9 +128,9 @@ def _pools(choose: random.Random, family: str) -> tuple[PoolSpec, ...]:
     if family == "groups":
         shape = Resources.parse({"cpu": 1, "gpu": 1})
         kept = PgPoolSpec(
-            reserved=(shape,) * choose.choice([0, 0, 1, 2]),
+            reserved=(shape,) * choose.choice([0, 1, 2]),
             max_dynamic=choose.choice([1, 2, 3, 20]),
-            reserved_lendable=choose.random() < 0.3,
+            reserved_lendable=choose.random() < 0.6,
         )
         return tuple(pool_spec(name, pg_pool=pg_pool, **quota()) for name, pg_pool in (("a", kept), ("b", NO_PG_POOL)))
     return tuple(pool_spec(name, pg_pool=NO_PG_POOL, **quota()) for name in ("a", "b"))
@@ -136,9 +139,9 @@ def _pools(choose: random.Random, family: str) -> tuple[PoolSpec, ...]:
 def _job(choose: random.Random, family: str, name: str) -> JobSpec:
     pools = ["a", "a", "b", "c"] if family == "cohort" else ["a", "a", "b"]
     pool = choose.choice(pools)
-    other = choose.choice(pools) if choose.random() < 0.4 else pool
+    other = choose.choice(pools) if choose.random() < 0.6 else pool
     comes = name == PREEMPTOR
-    kinds = choose.choice([1, 1, 1, 2, 3] if comes else [1, 1, 1, 1, 1, 1, 2])
+    kinds = choose.choice([1, 1, 2, 2, 3] if comes else [1, 1, 1, 1, 1, 1, 2])
     components = []
     for kind in range(kinds):
         amounts: dict[str, Number] = {}
@@ -163,7 +166,7 @@ def _job(choose: random.Random, family: str, name: str) -> JobSpec:
     return job_spec(
         name,
         pool=pool,
-        priority=choose.choice([1, 1, 2, 2, 3, 5, 8, 9]),
+        priority=choose.choice([1, 1, 2, 3, 5, 7.5, 7.5, 9]),
         labels=choose.choice([{}, {"role": "train"}, {"role": "reward"}, {"role": "rollout"}]),
         components=components,
         placement=choose.choice([Strategy.PACK, Strategy.PACK, *Strategy]),
@@ -196,6 +199,10 @@ def built(case: Case) -> World:
             world.complete(name)
     for name in sorted(case.cordoned):
         world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id=name, cordoned=True))
+    for name in sorted(case.lowered):
+        pool = world.state.pools[name].spec
+        halved = tuple((resource, amount // 2 // 1000 * 1000) for resource, amount in pool.nominal)
+        world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=replace(pool, nominal=halved)))
     world.hold_stops_of(*(spec.name for spec in case.jobs))
     return world
 
@@ -369,6 +376,8 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, done=case.done - {name})
     for name in sorted(case.cordoned):
         yield replace(case, cordoned=case.cordoned - {name})
+    for name in sorted(case.lowered):
+        yield replace(case, lowered=case.lowered - {name})
     for i, pool in enumerate(case.pools):
         for fields in ({"nominal": ()}, {"cohort": ""}, {"pg_pool": replace(pool.pg_pool, reserved=())}):
             smaller = replace(pool, **fields)
@@ -411,13 +420,15 @@ def told(case: Case) -> str:
             f"job {spec.name} pool={spec.pool} priority={spec.priority_milli} {spec.placement} {dict(spec.labels)} "
             f"selector={dict(spec.node_selector)} preemptible={spec.preemptible} young={spec.min_runtime_ms}: {parts}"
         )
-    lines.append(f"then done {sorted(case.done)}, cordoned {sorted(case.cordoned)}")
+    lines.append(
+        f"then done {sorted(case.done)}, cordoned {sorted(case.cordoned)}, quotas halved {sorted(case.lowered)}"
+    )
     return "\n".join(lines)
 
 
 def seeds() -> range:
     """The seeds to try."""
-    first, last = os.environ.get("ORACLE_SEEDS", "0:360").split(":")
+    first, last = os.environ.get("ORACLE_SEEDS", "0:320").split(":")
     return range(int(first), int(last))
 
 

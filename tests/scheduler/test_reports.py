@@ -65,6 +65,19 @@ def test_ql10_two_asks_of_one_job_do_not_take_the_same_pot_twice() -> None:
     assert world.status("one") is JobState.RUNNING
 
 
+def test_ql04_a_pool_that_is_over_takes_nothing_of_what_another_never_lends() -> None:
+    world = World({"n1": 8})
+    guest = replace(pool_spec("guest", gpu=2), cohort="team")
+    world.pool(replace(pool_spec("owner", gpu=2), cohort="team", lend_limit=(("gpu", 0),)))
+    world.pool(guest)
+    for n in range(2):
+        world.submit(f"guest{n}", pool="guest", preemptible=False)
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=replace(guest, nominal=(("gpu", 0),))))
+    assert world.state.pool_use("guest").over.gpu_milli == 2000
+    world.submit("mine", pool="owner", workers=2)
+    assert world.status("mine") is JobState.RUNNING
+
+
 # ---- placement groups ----
 
 

@@ -412,7 +412,7 @@ def _generation(command: cmd.Command) -> int:
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=70,
+    max_examples=50,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -263,3 +263,17 @@ class SlowToExit:
     def leave(self) -> None:
         """End at once."""
         os._exit(0)
+
+
+class Talker:
+    """Prints, and ends once a file is there."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = Path(gate)
+
+    def run(self) -> None:
+        """Say hello and goodbye."""
+        print("hello from the worker", flush=True)  # noqa: T201 - what it is for
+        while not self.gate.exists():
+            time.sleep(0.01)
+        print("goodbye", flush=True)  # noqa: T201 - as above

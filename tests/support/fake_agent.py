@@ -52,6 +52,7 @@ class FakeAgent:
         ray: agent_pb2.RayNode | None = None,
         uuids: Collection[str] = (),
         hold: Collection[str] = (),
+        warm_spares: int = 0,
     ) -> None:
         self.address = address
         self.node_id = node_id
@@ -65,6 +66,7 @@ class FakeAgent:
             runtime=runtime,
             ray=ray,
             hostname="fake",
+            warm_spares=warm_spares,
             inventory=agent_pb2.Inventory(
                 capacity=common_pb2.Resources(cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpu_milli=1000 * gpus),
                 devices=[
@@ -79,6 +81,7 @@ class FakeAgent:
         self.commands: list[agent_pb2.Command] = []
         self.workers: dict[int, agent_pb2.WorkerReport] = {}
         self.bootstraps: list[agent_pb2.RayBootstrap] = []
+        self.spare_targets: list[int] = []
         self.acked: set[str] = set()
         self.replies: set[int] = set()
         self.ended: asyncio.Future[grpc.StatusCode] | None = None
@@ -231,6 +234,8 @@ class FakeAgent:
             self.replies.add(message.heartbeat_reply.sequence)
         elif what == "ray_bootstrap":
             self.bootstraps.append(message.ray_bootstrap)
+        elif what == "spare_target":
+            self.spare_targets.append(message.spare_target.count)
         async with self._changed:
             self._changed.notify_all()
 

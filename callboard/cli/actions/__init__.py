@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from callboard.cli.actions import demos as demos
     from callboard.cli.actions import events as events
     from callboard.cli.actions import groups as groups
+    from callboard.cli.actions import job_logs as job_logs
     from callboard.cli.actions import jobs as jobs
     from callboard.cli.actions import local as local
     from callboard.cli.actions import nodes as nodes
     from callboard.cli.actions import policy as policy
+    from callboard.cli.actions import pool_changes as pool_changes
     from callboard.cli.actions import pools as pools
     from callboard.cli.actions import simulation as simulation
     from callboard.cli.actions import status as status
+    from callboard.cli.actions import watching as watching
+    from callboard.cli.actions import workers as workers
 
 _EXTRA_OF = MappingProxyType(
     {
@@ -30,6 +34,10 @@ _EXTRA_OF = MappingProxyType(
         "demos": "",
         "events": "",
         "groups": "",
+        "job_logs": "",
+        "pool_changes": "",
+        "watching": "",
+        "workers": "",
         "jobs": "",
         "local": "",
         "nodes": "",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import yaml
-from rich.text import Text
-
-from callboard.cli import screen, words
+from callboard.cli import screen
+from callboard.cli.event_views import print_event
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
 from callboard.client.client import Client
-from callboard.v1.event_pb2 import Event
 
 
 def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller: str, output: Output) -> None:
@@ -27,41 +24,10 @@ def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller:
             screen.print_json([plain(event) for event in events])
             return
         for event in events:
-            _print(event, output)
+            print_event(event, output)
         if follow:
             start = events[-1].revision + 1 if events else 0
             async for event in client.watch(start_revision=start, types=types, subject=subject):
-                _print(event, output)
+                print_event(event, output)
 
     with_client(controller, action)
-
-
-def _print(event: Event, output: Output) -> None:
-    if output is Output.JSON:
-        screen.print_json(plain(event), compact=True)
-    elif output is Output.YAML:
-        screen.print_yaml([plain(event)])
-    else:
-        screen.stdout().print(_line(event, wide=output is Output.WIDE), soft_wrap=True)
-
-
-def _line(event: Event, *, wide: bool) -> Text:
-    line = Text(f"{words.clock(event.time)}  ", style="dim")
-    if wide:
-        line.append(f"{event.revision:>6}  ", style="dim")
-    line.append(f"{event.type:<26} ")
-    line.append(f"{_subject(event.subject)}", style="bold")
-    if event.state:
-        line.append("  ").append_text(screen.state_text(event.state))
-    if event.reason:
-        line.append(f"  {event.reason}")
-    if wide:
-        facts = yaml.safe_dump(dict(event.facts), default_flow_style=True, width=10_000).strip() if event.facts else ""
-        line.append(f"  {event.cause} {facts}", style="dim")
-    return line
-
-
-def _subject(subject: str) -> str:
-    """ "jobs/train/workers/actor/0" → "train/actor/0": the collection is clear from the type."""
-    _, _, rest = subject.partition("/")
-    return rest.replace("/workers/", "/") or subject

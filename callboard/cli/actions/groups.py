@@ -6,6 +6,7 @@ from callboard.cli import pool_views, screen
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
+from callboard.cli.showing import show as show_result
 from callboard.client.client import Client
 
 
@@ -24,3 +25,29 @@ def show_list(*, pool: str, controller: str, output: Output) -> None:
             screen.stderr().print(f"No placement groups at {client.address}.")
 
     with_client(controller, action)
+
+
+def show(group_id: str, *, controller: str, output: Output) -> None:
+    """Shows one placement group."""
+
+    async def action(client: Client) -> None:
+        group = await client.get_placement_group(_bare(group_id))
+        show_result(plain(group), output, lambda wide: pool_views.group_view(group, wide=wide))
+
+    with_client(controller, action)
+
+
+def delete(group_id: str, *, controller: str, quiet: bool) -> None:
+    """Removes a placement group."""
+
+    async def action(client: Client) -> None:
+        group = await client.delete_placement_group(_bare(group_id))
+        if not quiet:
+            what = f"Placement group {_bare(group_id)}"
+            screen.stderr().print(f"{what} is gone." if group is None else f"{what} is being removed.")
+
+    with_client(controller, action)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("placementGroups/")

@@ -127,6 +127,18 @@ def preempt(name: str, *, for_job: str, reason: str, controller: str, quiet: boo
     with_client(controller, action)
 
 
+def scale(name: str, *, component: str, workers: int, controller: str, quiet: bool) -> None:
+    """Scales a component of a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.scale(component, workers)
+        if not quiet:
+            screen.stderr().print(f"Job {job.name} goes to {workers} × {component}; it is {job.state}.")
+
+    with_client(controller, action)
+
+
 def explain(name: str, *, controller: str, output: Output) -> None:
     """Explains a job."""
 

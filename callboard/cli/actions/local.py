@@ -22,6 +22,7 @@ from callboard.client.clusters import (
     cluster_directory,
     recorded_clusters,
     run_directory,
+    running_clusters,
 )
 from callboard.v1.node_pb2 import Node
 
@@ -150,7 +151,9 @@ def _print_ready(plan: ClusterPlan, nodes: list[Node]) -> None:
     out.print(f"[bold]Cluster {plan.name} is ready.[/] Controller at {plan.controller}.")
     out.print(gpu_picture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
-    out.print("Next: `callboard status`, `callboard job submit FILE`.")
+    out.print("Next: `callboard pool create NAME`, `callboard job submit FILE`, `callboard status`.")
+    if len(running_clusters(plan.directory.parent)) > 1:
+        out.print(f"It is not the only one here: name it with `export CALLBOARD_CONTROLLER={plan.controller}`.")
     if plan.detached:
         out.print(f"End it with `callboard down {plan.name}`.")
     else:

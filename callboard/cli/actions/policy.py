@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from callboard.cli import screen
 from callboard.cli.actions.jobs import read_file
-from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.changes import changed, is_file, read_changes
 from callboard.cli.options import Output
 from callboard.cli.policy_text import policy_mapping
 from callboard.cli.session import with_client
@@ -31,10 +29,10 @@ def change(changes: Sequence[str], *, validate: bool, controller: str, output: O
     """Sets the policy from a file, or changes single fields of it."""
 
     async def action(client: Client) -> None:
-        if len(changes) == 1 and "=" not in changes[0]:
+        if is_file(changes):
             wanted: Mapping[str, Any] = read_file(Path(changes[0]))
         else:
-            wanted = policy_mapping(await client.get_policy()) | dict(_field(text) for text in changes)
+            wanted = changed(policy_mapping(await client.get_policy()), read_changes(changes))
         policy = await client.set_policy(wanted, validate_only=validate)
         if validate:
             screen.stderr().print("The policy could be set.")
@@ -42,27 +40,6 @@ def change(changes: Sequence[str], *, validate: bool, controller: str, output: O
             _print(policy, output)
 
     with_client(controller, action)
-
-
-def _field(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise CommandFailed(
-            Failure(
-                f"{text!r} is neither a field nor the only file.",
-                "A change reads KEY=VALUE.",
-                "Write for example cancel_timeout=500ms.",
-                BAD_INPUT,
-            )
-        )
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise CommandFailed(
-            Failure(
-                f"The value of {name} can't be read.", str(error), "Write it as YAML, for example [a, b].", BAD_INPUT
-            )
-        ) from error
 
 
 def _print(policy: PreemptionPolicy, output: Output) -> None:

@@ -43,7 +43,7 @@ def create(
         if validate:
             screen.stderr().print("The pool could be made.")
         else:
-            _print(pool, output, quiet=quiet)
+            print_pool(pool, output, quiet=quiet)
 
     with_client(controller, action)
 
@@ -71,14 +71,15 @@ def show(name: str, *, controller: str, output: Output) -> None:
     async def action(client: Client) -> None:
         pool = await client.get_pool(name)
         if output in (Output.JSON, Output.YAML):
-            _print(pool, output, quiet=False)
+            print_pool(pool, output, quiet=False)
         else:
             screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_view(pool, wide=output is Output.WIDE))
 
     with_client(controller, action)
 
 
-def _print(pool: Pool, output: Output, *, quiet: bool) -> None:
+def print_pool(pool: Pool, output: Output, *, quiet: bool) -> None:
+    """Prints a pool that was made or changed."""
     if output is Output.JSON:
         screen.print_json(plain(pool))
     elif output is Output.YAML:

@@ -1,0 +1,32 @@
+"""`callboard worker …`: the processes of jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import ControllerOption, Output, OutputOption
+
+app = typer.Typer(help="Look at workers: which process of which job is where.", no_args_is_help=True)
+
+
+@app.command("list", epilog="Example: callboard worker list --job train-00 -o wide")
+def list_workers(
+    job: Annotated[
+        str, typer.Option("--job", metavar="JOB", help="Only workers of this job.", show_default=False)
+    ] = "",
+    node: Annotated[
+        str, typer.Option("--node", metavar="NODE", help="Only workers on this node.", show_default=False)
+    ] = "",
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the workers of every job that has not ended; wide says why a start was cold."""
+    actions.workers.show_list(job=job, node=node, controller=controller, output=output)
+
+
+@app.callback()
+def _group() -> None:
+    """Look at workers: which process of which job is where."""

@@ -1,0 +1,86 @@
+"""A real controller in this process and real agents with plain processes: what SDK and verbs are tested against."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from callboard.agents.process_tree import marked, process_table
+from callboard.agents.worker_env import AGENT_MARKER
+from callboard.client.client import Client
+from callboard.controller.options import ControllerOptions, Limits
+from callboard.controller.server import Controller
+
+ROOT = Path(__file__).parents[2]
+
+
+class RealCluster:
+    """One controller and its agents.
+
+    Attributes:
+        address: of the controller.
+        client: a client of it.
+    """
+
+    def __init__(self, directory: Path, controller: Controller, client: Client) -> None:
+        self.address = controller.address
+        self.client = client
+        self._directory = directory
+        self._agents: list[asyncio.subprocess.Process] = []
+
+    async def add_node(self, node_id: str) -> None:
+        """Starts an agent with two simulated GPUs and waits until it takes work."""
+        revision = (await self.client.stats()).revision
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "callboard.cli", "agent", "--controller", self.address, "--node-id", node_id),
+            *("--runtime", "process", "--cpus", "4", "--memory", "4GiB", "--simulate-gpus", "2", "--warm-spares", "0"),
+            *("--run-dir", str(self._directory / node_id), "--log-level", "error"),
+            *("--exit-with-parent", str(os.getpid())),
+            cwd=ROOT,
+        )
+        self._agents.append(agent)
+        async for event in self.client.watch(start_revision=revision + 1, types=["node."]):
+            if event.subject == f"nodes/{node_id}" and event.state == "READY":
+                return
+
+    def processes(self) -> list[int]:
+        """Living worker processes of every node, from the process table."""
+        table = process_table()
+        return [
+            process.pid
+            for folder in self._directory.iterdir()
+            for process in marked(f"{AGENT_MARKER}={folder}", table)
+            if not table[process.pid].gone
+        ]
+
+    async def stop_agents(self) -> None:
+        """Ends the agents, and what they host."""
+        for agent in self._agents:
+            agent.terminate()
+        assert [await agent.wait() for agent in self._agents] == [0] * len(self._agents)
+
+
+@asynccontextmanager
+async def real_cluster(directory: Path, *nodes: str, ended_jobs: int = 1000) -> AsyncIterator[RealCluster]:
+    """A cluster with these nodes, whose controller remembers so many ended jobs."""
+    (directory / "agents").mkdir()
+    options = ControllerOptions(
+        listen="127.0.0.1:0", state_dir=directory / "state", stop_grace_ms=500, limits=Limits(ended_jobs=ended_jobs)
+    )
+    controller = Controller(options)
+    await controller.start()
+    try:
+        async with Client(controller.address) as client:
+            cluster = RealCluster(directory / "agents", controller, client)
+            try:
+                for node in nodes:
+                    await cluster.add_node(node)
+                yield cluster
+            finally:
+                await cluster.stop_agents()
+    finally:
+        await controller.stop()

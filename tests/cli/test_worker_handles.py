@@ -1,0 +1,97 @@
+"""Are the workers' handles plain Ray calls, from any driver, and do they follow? On a real Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from callboard.cli.local.ports import free_port
+from tests.cli.machine import ROOT, Machine
+
+DRIVER = """
+import json, os, pickle, signal, sys, ray
+from callboard import SyncClient, WorkerGone
+shown = {}
+with SyncClient() as cb:
+    cb.connect_ray()
+    cb.ensure_pool("rlhf", nominal={"cpu": 4})
+    job = cb.submit({"name": "plain", "pool": "rlhf", "restart": {"max_restarts": 1, "backoff_base": "10ms"},
+                     "components": [{"name": "w", "actor": "tests.support.actors:Plain", "resources": {"cpu": 1}}]})
+    job.running(timeout=60)
+    (handle,) = job.workers()
+    shown["echo"] = ray.get(handle.echo.remote(7))
+    shown["stream"] = [ray.get(ref) for ref in handle.options(stream=True).count.remote(12)]
+    shown["two"] = ray.get(handle.options(num_returns=2).echo.remote((1, 2)))
+    open(sys.argv[1], "wb").write(pickle.dumps(handle))
+    calling = handle.nap.remote(60)
+    first = handle.generation
+    os.kill(job.job.workers[0].pid, signal.SIGKILL)
+    try:
+        ray.get(calling, timeout=60)
+    except ray.exceptions.ActorDiedError as error:
+        shown["in_flight"] = type(error).__name__
+    try:
+        handle.options(follow=False).echo.remote(0)
+    except WorkerGone as error:
+        shown["gone"] = str(error)
+    shown["followed"] = ray.get(handle.echo.remote(8), timeout=60)
+    shown["later"] = handle.newest.generation > first
+    shown["ray_address"] = cb.stats().ray_address
+print(json.dumps(shown))
+"""
+
+OTHER_DRIVER = """
+import json, os, pickle, sys
+from callboard import SyncClient
+from callboard.client.client import ray_of
+with SyncClient() as cb:
+    address, token = ray_of(cb.target, cb.stats())
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+import ray
+ray.init(address=address, namespace="another", log_to_driver=False)
+handle = pickle.loads(open(sys.argv[1], "rb").read())
+print(json.dumps(ray.get(handle.echo.remote("from another namespace"), timeout=60)))
+"""
+
+
+def drive(program: str, *arguments: str) -> object:
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_handles_call_stream_and_follow_from_any_driver(machine: Machine, tmp_path: Path) -> None:
+    started = machine.run("up", "--detach", "--agents", "1", "--port", str(free_port()))
+    assert started.returncode == 0, started.stderr
+    try:
+        handle = str(tmp_path / "handle")
+        shown = drive(DRIVER, handle)
+        assert isinstance(shown, dict)
+        assert (shown["echo"], shown["stream"], shown["two"]) == (7, list(range(12)), [1, 2])
+        assert shown["in_flight"] == "ActorDiedError"
+        assert "plain/w/0 is gone" in shown["gone"]
+        assert (shown["followed"], shown["later"]) == (8, True)
+        # The handle was pickled in its first generation.
+        assert drive(OTHER_DRIVER, handle) == "from another namespace"
+        listed = machine.run("worker", "list", "-o", "wide").stdout
+        assert "plain" in listed
+        logs = machine.run("job", "logs", "plain")
+        assert logs.returncode == 0, logs.stderr
+    finally:
+        ended = machine.run("down")
+    assert ended.returncode == 0, ended.stderr
+    assert not machine.run_dir.exists()
