@@ -77,8 +77,17 @@ def grow(tx: Transaction, uid: str) -> None:
         while component.elastic and len(live := _live(tx, job, component)) < wanted(job, component):
             taken = {worker.rank for worker in live}
             rank = next(rank for rank in range(len(live) + 1) if rank not in taken)
-            if not _add(tx, uid, spec, component, rank):
+            if _is_leaving(tx, job, component, rank) or not _add(tx, uid, spec, component, rank):
                 break
+
+
+def _is_leaving(tx: Transaction, job: JobRecord, component: ComponentSpec, rank: int) -> bool:
+    """Whether the worker that had this rank is still on its way out: no rank is there twice (R5)."""
+    return any(
+        worker.state is WorkerState.STOPPING
+        and (worker.component, worker.rank, worker.attempt) == (component.name, rank, job.attempt)
+        for worker in tx.state.workers_of(job.uid)
+    )
 
 
 def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, counts: bool) -> None:

@@ -414,8 +414,12 @@ def _living_copies(state: State, job: JobRecord, spec: JobSpec) -> tuple[Reason,
 
 
 def _awaited(state: State, job: JobRecord) -> tuple[Reason, ...]:
-    """What a nominated job waits for: victims with the time of their kill, groups being removed."""
+    """What a nominated job waits for: victims with the time of their kill, groups being removed, or running jobs."""
     reasons = []
+    if job.patient:
+        nodes = [bundle.node_id for group_id in job.groups if (g := state.groups.get(group_id)) for bundle in g.bundles]
+        message = f"running jobs on {_join(sorted(set(nodes)))} to end; what they free is held for it"
+        reasons.append(Reason("HOLDS_ROOM", f"jobs/{job.name}", message))
     for awaited in job.waits_for:
         other = state.jobs.get(awaited)
         if other is not None and other.state in (JobState.PREEMPTING, JobState.STOPPING):

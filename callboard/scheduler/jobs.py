@@ -54,6 +54,7 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
         attempt=job.attempt + 1,
         groups=tuple(group_ids),
         nominated=False,
+        patient=False,
         waits_for=(),
         target=None,
         eligible_ms=0,
@@ -122,8 +123,12 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
         tx.command(orders.start_worker(tx.state, started))
 
 
-def nominate(tx: Transaction, uid: str, plan: Plan) -> None:
-    """Holds what a plan needs for a job until what is in the way has ended (I7)."""
+def nominate(tx: Transaction, uid: str, plan: Plan, *, patient: bool = False) -> None:
+    """Holds what a plan needs for a job until what is in the way has ended (I7).
+
+    Args:
+        patient: nothing is asked to end; the room is held as running jobs end by themselves.
+    """
     group_ids = []
     waits_for = [victim.uid for victim in plan.victims] + list(plan.trims)
     for use in plan.uses:
@@ -135,11 +140,11 @@ def nominate(tx: Transaction, uid: str, plan: Plan) -> None:
                 tx, use.ask.pool, use.kind, GroupState.NOMINATED, use.bundles, nominee=uid, reason="waits for room"
             )
             group_ids.append(group.group_id)
-    if plan.waits and not waits_for:
+    if plan.waits and not waits_for and not patient:
         leaving = (JobState.STOPPING, JobState.PREEMPTING)
         waits_for = [other for job_state in leaving for other in tx.state.jobs_by_state[job_state]]
         waits_for += list(tx.state.groups_by_state[GroupState.REMOVING])
-    job = tx.change_job(uid, nominated=True, groups=tuple(group_ids), waits_for=tuple(waits_for))
+    job = tx.change_job(uid, nominated=True, patient=patient, groups=tuple(group_ids), waits_for=tuple(waits_for))
     victims = ", ".join(tx.state.jobs[victim.uid].name for victim in plan.victims)
     tx.event(
         "job.nominated",
@@ -155,7 +160,7 @@ def drop_nomination(tx: Transaction, uid: str, reason: str) -> None:
     job = tx.state.jobs[uid]
     if not job.nominated:
         return
-    tx.change_job(uid, nominated=False, groups=(), waits_for=())
+    tx.change_job(uid, nominated=False, patient=False, groups=(), waits_for=())
     for group_id in job.groups:
         group = tx.state.groups.get(group_id)
         if group is None or group.nominee != uid:

@@ -157,6 +157,8 @@ def _tick(tx: Transaction, _: ev.Tick) -> None:
             tx.fresh.append(str(key))
         elif kind == "job":
             _job_due(tx, str(key))
+        elif kind == "starving":
+            tx.fresh.append(str(key))
         elif kind == "session":
             requests.session_over(tx, str(key))
         elif kind == "group":

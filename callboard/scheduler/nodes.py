@@ -140,8 +140,8 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
     within_ms = max(0, event.deadline_ms - tx.now_ms) if event.deadline_ms else None
     there = tx.state.workers_on(node.node_id)
     for worker in there:
-        job = tx.state.jobs.get(worker.job)
-        if job is None or tx.state.workers[worker.generation].state not in LIVE:
+        job, current = tx.state.jobs.get(worker.job), tx.state.workers.get(worker.generation)
+        if job is None or current is None or current.state not in LIVE:
             continue
         if job.state is JobState.RUNNING and worker.extra:
             if worker.state is not WorkerState.STOPPING:

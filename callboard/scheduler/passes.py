@@ -12,7 +12,7 @@ from dataclasses import replace
 from callboard.model.specs import JobSpec
 from callboard.scheduler import elastic, groups, jobs, requests
 from callboard.scheduler.grouping import Ask, GroupUse, asks_of, charged_beside, match, reserved_refund
-from callboard.scheduler.planning import Blocked, Plan, plan
+from callboard.scheduler.planning import Blocked, Plan, plan, plan_patiently
 from callboard.scheduler.quota import borrows, shortages
 from callboard.scheduler.records import GroupState, JobRecord, JobState
 from callboard.scheduler.shapes import Shape
@@ -128,16 +128,31 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
     if jobs.a_copy_may_live(tx, uid):
         return
     shape = tx.state.shapes[uid]
-    if shape in memory.blocked and not job.yielded_to:
+    starving = 0 < job.starving_ms <= tx.now_ms
+    if shape in memory.blocked and not job.yielded_to and not starving:
         return
     found = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
     if isinstance(found, Blocked):
+        if starving and _hold_room(tx, job, spec):
+            return
         if not job.yielded_to:
             memory.blocked.add(shape)
         if found.retry_ms:
             heapq.heappush(memory.retries, (found.retry_ms, uid))
         return
     _carry_out(tx, job, found)
+
+
+def _hold_room(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:
+    """A job that was blocked for too long holds the room it needs as it becomes free, one job at a time: the queue is
+    gone through from its front, so it is the best-ranked one."""
+    if any(tx.state.jobs[uid].patient for uid in tx.state.nominated):
+        return False
+    found = plan_patiently(tx.state, job.uid, spec)
+    if found is None:
+        return False
+    jobs.nominate(tx, job.uid, found, patient=True)
+    return True
 
 
 def _keep_place(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
@@ -231,9 +246,12 @@ def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> boo
 
 
 def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
-    """Whether a nominated job can start once everything that is on its way out is gone."""
+    """Whether a nominated job can start once everything that is on its way out is gone; for one that waits for running
+    jobs to end, once they have."""
     state = tx.state
-    view = View(state, Assumption(subject=uid, future=True))
+    running = (*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING])
+    released = frozenset(running) if state.jobs[uid].patient else frozenset()
+    view = View(state, Assumption(subject=uid, future=True, released=released))
     rooms: dict[str, Room] = {}
     for use in uses:
         group = state.groups[use.group_id]

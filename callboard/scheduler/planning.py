@@ -16,13 +16,14 @@ from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
 from callboard.scheduler.preemption import (
     Candidate,
     candidates,
+    left_ms,
     lowest_level,
     overtakable,
     policy_for,
     takes_only_what_is_owed,
     without,
 )
-from callboard.scheduler.records import Rule
+from callboard.scheduler.records import JobState, Rule
 from callboard.scheduler.shapes import shape_of
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, Room, View
@@ -86,6 +87,11 @@ def plan(state: State, uid: str, spec: JobSpec, waiting_since_ms: int, now_ms: i
     return search.with_victims(policy.max_victims_per_round, now_ms)
 
 
+def plan_patiently(state: State, uid: str, spec: JobSpec) -> Plan | None:
+    """Where a job starts once enough of what runs has ended by itself; nobody is asked to yield."""
+    return _Search(state, uid, spec).patiently()
+
+
 def could_ever_fit(state: State, spec: JobSpec) -> bool:
     """Whether the nodes and quotas there are could hold the job if nothing else was there."""
     shape = shape_of(spec)
@@ -114,6 +120,9 @@ class _Search:
         now = Assumption(subject=self._uid)
         later = replace(now, future=True)
         overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))
+        passable = self._passable(now_ms)
+        if passable:
+            now = replace(now, passed=passable)
         assumptions = [now, later]
         if overtakes:
             assumptions += [replace(now, overtaken=overtakes), replace(later, overtaken=overtakes)]
@@ -122,6 +131,27 @@ class _Search:
             if found is not None:
                 return self._slim(*found)
         return None
+
+    def patiently(self) -> Plan | None:
+        """A plan on the room of everything that runs."""
+        found = self._try(self._all_ended())
+        return None if found is None else Plan(found[1], waits=True)
+
+    def _all_ended(self) -> Assumption:
+        running = (*self._state.jobs_by_state[JobState.RUNNING], *self._state.jobs_by_state[JobState.STARTING])
+        return Assumption(subject=self._uid, future=True, released=frozenset(running))
+
+    def _passable(self, now_ms: int) -> frozenset[str]:
+        """Patient nominees that this job may pass: it is thought to end before they can start."""
+        if not self._spec.estimated_duration_ms:
+            return frozenset()
+        return frozenset(
+            uid
+            for uid in self._state.nominated
+            if self._state.jobs[uid].patient
+            and uid != self._uid
+            and self._spec.estimated_duration_ms <= _starts_in_ms(self._state, uid, now_ms)
+        )
 
     def with_victims(self, max_victims: int, now_ms: int) -> Plan | Blocked:
         """A plan with the lowest possible maximum priority of victims, and of those the cheapest irreducible set."""
@@ -265,6 +295,19 @@ class _Search:
         trims = tuple(group_id for group_id in order if group_id in assumption.trimmed)
         overtakes = tuple(uid for uid in self._state.nominated if uid in assumption.overtaken)
         return Plan(uses, trims, overtakes, waits=assumption.patient)
+
+
+def _starts_in_ms(state: State, uid: str, now_ms: int) -> int:
+    """How long a patient nominee waits at least: as long as the longest known job in its room is thought to go on."""
+    left = [0]
+    for group_id in state.jobs[uid].groups:
+        group = state.groups.get(group_id)
+        for bundle in group.bundles if group is not None else ():
+            holders = dict.fromkeys(worker.job for worker in state.workers_on(bundle.node_id))
+            left += [
+                left_ms(state.jobs[other], state.specs[other].spec, now_ms) for other in holders if other in state.jobs
+            ]
+    return max(left)
 
 
 def _irreducible(units: Sequence[Candidate], feasible: Callable[[Sequence[Candidate]], bool]) -> list[Candidate]:

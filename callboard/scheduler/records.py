@@ -322,6 +322,7 @@ class JobRecord:
             nor that of one they yielded to, so that no set of rules makes jobs evict each other in a circle.
         failures: times of failures that count against the restart budget.
         eligible_ms: not looked at before.
+        starving_ms: from then on, while it is blocked, the room it needs is held for it; 0: never.
         session_ms: cancelled then, unless its client is heard before; 0: detached, or ended.
         destroy_groups: its groups are removed when it lets go of them.
     """
@@ -350,6 +351,7 @@ class JobRecord:
     eligible_ms: int = 0
     deadline_ms: int = 0
     session_ms: int = 0
+    starving_ms: int = 0
     checkpoint_ms: int = 0
     traceback: str = ""
     destroy_groups: bool = False

@@ -179,6 +179,7 @@ def submit(tx: Transaction, event: JobSubmitted) -> str:
             state=JobState.PENDING,
             submit_ms=tx.now_ms,
             deadline_ms=deadline_ms,
+            starving_ms=tx.now_ms + spec.starvation_after_ms if spec.starvation_after_ms else 0,
             session_ms=tx.now_ms + spec.session_lease_ms if spec.session_lease_ms else 0,
             request_id=event.request_id,
             cause=tx.cause,

@@ -18,5 +18,6 @@ def shape_of(spec: JobSpec) -> Shape:
         spec.node_selector,
         spec.node_selector_soft,
         spec.never_preempts,
+        spec.estimated_duration_ms,
         tuple([(c.name, c.pool, c.resources, c.min_workers) for c in spec.components]),
     )

@@ -346,6 +346,7 @@ class State:
             self._deadline(new.eligible_ms, "eligible", new.uid)
             self._deadline(new.deadline_ms, "job", new.uid)
             self._deadline(new.session_ms, "session", new.uid)
+            self._deadline(new.starving_ms if new.state is JobState.PENDING else 0, "starving", new.uid)
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]
@@ -415,11 +416,12 @@ class State:
         if kind == "worker":
             worker = self.workers.get(cast("int", key))
             return worker is not None and worker.deadline_ms == at_ms
-        if kind in ("eligible", "job", "session"):
+        if kind in ("eligible", "job", "session", "starving"):
             job = self.jobs.get(cast("str", key))
             if job is None:
                 return False
-            return at_ms == {"eligible": job.eligible_ms, "job": job.deadline_ms, "session": job.session_ms}[kind]
+            times = {"eligible": job.eligible_ms, "job": job.deadline_ms, "session": job.session_ms}
+            return at_ms == times.get(kind, job.starving_ms if job.state is JobState.PENDING else 0)
         if kind in ("group", "idle"):
             group = self.groups.get(cast("str", key))
             return group is not None and at_ms == (group.deadline_ms if kind == "group" else self._idle_end_ms(group))

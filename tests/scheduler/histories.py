@@ -156,6 +156,8 @@ class History:
             entry=choose(["", "", "main"]),
             components=components,
             wait_for_nodes_ms=choose([None, 5000]),
+            starvation_after_ms=choose([0, 0, 1000]),
+            estimated_duration_ms=choose([0, 0, 500, 5000]),
         )
         try:
             self.world.submit(spec)

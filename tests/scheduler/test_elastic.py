@@ -153,3 +153,22 @@ def test_a_lent_reserved_group_goes_back_to_a_job_it_was_meant_for() -> None:
     (record,) = world.state.preemptions.values()
     assert record.rule is Rule.RESERVED
     assert world.status("owner") is JobState.RUNNING
+
+
+def test_a_starving_job_is_passed_only_by_one_that_is_over_before_it_can_start() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("long", estimated_duration_ms=600_000)
+    world.submit("short", estimated_duration_ms=1_000)
+    world.submit("wide", workers=2, starvation_after_ms=60_000)
+    world.tick(60_000)
+    assert world.job("wide").patient
+    world.complete("short")
+    world.submit("unknown")
+    world.submit("too-long", estimated_duration_ms=599_000)
+    world.submit("fits", estimated_duration_ms=100_000)
+    states = [world.status(name) for name in ("unknown", "too-long", "fits")]
+    assert states == [JobState.PENDING, JobState.PENDING, JobState.RUNNING]
+    world.complete("fits")
+    world.complete("long")
+    assert world.status("wide") is JobState.RUNNING

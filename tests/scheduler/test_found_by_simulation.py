@@ -92,18 +92,16 @@ def test_ql03_an_elastic_job_does_not_grow_before_running_work_is_counted() -> N
     world.scheduler = Scheduler(State.of(list(world.state.records())))
     world.held.clear()
     world.send(ev.ControllerStarted(now_ms=world.now_ms, grace_ms=2_000))
-    world.send(ev.WorkerStarted(now_ms=world.now_ms, node_id=start.node_id, generation=start.worker.generation, pid=1))
+    worker = start.worker
+    running = ev.RunningWorker(
+        generation=worker.generation, job=worker.job, component="main", rank=0, state=WorkerState.STARTING
+    )
+    world.join(worker.node_id, 2, running=(running,))
+    world.send(ev.WorkerStarted(now_ms=world.now_ms, node_id=worker.node_id, generation=worker.generation, pid=1))
     assert world.status("elastic") is JobState.RUNNING
     assert len(world.workers("elastic")) == 1
     world.hold = lambda command: False
-    world.tick(3_000)
-    for node_id in ("n1", "n2"):
-        running = tuple(
-            ev.RunningWorker(
-                generation=worker.generation, job=worker.job, component="main", rank=worker.rank, state=worker.state
-            )
-            for worker in world.workers("elastic")
-            if worker.node_id == node_id
-        )
-        world.join(node_id, 2, running=running)
+    world.held.clear()
+    (other,) = {"n1", "n2"} - {worker.node_id}
+    world.join(other, 2)
     assert [worker.state for worker in world.workers("elastic")] == [WorkerState.READY] * 3
