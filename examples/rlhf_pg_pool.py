@@ -14,8 +14,7 @@ import time
 
 import ray
 
-from callboard import Client, ComponentSpec, JobSpec, PgPoolSpec, PreemptionPolicy
-from callboard.client import JobHandle
+from callboard import Client, ComponentSpec, JobHandle, JobSpec, PgPoolSpec, PreemptionPolicy
 
 Amounts = dict[str, int | float | str]
 

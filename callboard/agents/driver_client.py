@@ -101,10 +101,14 @@ class DriverClient:
         if self.connection is None:
             raise DriverLost("this node is in no Ray cluster")
         await self._connected.wait()
-        assert self._requests is not None
+        requests = self._requests
+        assert requests is not None
         try:
-            return await self._requests.ask(method, argument)
+            return await requests.ask(method, argument)
         except PeerGone as error:
+            if requests is self._requests:
+                # Its keeper notices a moment later; who asks again must wait for the next one.
+                self._connected.clear()
             raise DriverLost(f"the Ray driver ended during {method}") from error
 
     async def _start(self, address: str, node_ip: str, environment: Mapping[str, str]) -> ProcessId:

@@ -63,18 +63,25 @@ class RayRuntime:
             "bundle_index": launch.bundle_index,
         }
         try:
-            try:
-                answer = await self._driver.ask("launch", argument, within_s=_LAUNCH_S)
-            except DriverLost as error:
-                if name in self._owed:
-                    raise HostError(f"given up: {error}") from error
-                answer = await self._driver.ask("launch", argument, within_s=_LAUNCH_S)
+            answer = await self._launch(name, argument)
         except DriverLost as error:
             self._owe_kill(name)
             raise HostError(str(error)) from error
         except RemoteError as error:
             raise HostError(f"Ray could not host it: {_first_line(error)}") from error
         return RayHosted(self, self._driver, name, ProcessId(answer["pid"], answer["start_ticks"]))
+
+    async def _launch(self, name: str, argument: Json) -> Json:
+        """Ask for the actor, of one driver after the other: only its process can prove that it is gone again."""
+        deadline = asyncio.get_running_loop().time() + _LAUNCH_S
+        while True:
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                return await self._driver.ask("launch", argument, within_s=max(0.0, left_s))
+            except DriverLost:
+                if name in self._owed or self._driver.connection is None or left_s <= 0:
+                    raise
+                _log.info("launch_repeated", actor=name)
 
     async def attach(self, address: str, process: ProcessId) -> RayHosted:
         """Nothing to do: the driver finds the actor by its name when it is asked something."""

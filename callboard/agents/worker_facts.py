@@ -57,6 +57,7 @@ class WorkerFacts:
         self.process = record.process
         self.hooks = record.hooks
         self.told = record.told
+        self.bringing.begun_before = True
         if record.stage is Stage.READY:
             self.state = agent_pb2.AGENT_WORKER_STATE_READY
         elif record.stage is Stage.ENDING:

@@ -12,6 +12,7 @@ from callboard.agents.worker_order import Site, WorkerOrder
 _log = structlog.get_logger(__name__)
 
 NO_SPARE = "no spare ready"
+BEGUN = "the node's agent was replaced during the start"
 
 
 class Bringing:
@@ -20,6 +21,9 @@ class Bringing:
     def __init__(self, site: Site) -> None:
         self.cold_reason = ""
         """Why no warm spare is used; empty while one is."""
+        self.begun_before = False
+        """An earlier agent began this start. A host of the worker's own name may be there then: only a launch under that
+        name finds it, and a spare would leave it behind."""
         self._site = site
         self._launch: Launch | None = None
         self._spare = ""
@@ -60,7 +64,7 @@ class Bringing:
             self._spare = ""
 
     async def _bring_up(self, order: WorkerOrder) -> Hosted:
-        self.cold_reason = order.why_cold
+        self.cold_reason = order.why_cold or (BEGUN if self.begun_before else "")
         if not self.cold_reason:
             hosted = await self._take_spare()
             if hosted is not None:

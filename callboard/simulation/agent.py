@@ -58,6 +58,7 @@ class Agent:
         self._commands = Commands(self)
         self._lease = Lease(site.timeline, self.later, on_expired=self._end_strict, on_orphaned=self._end_all)
         self._epoch = 0
+        self._hellos = 0
         self.stream: Stream | None = None
         self._welcomed = False
         self._backoff_ms = BACKOFF_FIRST_MS
@@ -135,6 +136,7 @@ class Agent:
         assert self.site.controller is not None
         stream = self.stream = self.site.network.open(self.machine.node_id, self, self.site.controller)
         self._welcomed = False
+        self._hellos += 1
         self._ray_told = copy.deepcopy(self.ray)
         self.site.network.send(stream, "up", ("hello", self._hello()))
         self.later(WELCOME_MS, lambda: None if self._welcomed else self._lose(stream, "no Welcome"))
@@ -145,6 +147,7 @@ class Agent:
             node_id=machine.node_id,
             version=__version__,
             epoch_seen=self._epoch,
+            number=self._hellos,
             labels=machine.labels,
             inventory=agent_pb2.Inventory(
                 capacity=common_pb2.Resources(

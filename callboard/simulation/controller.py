@@ -20,6 +20,7 @@ from callboard.simulation.journal import Journal
 from callboard.simulation.options import Fault
 from callboard.simulation.site import Site
 from callboard.simulation.timeline import Timer
+from callboard.wire.refusals import CallboardError
 
 Make = Callable[[int, str], Event]
 """Makes an event of the time and a cause."""
@@ -176,7 +177,7 @@ class Controller:
         for ask in taken:
             try:
                 outcome = self._handle(ask.make(self.now_ms(), self._cause(ask.source)))
-            except Refusal as refusal:
+            except (Refusal, CallboardError) as refusal:
                 self._site.count("calls refused")
                 ask.fail(refusal)
             else:

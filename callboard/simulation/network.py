@@ -83,6 +83,10 @@ class Network:
         if Fault.DELAY in faults and chance.random() < 0.005:
             self._counts["message delayed"] += 1
             wait_ms = chance.randint(50, 6_000)
+        if Fault.REORDER in faults and message[0] == "hello" and chance.random() < 0.03:
+            # Stuck in a connection that its agent gives up; a later one may overtake it.
+            self._counts["Hello overtaken"] += 1
+            wait_ms = chance.randint(15_000, 40_000)
         if Fault.REORDER in faults and message[0] not in ("welcome", "hello") and chance.random() < 0.01:
             self._counts["message reordered"] += 1
             self._arrive(stream, way, message, self._timeline.now_ms + chance.randint(1, 2_000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from callboard.controller.admission import check_number
 from callboard.controller.convert.commands import command_message, worker_key
 from callboard.controller.convert.joining import check_hello, check_version, joined, ray_info
 from callboard.controller.ray_board import RayBoard
@@ -19,7 +20,7 @@ from callboard.scheduler.events import (
     RaySessionLost,
 )
 from callboard.scheduler.records import NodeState
-from callboard.simulation.controller import Controller, Make, Unavailable, nothing
+from callboard.simulation.controller import Controller, Make, nothing
 from callboard.simulation.inbound import Reports, Session
 from callboard.simulation.liveness import Liveness
 from callboard.simulation.network import Message, Stream
@@ -36,6 +37,7 @@ class Sessions:
         self.live: dict[str, Session] = {}
         self._by_stream: dict[Stream, Session] = {}
         self._joining: dict[str, Session] = {}
+        self._hellos: dict[str, tuple[str, int]] = {}
         self._reports = Reports(site, controller, self)
         self._ray = RayBoard()
         self._liveness = self._new_liveness()
@@ -55,6 +57,7 @@ class Sessions:
         self.live.clear()
         self._by_stream.clear()
         self._joining.clear()
+        self._hellos.clear()
         self._reports = Reports(self._site, self._controller, self)
         self._ray = RayBoard()
         self._site.network.break_all("the controller died")
@@ -103,13 +106,15 @@ class Sessions:
             node = self._controller.scheduler.state.nodes.get(hello.node_id)
             if hello.epoch_seen > (node.epoch if node is not None else 0):
                 raise Refusal(RefusalCode.WRONG_STATE, hello.node_id, "the agent knows a later session")
+            check_number(hello, self._hellos.get(hello.node_id, ("", 0)))
             taken = self._is_taken(session)
+            self._hellos[hello.node_id] = (hello.instance, hello.number)
             self._joining[session.node_id] = session
             return joined(hello, now_ms, cause, previous_alive=taken)
 
         def refused(error: Exception) -> None:
             self._joining.pop(session.node_id, None)
-            what = "" if isinstance(error, Unavailable) else "refused: "
+            what = "refused: " if isinstance(error, Refusal) else ""
             self._site.network.close(stream, "down", f"{what}{error}")
 
         self._controller.ask(make, lambda outcome: self._admit(session, hello, outcome), refused, source="join")

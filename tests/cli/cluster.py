@@ -8,14 +8,20 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
 
 from callboard.agents.process_tree import marked, process_table
 from callboard.agents.worker_env import AGENT_MARKER
+from callboard.cli.main import app
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.server import Controller
 
 ROOT = Path(__file__).parents[2]
+
+ACTOR = "tests.support.actors:Plain"
 
 
 class RealCluster:
@@ -84,3 +90,29 @@ async def real_cluster(directory: Path, *nodes: str, ended_jobs: int = 1000) -> 
                 await cluster.stop_agents()
     finally:
         await controller.stop()
+
+
+def job(name: str, actor: str = ACTOR, **component: Any) -> dict[str, Any]:
+    stated = {"name": "w", "actor": actor, "resources": {"cpu": 1, "gpu": 2}} | component
+    return {"name": name, "pool": "rlhf", "components": [stated]}
+
+
+async def verb(cluster: RealCluster, *arguments: str) -> Result:
+    """A command line, beside the loop of the controller."""
+    line = [*arguments, "--controller", cluster.address]
+    return await asyncio.to_thread(lambda: CliRunner().invoke(app, line, env={"COLUMNS": "200", "NO_COLOR": "1"}))
+
+
+async def program(cluster: RealCluster, *arguments: str) -> asyncio.subprocess.Process:
+    """A command line in a process of its own, to run while others do."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "callboard.cli", *arguments, "--controller", cluster.address),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+async def first_line(process: asyncio.subprocess.Process) -> str:
+    """What it prints first."""
+    assert process.stdout is not None
+    return (await process.stdout.readline()).decode().strip()

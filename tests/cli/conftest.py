@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
+from callboard.controller.logs import configure_logs
+from tests.cli.cluster import RealCluster, real_cluster
 from tests.cli.machine import Machine
 from tests.support.fake_api import FakeApi, ThreadedApi
 
@@ -50,3 +52,19 @@ def machine(run_dir: Path) -> Iterator[Machine]:
     built = Machine(run_dir)
     yield built
     built.clear()
+
+
+@pytest.fixture
+async def bare(tmp_path: Path) -> AsyncIterator[RealCluster]:
+    """A controller without nodes."""
+    configure_logs("console", "error")
+    async with real_cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(bare: RealCluster) -> RealCluster:
+    """A controller, a node, and a pool."""
+    await bare.add_node("n0")
+    await bare.client.ensure_pool("rlhf", nominal={"cpu": 8})
+    return bare

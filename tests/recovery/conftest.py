@@ -100,25 +100,28 @@ class Site:
     async def call(self, job: JobHandle, value: int) -> int:
         """Call its worker over Ray."""
         (worker,) = job.workers()
-        assert self.probe is not None
+        (answer,) = await self._ask("call", actor=worker.actor_name, method="echo", args=[value], times=1)
+        return int(answer)
+
+    async def _ask(self, what: str, **request: Any) -> Any:
+        if self.probe is None:
+            return []
         assert self.probe.stdin is not None
         assert self.probe.stdout is not None
-        request = {"what": "call", "actor": worker.actor_name, "method": "echo", "args": [value], "times": 1}
-        self.probe.stdin.write(json.dumps(request).encode() + b"\n")
-        (answer,) = json.loads(await self.probe.stdout.readline())
-        return int(answer)
+        self.probe.stdin.write(json.dumps({"what": what, **request}).encode() + b"\n")
+        return json.loads(await self.probe.stdout.readline())
 
     def workers(self) -> list[int]:
         """Pids of worker hosts that live, spares among them."""
         title = "ray::WorkerHost" if self.runtime == "ray" else "callboard.agents.worker_main"
         return [pid for pid in started_by(self.run_dir) if title in _command_line(pid)]
 
-    def assert_no_worker_but_spares(self) -> None:
+    async def assert_no_worker_but_spares(self) -> None:
         """Nothing of a job is left, in the process table and in the agent's book."""
         left = set(self.workers()) - set(self.recorded("spare"))
         assert self.recorded("worker") == []
         # One that is coming up is no spare yet.
-        assert len(left) <= 1, f"worker processes {left} are left"
+        assert len(left) <= 1, f"worker processes {left} are left; Ray: {await self._ask('actor table')}"
 
 
 def _command_line(pid: int) -> str:

@@ -52,7 +52,7 @@ async def test_what_runs_runs_on(site: Site, who: str) -> None:
         await each.cancel()
         await each.finished(WAIT_S)
     assert is_gone(pid_of(before))
-    site.assert_no_worker_but_spares()
+    await site.assert_no_worker_but_spares()
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -70,7 +70,7 @@ async def test_a_start_is_finished_once(site: Site, who: str, delay_ms: int) -> 
     await job.cancel()
     await job.finished(WAIT_S)
     assert is_gone(pid_of(running))
-    site.assert_no_worker_but_spares()
+    await site.assert_no_worker_but_spares()
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -87,7 +87,7 @@ async def test_a_stop_is_finished(site: Site, who: str, actor: str) -> None:
     ended = await job.finished(WAIT_S)
     assert ended.state == JobState.JOB_STATE_CANCELLED
     assert is_gone(pid_of(running))
-    site.assert_no_worker_but_spares()
+    await site.assert_no_worker_but_spares()
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -110,7 +110,7 @@ async def test_a_preemption_is_finished(site: Site, who: str, delay_ms: int) -> 
     await winner.cancel()
     for job in (victim, winner):
         await job.finished(WAIT_S)
-    site.assert_no_worker_but_spares()
+    await site.assert_no_worker_but_spares()
 
 
 async def test_an_end_while_nobody_watches_is_noticed(site: Site) -> None:
@@ -121,4 +121,4 @@ async def test_an_end_while_nobody_watches_is_noticed(site: Site) -> None:
     await site.revive("both")
     ended = await job.finished(WAIT_S)
     assert ended.state == JobState.JOB_STATE_FAILED
-    site.assert_no_worker_but_spares()
+    await site.assert_no_worker_but_spares()

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
+from ray._private.state import actors, available_resources_per_node
 from ray.util.placement_group import placement_group_table
 
 
@@ -28,6 +28,9 @@ def answer(request: dict[str, Any]) -> Any:
             return {key: each for key, each in placement_group_table().items() if each["state"] != "REMOVED"}
         case "available":
             return available_resources_per_node()  # type: ignore[no-untyped-call]
+        case "actor table":
+            table: Any = actors()
+            return [[each["Name"], each["State"], each["Pid"]] for each in table.values()]
         case "actors":
             named: Any = ray.util.list_named_actors(all_namespaces=True)
             return [each["name"] for each in named]

@@ -41,6 +41,8 @@ def show(name: str, *, component: str, rank: int | None, follow: bool, tail: int
                     source.print_tail(tail)
                 if follow and job.state not in ENDED:
                     await _follow(job, sources, changes)
+            if all(source.is_empty() for source in sources):
+                screen.stderr().print(f"Job {job.name} has printed nothing so far.")
         finally:
             for source in sources:
                 source.close()
@@ -119,6 +121,10 @@ class _Source:
             lines = (self._rest + chunk).splitlines(keepends=True)
             self._rest = lines.pop() if not lines[-1].endswith(b"\n") else b""
             self._print(lines)
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return os.fstat(self._file.fileno()).st_size == 0
 
     def close(self) -> None:
         """What is left without an end of line, and the file."""
