@@ -31,7 +31,7 @@ async def is_whole(cluster: RealCluster) -> None:
 
 class TestPC13KillImmediatelyAfterCreate:
     @pytest.mark.timeout(120)
-    async def test_a_cancel_soon_after_a_submit_always_ends_as_cancelled(self, cluster: RealCluster) -> None:
+    async def test_pc_13_a_cancel_soon_after_a_submit_always_ends_as_cancelled(self, cluster: RealCluster) -> None:
         for turn in range(6):
             for delay_ms in (0, 1, 5, 20, 100):
                 handle = await cluster.client.submit(job(f"brief-{turn}-{delay_ms}"))
@@ -50,7 +50,7 @@ class TestPC13KillImmediatelyAfterCreate:
 
 class TestPC14NamesOutliveTheirActors:
     @pytest.mark.timeout(120)
-    async def test_a_name_is_free_at_once_and_leads_to_the_new_job(self, cluster: RealCluster) -> None:
+    async def test_pc_14_a_name_is_free_at_once_and_leads_to_the_new_job(self, cluster: RealCluster) -> None:
         seen: set[tuple[str, int]] = set()
         current = await cluster.client.submit(job("again"))
         for _ in range(12):
@@ -78,14 +78,14 @@ class TestPC14NamesOutliveTheirActors:
         assert (await cluster.client.get_job(before.job.uid)).state == "CANCELLED"
         return after
 
-    async def test_of_an_unknown_name_nothing_is_found(self, bare: RealCluster) -> None:
+    async def test_pc_14_of_an_unknown_name_nothing_is_found(self, bare: RealCluster) -> None:
         with pytest.raises(NotFound):
             await bare.client.get_job("never")
 
 
 class TestSE05NamesAsInjection:
     @pytest.mark.parametrize("name", STRANGE_NAMES, ids=lambda name: ascii(name[:20]))
-    async def test_a_strange_name_is_refused_at_every_entry(self, bare: RealCluster, name: str) -> None:
+    async def test_se_05_a_strange_name_is_refused_at_every_entry(self, bare: RealCluster, name: str) -> None:
         component = job_pb2.ComponentSpec(name="w", actor=ACTOR)
         strange = job_pb2.ComponentSpec(name=name, actor=ACTOR)
 
@@ -126,14 +126,14 @@ class TestSE05NamesAsInjection:
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     @pytest.mark.parametrize("name", STRANGE_NAMES, ids=lambda name: ascii(name[:20]))
-    async def test_a_verb_refuses_it_as_bad_input(self, bare: RealCluster, name: str) -> None:
+    async def test_se_05_a_verb_refuses_a_strange_name_as_bad_input(self, bare: RealCluster, name: str) -> None:
         for line in (("job", "get"), ("pool", "get"), ("node", "cordon"), ("pg", "delete")):
             shown = await verb(bare, *line, "--", name)
             assert shown.exit_code == 2, shown.output
 
 
 class TestGC09Sizes:
-    async def test_a_submit_of_5_mb_is_refused_before_it_is_sent(self, bare: RealCluster, tmp_path: Path) -> None:
+    async def test_gc_09_a_submit_of_5_mb_is_refused_before_it_is_sent(self, bare: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "large.yaml"
         file.write_text("name: large\npool: rlhf\n# " + "x" * (5 << 20))
         shown = await verb(bare, "job", "submit", str(file))
@@ -145,7 +145,7 @@ class TestGC09Sizes:
 
     @pytest.mark.slow
     @pytest.mark.timeout(180)
-    async def test_5000_finished_jobs_are_listed_in_pages(self, tmp_path: Path) -> None:
+    async def test_gc_09_5000_finished_jobs_are_listed_in_pages(self, tmp_path: Path) -> None:
         configure_logs("console", "error")
         async with real_cluster(tmp_path, ended_jobs=5000) as cluster:
             await cluster.client.ensure_pool("rlhf", nominal={"cpu": 8})

@@ -96,7 +96,7 @@ def test_options_are_rays_and_the_handle_stays_as_it_was(monkeypatch: pytest.Mon
 
 
 class TestAWorkerThatIsGone:
-    """Which generation answers, and what is said when none does? Also PC-14: never a corpse."""
+    """Which generation answers, and what is said when none does?"""
 
     @pytest.fixture
     def actors(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeActor]:
@@ -145,7 +145,7 @@ class TestAWorkerThatIsGone:
         )
         return made.options(**options)
 
-    def test_the_next_call_goes_to_its_next_generation(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
+    def test_pc_14_the_next_call_goes_to_its_next_generation(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
         actors["cb/spare/n2-7"] = FakeActor()
         api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (4, "cb/spare/n2-7")))
         handle = self.handle(api)

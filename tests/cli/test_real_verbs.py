@@ -1,0 +1,168 @@
+"""Do the verbs do what they say, against a real controller and real worker processes?"""
+
+from __future__ import annotations
+
+import json
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from callboard.cli.local.ports import free_port
+from callboard.client import Client
+from callboard.v1 import job_pb2
+from callboard.wire.errors import CallboardError, NotFound
+from tests.cli.cluster import RealCluster, first_line, job, program, verb
+from tests.cli.machine import Machine, wait_for_line
+
+
+class TestReads:
+    async def test_mu_05_a_status_of_three_jobs_shows_no_internal_ids(self, cluster: RealCluster) -> None:
+        for number in range(3):
+            await cluster.client.submit(job(f"job-{number}"))
+        await (await cluster.client.get_job("job-0")).running(timeout=30)
+        uids = [found.uid for found in await cluster.client.list_jobs()]
+        for line in (("status",), ("job", "list"), ("worker", "list"), ("node", "get", "n0")):
+            shown = await verb(cluster, *line)
+            assert shown.exit_code == 0, shown.output
+            assert "job-0" in shown.stdout
+            assert [uid for uid in uids if uid in shown.stdout or uid.removeprefix("j-") in shown.stdout] == []
+        assert uids[0] in (await verb(cluster, "job", "list", "-o", "wide")).stdout
+
+    async def test_mu_07_a_resource_error_names_the_controller_and_its_nodes(
+        self, cluster: RealCluster, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "job.json"
+        file.write_text(json.dumps(job("huge", resources={"cpu": 1, "gpu": 16})))
+        shown = await verb(cluster, "job", "submit", str(file))
+        assert shown.exit_code == 3
+        assert f"controller {cluster.address}" in shown.stderr
+        assert "with n0" in shown.stderr
+
+    async def test_every_service_is_found_by_reflection(self, bare: RealCluster) -> None:
+        async with grpc.aio.insecure_channel(bare.address) as channel:
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # made for both
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            (answer,) = [answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=10)]
+            listed = {service.name for service in answer.list_services_response.service}
+            described = reflection_pb2.ServerReflectionRequest(file_containing_symbol="callboard.v1.JobService")
+            (found,) = [answer async for answer in stub.ServerReflectionInfo(iter([described]), timeout=10)]
+        ours = {"Agent", "Event", "Job", "Node", "PlacementGroup", "Pool", "Scheduler"}
+        assert listed == {f"callboard.v1.{name}Service" for name in ours} | {
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        assert found.file_descriptor_response.file_descriptor_proto
+
+
+class TestVerbs:
+    @pytest.mark.timeout(90)
+    async def test_a_job_is_followed_with_its_log_to_its_end(self, cluster: RealCluster, tmp_path: Path) -> None:
+        talker = job("talk", "tests.support.actors:Talker", kwargs={"gate": str(tmp_path / "gate")}, entry="run")
+        handle = await cluster.client.submit(talker)
+        await handle.running(timeout=30)
+        watching = await program(cluster, "job", "watch", "talk")
+        following = await program(cluster, "job", "logs", "talk", "--follow")
+        assert "Job talk is RUNNING" in await first_line(watching)
+        assert await first_line(following) == "hello from the worker"
+        (tmp_path / "gate").touch()
+        (states, _), (lines, _) = await watching.communicate(), await following.communicate()
+        assert (watching.returncode, following.returncode) == (0, 0)
+        assert states.decode().splitlines()[-1].startswith("Job talk is SUCCEEDED")
+        assert lines.decode() == "goodbye\n"
+
+    async def test_the_log_of_a_job_that_ended_is_found_while_its_agent_runs(
+        self, cluster: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "gate").touch()
+        quick = job("quick", "tests.support.actors:Talker", kwargs={"gate": str(tmp_path / "gate")}, entry="run")
+        await (await cluster.client.submit(quick)).finished(timeout=30)
+        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path))
+        shown = await verb(cluster, "job", "logs", "quick", "--tail", "1")
+        assert (shown.exit_code, shown.stdout) == (0, "goodbye\n"), shown.output
+        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path / "elsewhere"))
+        lost = await verb(cluster, "job", "logs", "quick")
+        assert lost.exit_code == 1
+        assert "job get" in lost.stderr
+
+    async def test_a_pool_is_changed_and_ended(self, cluster: RealCluster) -> None:
+        shown = await verb(cluster, "pool", "set", "rlhf", "nominal.gpu=2", "labels.team=a", "-o", "json")
+        assert shown.exit_code == 0, shown.output
+        spec = json.loads(shown.stdout)["spec"]
+        assert (spec["nominal"]["cpu_milli"], spec["nominal"]["gpu_milli"], spec["labels"]) == (
+            8000,
+            2000,
+            {"team": "a"},
+        )
+        stale = await verb(cluster, "pool", "set", "rlhf", "nominal.gpu=1", "--etag", "1")
+        assert stale.exit_code == 1
+        assert "changed since it was read" in stale.stderr
+        await (await cluster.client.submit(job("holds"))).running(timeout=30)
+        refused = await verb(cluster, "pool", "delete", "rlhf")
+        assert (refused.exit_code, "--force" in refused.stderr) == (1, True)
+        assert (await verb(cluster, "pool", "delete", "rlhf", "--force")).exit_code == 0
+        await (await cluster.client.get_job("holds")).finished(timeout=30)
+        with pytest.raises(NotFound):
+            await cluster.client.get_pool("rlhf")
+
+    async def test_a_node_is_drained_and_taken_back(self, cluster: RealCluster) -> None:
+        handle = await cluster.client.submit(job("moves"))
+        await handle.running(timeout=30)
+        assert (await verb(cluster, "node", "drain", "n0", "--within", "5s")).exit_code == 0
+        await handle.until(lambda found: found.state == job_pb2.JobState.JOB_STATE_PENDING, "yield", 30)
+        assert "DRAINING" in (await verb(cluster, "node", "get", "n0")).stdout
+        assert (await verb(cluster, "node", "uncordon", "n0")).exit_code == 0
+        await handle.running(timeout=30)
+        assert handle.job.attempt == 2
+
+    async def test_an_elastic_component_is_scaled(self, cluster: RealCluster) -> None:
+        elastic = job("grows", resources={"cpu": 1}, min_workers=1, max_workers=3)
+        handle = await cluster.client.submit(elastic)
+        await handle.running(timeout=30)
+        for count in (1, 2):
+            shown = await verb(cluster, "job", "scale", "grows", "w", str(count))
+            assert shown.exit_code == 0, shown.output
+            await handle.until(partial(has_ready, count), f"{count} workers", 30)
+        with pytest.raises(CallboardError):
+            await handle.scale("w", 9)
+
+    async def test_a_session_owned_job_lives_as_long_as_its_client(self, cluster: RealCluster) -> None:
+        owner = Client(cluster.address)
+        spec = job("owned") | {"owner": {"session": {"lease": "1s"}}}
+        uid = (await owner.submit(spec)).job.uid
+        handle = await cluster.client.get_job(uid)
+        await handle.running(timeout=30)
+        with pytest.raises(TimeoutError):
+            await handle.finished(timeout=2.5)  # More than two leases.
+        await owner.close()
+        ended = await handle.finished(timeout=30)
+        assert ended.state == job_pb2.JobState.JOB_STATE_CANCELLED
+
+
+def test_mu_07_two_controllers_and_no_address_is_an_error_that_lists_them(machine: Machine) -> None:
+    """Also: a controller on port 0 registers the port it got."""
+    state = machine.run_dir.parent
+    first = machine.start("controller", "--listen", "127.0.0.1:0", "--state-dir", str(state / "a"))
+    wait_for_line(first, "listening")
+    (record,) = machine.clusters()
+    assert not record.controller.endswith(":0")
+    assert record.controller in machine.run("status").stdout
+    port = free_port()
+    second = machine.start("controller", "--listen", f"127.0.0.1:{port}", "--state-dir", str(state / "b"))
+    wait_for_line(second, "listening")
+    shown = machine.run("job", "list")
+    assert shown.returncode == 2
+    assert record.controller in shown.stderr
+    assert f"127.0.0.1:{port}" in shown.stderr
+    for controller in (first, second):
+        controller.send_signal(signal.SIGTERM)
+        controller.communicate(timeout=20)
+    assert machine.clusters() == []
+
+
+def has_ready(count: int, found: job_pb2.Job) -> bool:
+    return count == sum(worker.state == job_pb2.WorkerState.WORKER_STATE_READY for worker in found.workers)
