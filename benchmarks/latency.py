@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 # Run by path, Python knows the folder of this file only.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -52,18 +53,17 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=30, metavar="N", help="rounds of each case")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON with the medians")
+    parser.add_argument("--json", action="store_true", help="one line of medians; the table goes to stderr")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their names")
     arguments = parser.parse_args()
     cases, overhead_ms = asyncio.run(_measure(arguments.n, arguments.only))
+    _print_table(cases, overhead_ms, arguments.n, sys.stderr if arguments.json else sys.stdout)
     if arguments.json:
         print(json.dumps(_figures(cases, overhead_ms)))
-    else:
-        _print_table(cases, overhead_ms, arguments.n)
 
 
 async def _measure(rounds: int, only: str) -> tuple[dict[str, Case], list[float]]:
-    # Four devices: the pools of ours have three, raw Ray takes the rest.
+    # The pools of ours have three devices, raw Ray takes up to three.
     async with local_cluster(gpus=6) as local:
         ours, raw = Ours(local), Raw()
         await ours.prepare()
@@ -146,14 +146,14 @@ def _figures(cases: dict[str, Case], overhead_ms: list[float]) -> dict[str, floa
     }
 
 
-def _print_table(cases: dict[str, Case], overhead_ms: list[float], rounds: int) -> None:
+def _print_table(cases: dict[str, Case], overhead_ms: list[float], rounds: int, to: TextIO) -> None:
     load = ", ".join(f"{each:.2f}" for each in os.getloadavg())
-    print(f"n = {rounds}, {os.cpu_count()} CPUs, load {load}; milliseconds from submit to first answer\n")
-    print(f"{'':32} {'callboard':>17}   {'raw Ray':>17}")
-    print(f"{'':32} {'median':>8} {'p95':>8}   {'median':>8} {'p95':>8}   by hand")
+    print(f"n = {rounds}, {os.cpu_count()} CPUs, load {load}; milliseconds from submit to first answer\n", file=to)
+    print(f"{'':32} {'callboard':>17}   {'raw Ray':>17}", file=to)
+    print(f"{'':32} {'median':>8} {'p95':>8}   {'median':>8} {'p95':>8}   by hand", file=to)
     for case in cases.values():
-        print(f"{case.name:32} {_pair(case.ours_ms)}   {_pair(case.raw_ms)}   {case.by_hand}")
-    print(f"\n{'worker call over a plain call':32} {_pair(overhead_ms, digits=2)}")
+        print(f"{case.name:32} {_pair(case.ours_ms)}   {_pair(case.raw_ms)}   {case.by_hand}", file=to)
+    print(f"\n{'worker call over a plain call':32} {_pair(overhead_ms, digits=2)}", file=to)
 
 
 def _pair(values: list[float], *, digits: int = 0) -> str:

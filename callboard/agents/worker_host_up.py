@@ -22,8 +22,8 @@ class Bringing:
         self.cold_reason = ""
         """Why no warm spare is used; empty while one is."""
         self.begun_before = False
-        """An earlier agent began this start. A host of the worker's own name may be there then: only a launch under that
-        name finds it, and a spare would leave it behind."""
+        """An earlier agent began this start. A host of the worker's own name may be there then: only a launch under
+        that name finds it, and a spare would leave it behind."""
         self._site = site
         self._launch: Launch | None = None
         self._spare = ""

@@ -60,6 +60,7 @@ class Operators:
 
     def _create_pool(self, name: str) -> None:
         spec = shapes.pool_spec(name, self._gpus, self._chance)
+        self._promises.pool_comes(name)
         self._calls.call(
             lambda now_ms, cause: ev.PoolCreated(now_ms=now_ms, cause=cause, spec=spec),
             lambda _: self._promises.pool_created(name),

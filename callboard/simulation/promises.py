@@ -49,6 +49,10 @@ class Promises:
         self._over[uid] = None
         self.kept += 1
 
+    def pool_comes(self, name: str) -> None:
+        """A pool's creation is asked for: from now on it may be there or not."""
+        self._deleted.pop(name, None)
+
     def pool_created(self, name: str) -> None:
         """A pool's creation was acknowledged."""
         self._deleted.pop(name, None)

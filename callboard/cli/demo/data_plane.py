@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +58,11 @@ class DataPlane:
 
     async def call(self, worker: WorkerHandle, method: str, *args: Any) -> Any:
         """Calls a method of a worker and waits for what it returns."""
-        return await self._ask("call", CALL_S + 1, worker=asdict(worker), method=method, args=args, limit_s=CALL_S)
+        return await self._ask("call", CALL_S + 1, worker=_named(worker), method=method, args=args, limit_s=CALL_S)
 
     async def start(self, worker: WorkerHandle, method: str, *args: Any) -> None:
         """Calls a method of a worker and leaves it running."""
-        await self._ask("start", CALL_S, worker=asdict(worker), method=method, args=args)
+        await self._ask("start", CALL_S, worker=_named(worker), method=method, args=args)
 
     async def booked(self, expected: Mapping[str, float]) -> dict[str, float]:
         """What Ray says is taken of its nodes, of the resources named in ``expected``."""
@@ -128,3 +127,10 @@ async def _answer(lines: asyncio.StreamReader, number: int) -> Mapping[str, Any]
         if answer["id"] == number:
             return answer
     return None
+
+
+def _named(worker: WorkerHandle) -> dict[str, Any]:
+    """What the probe needs to make the handle again. Not the id of the job: the probe asks no controller, so its calls
+    don't follow a worker that is gone."""
+    names = ("job", "component", "rank", "generation", "node", "devices", "actor_name")
+    return {name: getattr(worker, name) for name in names}
