@@ -19,7 +19,8 @@ _VERDICTS = {
     "PREEMPT": "It starts once others have yielded.",
     "TRIM": "It starts once an idle placement group is removed.",
     "UNSCHEDULABLE": "No node could ever hold it.",
-    "NONE": "It does not wait.",
+    # Not pending: the summary says what it is and why.
+    "NONE": "",
 }
 
 
