@@ -71,7 +71,8 @@ def explanation_view(name: str, state: str, explanation: Explanation) -> Group:
         state: its state; empty for a plan.
         explanation: the account.
     """
-    parts: list[RenderableType] = [Text(f"{name} is {state}. " if name else "", style="bold") + _verdict(explanation)]
+    told = bool(name) and explanation.verdict != "NONE"  # else the summary itself begins with the name and state
+    parts: list[RenderableType] = [Text(f"{name} is {state}. " if told else "", style="bold") + _verdict(explanation)]
     yielding = {f"jobs/{victim.victim}" for victim in explanation.victims}
     reasons = [reason.message for reason in explanation.reasons if reason.subject not in yielding]
     if reasons:
