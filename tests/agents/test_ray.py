@@ -226,6 +226,19 @@ class TestPlacementGroups:
             assert report.placement_group_removed.placement_group_id == "pg-1"
         assert await cluster.probe.ask("groups") == {}
 
+    async def test_gv_14_a_task_that_is_not_ours_waits_for_what_we_booked(self, cluster: Cluster) -> None:
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-14", attempt=1, timeout_ms=10_000, bundles=[cluster.bundle("n1", gpu_milli=2000)]
+        )
+        ready = (await cluster.controller.do("n0", create_placement_group=create)).placement_group_ready
+        node = cluster.nodes["n1"].ray_node_id
+        assert not await cluster.probe.ask("foreign task", ray_node=node, gpus=1, limit_s=1.0)
+        remove = agent_pb2.RemovePlacementGroup(
+            placement_group_id="pg-14", attempt=1, ray_placement_group_id=ready.ray_placement_group_id
+        )
+        await cluster.controller.do("n0", remove_placement_group=remove)
+        assert await cluster.probe.ask("foreign task runs", limit_s=20.0)
+
     async def test_one_that_never_gets_ready_fails_and_leaves_nothing(self, cluster: Cluster) -> None:
         create = agent_pb2.CreatePlacementGroup(
             placement_group_id="pg-2",

@@ -121,6 +121,10 @@ class TestEnvironment:
                 seen.add(environment["CUDA_VISIBLE_DEVICES"].split(",")[int(environment["LOCAL_RANK"])])
         assert seen == {"0", "1", "2", "3"}
 
+    async def test_gv_08_a_program_the_worker_starts_sees_the_workers_devices_and_no_others(self, host: Host) -> None:
+        hosted, _ = await host("Plain", devices=tuple(str(index) for index in range(2, 8)))
+        assert await call(hosted, "seen_by_a_child") == "2,3,4,5,6,7"
+
 
 class TestSyncClass:
     async def test_it_is_built_and_called_on_one_thread(self, host: Host) -> None:

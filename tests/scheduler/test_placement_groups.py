@@ -152,6 +152,13 @@ def test_gv05_shares_never_straddle_devices_and_each_worker_gets_its_own() -> No
     assert world.status("whole") is JobState.PENDING
 
 
+def test_gv13_device_ids_are_those_of_the_workers_own_node() -> None:
+    world = World({"n0": 1, "n1": 4})
+    world.pool()
+    world.submit("actor", workers=5)
+    assert world.devices("actor") == ["n0:0", "n1:0", "n1:1", "n1:2", "n1:3"]
+
+
 def test_gv11_a_worker_without_gpu_gets_no_device() -> None:
     world = World({"n1": 2})
     world.pool()

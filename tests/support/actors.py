@@ -28,6 +28,13 @@ class Plain:
         """What a child of the worker would see."""
         return dict(os.environ)
 
+    def seen_by_a_child(self) -> str:
+        """What a program started by the worker, such as an engine, reads of its devices."""
+        program = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
     def echo(self, value: object) -> object:
         """The value."""
         return value

@@ -13,6 +13,15 @@ from typing import Any
 import ray
 from ray._private.state import actors, available_resources_per_node
 from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+FOREIGN: list[Any] = []
+"""Tasks that wait for room in Ray."""
+
+
+def process_id() -> int:
+    """What the task of somebody else answers."""
+    return os.getpid()
 
 
 def answer(request: dict[str, Any]) -> Any:
@@ -31,6 +40,15 @@ def answer(request: dict[str, Any]) -> Any:
         case "actor table":
             table: Any = actors()
             return [[each["Name"], each["State"], each["Pid"]] for each in table.values()]
+        case "foreign task":
+            # A Ray task of somebody who knows nothing of callboard, on one node.
+            here: Any = NodeAffinitySchedulingStrategy(request["ray_node"], soft=False)
+            task: Any = ray.remote(num_cpus=0, num_gpus=request["gpus"], scheduling_strategy=here)(process_id)
+            FOREIGN.append(task.remote())
+            done, _ = ray.wait(FOREIGN, timeout=request["limit_s"])
+            return bool(done)
+        case "foreign task runs":
+            return ray.get(FOREIGN.pop(), timeout=request["limit_s"]) > 0
         case "actors":
             named: Any = ray.util.list_named_actors(all_namespaces=True)
             return [each["name"] for each in named]
