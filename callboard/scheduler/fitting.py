@@ -6,6 +6,7 @@ the order of node rank and device, so that rank 0 … k−1 share a machine (PG-
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -89,9 +90,13 @@ class Rooms:
             if self._wanted.admits(room.node):
                 self._known[node_id] = room
 
-    def all(self) -> list[Room]:
+    def all(self, workers: int) -> list[Room]:
         """Every node, preferred ones first, then by rank. Under the assumption that nothing is used, nodes that are
-        only cordoned or out of touch count too: what could *ever* fit?"""
+        only cordoned or out of touch count too: what could *ever* fit?
+
+        Args:
+            workers: how many are to be placed. Of nodes that are alike while empty, as many are enough.
+        """
         empty = self._view.assumption.empty
         nodes = [
             node
@@ -99,6 +104,14 @@ class Rooms:
             if self._wanted.admits(node) and (node.usable or (empty and could_return(node)))
         ]
         nodes.sort(key=lambda node: (not self._wanted.prefers(node), node.rank))
+        if empty:
+            alike: Counter[tuple[Resources, int]] = Counter()
+            few = []
+            for node in nodes:
+                alike[node.capacity, len(node.devices)] += 1
+                if alike[node.capacity, len(node.devices)] <= workers:
+                    few.append(node)
+            nodes = few
         return [self._room(node) for node in nodes]
 
     def fullest_first(self, ask: Resources) -> Iterator[Room]:
@@ -165,7 +178,7 @@ def _fit_exactly(
     asks = [slots[i].resources for i in order]
     if len(slots) > EXACT_LIMIT or not _mixed(asks, strategy):
         return None
-    every = rooms.all()
+    every = rooms.all(len(asks))
     if len(every) > EXACT_LIMIT:
         return None
     search = _Exhaustive(every, asks, strategy)
@@ -214,7 +227,7 @@ def _search(rooms: Rooms, asks: Sequence[Resources], strategy: Strategy) -> list
             return alone
         return _pack(rooms, asks, equal=equal)
     if not (rooms.indexed and equal):
-        return _SPREADS[strategy](rooms.all(), asks)
+        return _SPREADS[strategy](rooms.all(len(asks)), asks)
     # As many nodes as workers are enough: of equally used ones the same are preferred every time.
     walk = rooms.emptiest_first if strategy is Strategy.SPREAD else rooms.fullest_first
     fitting = (room for room in walk(asks[0]) if room.fits(asks[0]))
@@ -247,7 +260,9 @@ def _emptiness(room: Room) -> tuple[int, int]:
 def _pack(rooms: Rooms, asks: Sequence[Resources], *, equal: bool) -> list[Room] | None:
     """The emptiest nodes first, each filled as far as it goes."""
     trial = _Trial(asks)
-    for room in rooms.emptiest_first(asks[0] if equal else NOTHING) if rooms.indexed else _by_count(rooms.all(), asks):
+    for room in (
+        rooms.emptiest_first(asks[0] if equal else NOTHING) if rooms.indexed else _by_count(rooms.all(len(asks)), asks)
+    ):
         trial.fill(room)
         if not trial.waiting:
             break
@@ -267,7 +282,7 @@ def _one_node(rooms: Rooms, asks: Sequence[Resources]) -> list[Room] | None:
                 return [room] * len(asks)
         return None
     best: Room | None = None
-    for room in rooms.all():
+    for room in rooms.all(len(asks)):
         if (best is None or _emptiness(room) < _emptiness(best)) and _count(room, asks) == len(asks):
             best = room
     return None if best is None else [best] * len(asks)
