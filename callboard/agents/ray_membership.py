@@ -17,6 +17,7 @@ import structlog
 
 from callboard.agents.driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.endings import TreeEnder
+from callboard.agents.framing import PeerGone
 from callboard.agents.options import AgentOptions
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.ray_command import PortTaken, RayNodeError, free_port
@@ -26,6 +27,9 @@ from callboard.agents.run_dir import RunDir, Started
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
+
+_DRIVER_TRIES = 3
+"""Drivers started for a Ray node that was adopted before it is given up."""
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
 
@@ -163,12 +167,24 @@ class RayMembership:
 
     async def _join_again(self, target: RayTarget) -> Connection:
         """A driver for the node that was adopted."""
-        connection = await self._driver.connect(target.gcs_address, self._node_ip, self._plan.environment(target))
+        connection = await self._new_driver(target)
         self._check_session(target, connection)
         if connection.ray_node_id != self.node.ray_node_id:
             raise RayNodeError("another Ray node has its address")
         self._on_change()
         return connection
+
+    async def _new_driver(self, target: RayTarget) -> Connection:
+        """A driver for a Ray node that runs. One that dies says nothing of the node, whose end would be its workers'."""
+        environment = self._plan.environment(target)
+        for left in range(_DRIVER_TRIES - 1, 0, -1):
+            try:
+                return await self._driver.connect(target.gcs_address, self._node_ip, environment)
+            except DriverLost as error:
+                if not isinstance(error.__cause__, PeerGone):
+                    raise
+                _log.warning("ray_driver_died", why=str(error), tries_left=left)
+        return await self._driver.connect(target.gcs_address, self._node_ip, environment)
 
     def _check_session(self, target: RayTarget, connection: Connection) -> None:
         if target.session and connection.session != target.session:
