@@ -175,7 +175,7 @@ class RayMembership:
         return connection
 
     async def _new_driver(self, target: RayTarget) -> Connection:
-        """A driver for a Ray node that runs. One that dies says nothing of the node, whose end would be its workers'."""
+        """A driver for a Ray node that runs. One that dies is no reason to end the node and its workers."""
         environment = self._plan.environment(target)
         for left in range(_DRIVER_TRIES - 1, 0, -1):
             try:
