@@ -130,6 +130,16 @@ def _command_line(pid: int) -> str:
     return ""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Plain processes have no Ray driver that could be killed."""
+    items[:] = [item for item in items if not _kills_no_driver(item)]
+
+
+def _kills_no_driver(item: pytest.Item) -> bool:
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return given.get("who") == "driver" and given.get("site") == "process"
+
+
 @pytest_asyncio.fixture(
     scope="module", loop_scope="module", params=["process", pytest.param("ray", marks=pytest.mark.ray)]
 )

@@ -21,11 +21,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)
 WHO = ("agent", "driver", "controller", "both")
 
 
-def skip_without_driver(site: Site, who: str) -> None:
-    if who == "driver" and site.runtime != "ray":
-        pytest.skip("plain processes need no driver")
-
-
 def pid_of(job: Job) -> int:
     (worker,) = (each for each in job.workers if each.pid)
     return worker.pid
@@ -33,7 +28,6 @@ def pid_of(job: Job) -> int:
 
 @pytest.mark.parametrize("who", WHO)
 async def test_what_runs_runs_on(site: Site, who: str) -> None:
-    skip_without_driver(site, who)
     job = await site.submit(f"run-{who}")
     before = await job.running(WAIT_S)
     await site.kill(who)
@@ -58,7 +52,6 @@ async def test_what_runs_runs_on(site: Site, who: str) -> None:
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("delay_ms", [5, 60])
 async def test_a_start_is_finished_once(site: Site, who: str, delay_ms: int) -> None:
-    skip_without_driver(site, who)
     job = await site.submit(f"start-{who}-{delay_ms}")
     await asyncio.sleep(delay_ms / 1000)  # The delays are the scenario's input.
     await site.kill(who)
@@ -76,7 +69,6 @@ async def test_a_start_is_finished_once(site: Site, who: str, delay_ms: int) -> 
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("actor", ["Yielding", "Hanging"])
 async def test_a_stop_is_finished(site: Site, who: str, actor: str) -> None:
-    skip_without_driver(site, who)
     arguments = {"args": ["sleep"]} if actor == "Hanging" else {}
     job = await site.submit(f"stop-{who}-{actor}", actor, component={"entry": "run", **arguments})
     running = await job.running(WAIT_S)
@@ -93,7 +85,6 @@ async def test_a_stop_is_finished(site: Site, who: str, actor: str) -> None:
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("delay_ms", [10, 200])
 async def test_a_preemption_is_finished(site: Site, who: str, delay_ms: int) -> None:
-    skip_without_driver(site, who)
     name = f"{who}-{delay_ms}"
     victim = await site.submit(
         f"victim-{name}", "Hanging", both=True, priority=3, component={"entry": "run", "args": ["sleep"]}
