@@ -7,6 +7,7 @@ from typing import Any
 
 from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import orders
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.fitting import NodeFilter, Rooms, Slot, fit
 from callboard.scheduler.records import (
     BundleRecord,
@@ -16,7 +17,6 @@ from callboard.scheduler.records import (
     NodeState,
     PoolRecord,
     Removal,
-    evolve,
 )
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.grouping import GroupUse
 from callboard.scheduler.planning import Plan, Victim
 from callboard.scheduler.preemption import lost_work_ms, stop_timeouts, yield_backoff_ms
@@ -24,7 +25,6 @@ from callboard.scheduler.records import (
     StopOutcome,
     WorkerRecord,
     WorkerState,
-    evolve,
 )
 from callboard.scheduler.transaction import Transaction
 

@@ -17,6 +17,7 @@ from callboard.scheduler import elastic, groups, jobs, nodes, orders, passes, re
 from callboard.scheduler import events as ev
 from callboard.scheduler import explain as explaining
 from callboard.scheduler.commands import Command
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.planning import could_ever_fit
 from callboard.scheduler.records import (
     ENDED,
@@ -28,7 +29,6 @@ from callboard.scheduler.records import (
     Removal,
     StopOutcome,
     WorkerState,
-    evolve,
 )
 from callboard.scheduler.state import State
 from callboard.scheduler.transaction import Transaction

@@ -17,6 +17,7 @@ from callboard.scheduler.events import (
     RaySessionLost,
     WorkerExited,
 )
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.planning import Victim
 from callboard.scheduler.records import (
     HOLDING,
@@ -30,7 +31,6 @@ from callboard.scheduler.records import (
     StopOutcome,
     WorkerRecord,
     WorkerState,
-    evolve,
 )
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.transaction import Transaction

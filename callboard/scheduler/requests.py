@@ -17,6 +17,7 @@ from callboard.scheduler.events import (
     PoolDeleted,
     PoolUpdated,
 )
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.explain import unschedulable, unschedulable_reasons
 from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
@@ -31,7 +32,6 @@ from callboard.scheduler.records import (
     Removal,
     Rule,
     SpecRecord,
-    evolve,
 )
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.transaction import Transaction

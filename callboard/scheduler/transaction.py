@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from callboard.scheduler.commands import Command
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.records import (
     STORY_LIMIT,
     Change,
@@ -28,7 +29,6 @@ from callboard.scheduler.records import (
     StoryLine,
     WorkerRecord,
     WorkerState,
-    evolve,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
 from callboard.scheduler.state import State

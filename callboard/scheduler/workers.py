@@ -18,6 +18,7 @@ from callboard.scheduler.events import (
     WorkerStartFailed,
     WorkerStopped,
 )
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.preemption import stop_timeouts
 from callboard.scheduler.records import (
     CheckpointRecord,
@@ -25,7 +26,6 @@ from callboard.scheduler.records import (
     StopOutcome,
     WorkerRecord,
     WorkerState,
-    evolve,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
 from callboard.scheduler.transaction import Transaction
@@ -87,6 +87,11 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         deadline_ms=0,
     )
     job = tx.state.jobs[worker.job]
+    meta = tx.state.meta
+    if event.warm:
+        tx.count(warm_starts=meta.warm_starts + 1)
+    else:
+        tx.count(cold_starts=meta.cold_starts + 1)
     if worker.extra:
         jobs.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
         return

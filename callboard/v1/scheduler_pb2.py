@@ -27,7 +27,7 @@ from callboard.v1 import policy_pb2 as callboard_dot_v1_dot_policy__pb2
 from callboard.v1 import pool_pb2 as callboard_dot_v1_dot_pool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61llboard/v1/scheduler.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x19\x63\x61llboard/v1/policy.proto\x1a\x17\x63\x61llboard/v1/pool.proto\"\x12\n\x10GetPolicyRequest\"Q\n\x11GetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"g\n\x10SetPolicyRequest\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"Q\n\x11SetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\xc6\x06\n\x05Stats\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tuptime_ms\x18\x03 \x01(\x03\x12-\n\x05nodes\x18\x04 \x03(\x0b\x32\x1e.callboard.v1.Stats.NodesEntry\x12+\n\x04jobs\x18\x05 \x03(\x0b\x32\x1d.callboard.v1.Stats.JobsEntry\x12\x31\n\x07workers\x18\x06 \x03(\x0b\x32 .callboard.v1.Stats.WorkersEntry\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12\x19\n\x11total_preemptions\x18\x0c \x01(\x03\x12H\n\x13preemption_outcomes\x18\r \x03(\x0b\x32+.callboard.v1.Stats.PreemptionOutcomesEntry\x12?\n\x10placement_groups\x18\x0e \x01(\x0b\x32%.callboard.v1.PlacementGroupPoolStats\x12\x17\n\x0ftotal_submitted\x18\x0f \x01(\x03\x12\x13\n\x0bray_address\x18\x10 \x01(\t\x12\x13\n\x0breconciling\x18\x11 \x01(\x08\x1a,\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17PreemptionOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"6\n\x10GetStatsResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats2\xf9\x01\n\x10SchedulerService\x12L\n\tGetPolicy\x12\x1e.callboard.v1.GetPolicyRequest\x1a\x1f.callboard.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.callboard.v1.SetPolicyRequest\x1a\x1f.callboard.v1.SetPolicyResponse\x12I\n\x08GetStats\x12\x1d.callboard.v1.GetStatsRequest\x1a\x1e.callboard.v1.GetStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61llboard/v1/scheduler.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x19\x63\x61llboard/v1/policy.proto\x1a\x17\x63\x61llboard/v1/pool.proto\"\x12\n\x10GetPolicyRequest\"Q\n\x11GetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"g\n\x10SetPolicyRequest\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"Q\n\x11SetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\xf0\x06\n\x05Stats\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tuptime_ms\x18\x03 \x01(\x03\x12-\n\x05nodes\x18\x04 \x03(\x0b\x32\x1e.callboard.v1.Stats.NodesEntry\x12+\n\x04jobs\x18\x05 \x03(\x0b\x32\x1d.callboard.v1.Stats.JobsEntry\x12\x31\n\x07workers\x18\x06 \x03(\x0b\x32 .callboard.v1.Stats.WorkersEntry\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12\x19\n\x11total_preemptions\x18\x0c \x01(\x03\x12H\n\x13preemption_outcomes\x18\r \x03(\x0b\x32+.callboard.v1.Stats.PreemptionOutcomesEntry\x12?\n\x10placement_groups\x18\x0e \x01(\x0b\x32%.callboard.v1.PlacementGroupPoolStats\x12\x17\n\x0ftotal_submitted\x18\x0f \x01(\x03\x12\x13\n\x0bray_address\x18\x10 \x01(\t\x12\x13\n\x0breconciling\x18\x11 \x01(\x08\x12\x13\n\x0bwarm_starts\x18\x12 \x01(\x03\x12\x13\n\x0b\x63old_starts\x18\x13 \x01(\x03\x1a,\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17PreemptionOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"6\n\x10GetStatsResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats2\xf9\x01\n\x10SchedulerService\x12L\n\tGetPolicy\x12\x1e.callboard.v1.GetPolicyRequest\x1a\x1f.callboard.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.callboard.v1.SetPolicyRequest\x1a\x1f.callboard.v1.SetPolicyResponse\x12I\n\x08GetStats\x12\x1d.callboard.v1.GetStatsRequest\x1a\x1e.callboard.v1.GetStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,17 +53,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSREQUEST']._serialized_start=416
   _globals['_GETSTATSREQUEST']._serialized_end=433
   _globals['_STATS']._serialized_start=436
-  _globals['_STATS']._serialized_end=1274
-  _globals['_STATS_NODESENTRY']._serialized_start=1078
-  _globals['_STATS_NODESENTRY']._serialized_end=1122
-  _globals['_STATS_JOBSENTRY']._serialized_start=1124
-  _globals['_STATS_JOBSENTRY']._serialized_end=1167
-  _globals['_STATS_WORKERSENTRY']._serialized_start=1169
-  _globals['_STATS_WORKERSENTRY']._serialized_end=1215
-  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_start=1217
-  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_end=1274
-  _globals['_GETSTATSRESPONSE']._serialized_start=1276
-  _globals['_GETSTATSRESPONSE']._serialized_end=1330
-  _globals['_SCHEDULERSERVICE']._serialized_start=1333
-  _globals['_SCHEDULERSERVICE']._serialized_end=1582
+  _globals['_STATS']._serialized_end=1316
+  _globals['_STATS_NODESENTRY']._serialized_start=1120
+  _globals['_STATS_NODESENTRY']._serialized_end=1164
+  _globals['_STATS_JOBSENTRY']._serialized_start=1166
+  _globals['_STATS_JOBSENTRY']._serialized_end=1209
+  _globals['_STATS_WORKERSENTRY']._serialized_start=1211
+  _globals['_STATS_WORKERSENTRY']._serialized_end=1257
+  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_start=1259
+  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_end=1316
+  _globals['_GETSTATSRESPONSE']._serialized_start=1318
+  _globals['_GETSTATSRESPONSE']._serialized_end=1372
+  _globals['_SCHEDULERSERVICE']._serialized_start=1375
+  _globals['_SCHEDULERSERVICE']._serialized_end=1624
 # @@protoc_insertion_point(module_scope)

@@ -333,6 +333,19 @@ def test_rays_head_dies_and_every_group_is_void() -> None:
     check_invariants(world.state)
 
 
+def test_warm_and_cold_starts_are_counted_once_each() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker)
+    for name, warm in (("warm", True), ("cold", False)):
+        world.submit(name)
+        (worker,) = world.workers(name)
+        started = ev.WorkerStarted(now_ms=world.now_ms, node_id="n1", generation=worker.generation, warm=warm)
+        world.send(started)
+        world.send(started)
+    assert (world.state.meta.warm_starts, world.state.meta.cold_starts) == (1, 1)
+
+
 def test_a_session_job_ends_when_its_client_is_not_heard_of_for_its_lease() -> None:
     world = World({"n1": 2})
     world.pool()

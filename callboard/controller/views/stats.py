@@ -43,6 +43,8 @@ def stats_message(state: State) -> scheduler_pb2.Stats:
         total_submitted=state.meta.total_submitted,
         ray_address=_ray_address(state),
         reconciling=bool(state.meta.reconcile_until_ms),
+        warm_starts=state.meta.warm_starts,
+        cold_starts=state.meta.cold_starts,
     )
 
 
