@@ -66,6 +66,8 @@ def _headline(address: str, stats: Stats) -> Text:
     counted = ", ".join(f"{count} {state.lower()}" for state, count in sorted(stats.nodes.items()) if count)
     line.append(f", nodes: {counted or 'none'}", style="not bold")
     line.append(f", preemptions so far: {stats.total_preemptions}", style="not bold")
+    if stats.warm_starts or stats.cold_starts:
+        line.append(f", starts: {stats.warm_starts} warm, {stats.cold_starts} cold", style="not bold")
     if stats.reconciling:
         line.append("\nIt waits for its agents before it admits anything.", style="yellow")
     return line
