@@ -91,6 +91,7 @@ class FakeAgent:
         self._taken = 0
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
+        self._writing = asyncio.Lock()  # a stream takes one write at a time, and a test may report while it beats
         self._reader: asyncio.Task[None] | None = None
 
     # ---- life ----
@@ -153,7 +154,8 @@ class FakeAgent:
 
     async def say(self, **message: Any) -> None:
         """Sends one message: one field of SessionRequest."""
-        await self._call.write(agent_pb2.SessionRequest(**message))
+        async with self._writing:
+            await self._call.write(agent_pb2.SessionRequest(**message))
 
     async def heartbeat(self, **fields: Any) -> None:
         """Sends a heartbeat and waits for its answer."""
