@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from callboard.agents.endings import TreeEnder
+from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.interpreters import InterpreterRefused, Interpreters
 from callboard.agents.process_tree import is_living
 from callboard.agents.ray_membership import RayMembership
@@ -46,6 +47,7 @@ class Heir:
     workers: WorkerTable
     spares: Spares
     membership: RayMembership | None
+    fence: FenceKeeper
     spare_variables: Mapping[str, str]
 
     async def take_over(self) -> None:
@@ -57,13 +59,17 @@ class Heir:
         earlier = self.run_dir.recorded()
         kept = self._keep(earlier)
         self.ender.adopt(each.process for each in kept if each.process is not None)
+        if any(each.facts.get("strict") for each in kept):
+            # Before the earlier agent's fence is ended: somebody always watches.
+            await self.fence.watching()
         lost = [each.process for each in earlier if each not in kept and each.process is not None]
         end = await self.ender.end_marked(lost, budget_s=LEFTOVERS_S)
         if end.killed:
             _log.warning("leftovers_ended", count=end.killed)
         if not end.gone:
             raise LeftBehind(f"an earlier agent's processes {end.left} do not end")
-        self.run_dir.keep_only([self._own(), *kept])
+        fences = [Started("fence", process) for process in [self.fence.process] if process is not None]
+        self.run_dir.keep_only([self._own(), *kept, *fences])
         if not any(each.role == "ray" for each in kept):
             self.run_dir.clear_ray()
         for each in kept:

@@ -7,6 +7,7 @@ comes of that and removes it, so a half-made group is never left in Ray.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
@@ -49,7 +50,7 @@ class Groups:
         group = GroupBooking(
             id=command.placement_group_id,
             attempt=command.attempt,
-            bundles=[BundleBooking(each.ray_node_id, ray_amounts(each.resources)) for each in command.bundles],
+            bundles=ray_bundles(command.bundles),
             timeout_s=command.timeout_ms / 1000,
         )
         try:
@@ -94,6 +95,21 @@ class Groups:
         self._making = {name: each for name, each in self._making.items() if each is not task}
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("placement_group_task_failed", exc_info=error)
+
+
+def ray_bundles(bundles: Sequence[agent_pb2.Bundle]) -> list[BundleBooking]:
+    """Bundles in Ray's terms. Ray gives a bundle whole GPUs or a part of one, so one with parts of several (a worker
+    whose placement shares them) becomes several: its own, with its first device, and one more for each other device,
+    behind all others, so that the index of a bundle stays what it was."""
+    booked, more = [], []
+    for each in bundles:
+        amounts = ray_amounts(each.resources)
+        if len(each.devices) > 1 and any(share.milli < 1000 for share in each.devices):
+            first, *rest = (share.milli / 1000 for share in each.devices)
+            amounts["GPU"] = first
+            more += [BundleBooking(each.ray_node_id, {"GPU": part}) for part in rest]
+        booked.append(BundleBooking(each.ray_node_id, amounts))
+    return booked + more
 
 
 def ray_amounts(resources: common_pb2.Resources) -> dict[str, float]:

@@ -19,10 +19,12 @@ from callboard.agents.departure import Departure
 from callboard.agents.devices import NodeDevices
 from callboard.agents.driver_client import DriverClient
 from callboard.agents.endings import TreeEnder
+from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.groups import Groups
 from callboard.agents.interpreters import Interpreters
 from callboard.agents.inventory import inventory
 from callboard.agents.lease import Lease
+from callboard.agents.lease_file import LeaseFile, read_lease
 from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
 from callboard.agents.process_runtime import ProcessRuntime
@@ -36,7 +38,7 @@ from callboard.agents.spares import Spares
 from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, host_environment, import_path
 from callboard.agents.worker_order import Site
 from callboard.agents.workers import WorkerTable
-from callboard.v1 import agent_pb2
+from callboard.v1 import agent_pb2, common_pb2
 
 _log = structlog.get_logger(__name__)
 
@@ -71,7 +73,19 @@ class Agent:
             prefix=f"spare/{options.node_id}/{self._instance}",
             variables=host_environment(node),
         )
-        site = Site(self._runtime, self._outbox, self._ender, interpreters, run_dir, self._spares)
+        self._lease_file = LeaseFile(run_dir.path)
+        self._lease = Lease(on_expired=self._end_strict, on_orphaned=self._end_orphans, write=self._lease_file.write)
+        self._fence = FenceKeeper(run_dir, host_environment(node))
+        site = Site(
+            self._runtime,
+            self._outbox,
+            self._ender,
+            interpreters,
+            run_dir,
+            self._spares,
+            self._lease,
+            self._fence,
+        )
         self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)
         self._commands = Commands(
@@ -82,7 +96,6 @@ class Agent:
             outbox=self._outbox,
             on_shutdown=self._departure.ask,
         )
-        self._lease = Lease(on_expired=self._end_strict, on_orphaned=self._end_orphans)
         self._session = Session(
             options.controller,
             http_proxy=options.http_proxy,
@@ -122,6 +135,7 @@ class Agent:
             workers=self._workers,
             spares=self._spares,
             membership=self._membership,
+            fence=self._fence,
             spare_variables=host_environment(node),
         )
 
@@ -132,7 +146,10 @@ class Agent:
             SessionRefused: the controller doesn't want this agent; its workers were ended.
             LeftBehind: not everything could be ended in time.
         """
+        heard = read_lease(self._run_dir.path)
         await self._heir.take_over()
+        if heard is not None:
+            self._lease.resume(heard)
         self._departure.listen()
         tasks = [asyncio.create_task(work, name=name) for name, work in self._works().items()]
         self._tasks = tasks
@@ -153,6 +170,7 @@ class Agent:
                 task.cancel()
             await asyncio.wait(tasks)
             self._ender.close()
+            self._lease_file.close()
 
     def _works(self) -> dict[str, Coroutine[Any, Any, None]]:
         works = {
@@ -193,6 +211,7 @@ class Agent:
             clock_ms=time.time_ns() // 1_000_000,
             warm_spares=options.warm_spares,
             number=self._hellos,
+            hardware=[common_pb2.Hardware(type=kind, config_json=config) for kind, config in options.hardware],
         )
 
     def ray_node(self) -> agent_pb2.RayNode | None:
@@ -250,6 +269,7 @@ class Agent:
             flushed.cancel()
         await self._runtime.close()
         await self._stop_ray()
+        await self._fence.close()
         await self._session.say_goodbye(reason)
         left = await self._ender.end_marked((), budget_s=max(1.0, deadline - loop.time()))
         still = [*left.left, *(worker.pid for worker in self._workers.reports())]
@@ -297,6 +317,7 @@ class Agent:
             runtime=self._options.runtime,
             vendor=devices.vendor,
             run_dir=str(self._run_dir.path),
+            devices=tuple(device.id for device in devices.devices),
             environment=dict(os.environ),
             import_path=import_path(os.environ.get("PYTHONPATH", "")),
         )

@@ -15,6 +15,7 @@ MAX_CPU_MILLI = 100_000 * 1000
 MAX_MEMORY_BYTES = 1 << 50
 MAX_CUSTOM_MILLI = 10**12
 MAX_SPARES = 64
+MAX_HARDWARE = 256
 """Above any machine; a node that claims more is a mistake or a lie (SE-07)."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
@@ -58,6 +59,8 @@ class AgentOptions:
     """Memory to offer, in bytes; None: what the machine (or its container) has."""
     custom_milli: Mapping[str, int] = field(default_factory=dict)
     """Custom resources, in milli-units."""
+    hardware: tuple[tuple[str, str], ...] = ()
+    """(type, settings as JSON object or empty) of every piece of hardware that no driver knows: robots, cameras."""
     interpreters: tuple[str, ...] = ()
     """Python interpreters that jobs may name, absolute paths; the agent's own may always."""
 
@@ -113,6 +116,9 @@ class AgentOptions:
             _need(is_label(key), "labels", f"{key!r} can't be a label key")
             _need(not value or is_label(value), "labels", f"{key}={value!r} can't be a label value")
         _need_address("controller", self.controller)
+        _need(len(self.hardware) <= MAX_HARDWARE, "hardware", f"more than {MAX_HARDWARE} pieces")
+        for kind, _ in self.hardware:
+            _need(is_name(kind), "hardware", f"{kind!r} can't be the name of a type")
         for path in self.interpreters:
             _need(path.startswith("/"), "interpreters", f"{path!r} is not an absolute path")
 

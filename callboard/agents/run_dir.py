@@ -6,6 +6,7 @@
       ray-token           Ray's authentication token, mode 0600
       ray/                Ray's temp dir, unless its path would be too long for sockets
       sockets/            addresses of workers that are plain processes
+      lease               when the controller was heard last (`lease_file`)
       logs/               agent's children: ray.log, driver.log, one file a worker
 
 Everything the agent starts carries `CALLBOARD_AGENT={run_dir}` in its environment. An agent that was killed leaves
@@ -28,6 +29,7 @@ from pathlib import Path
 import structlog
 
 from callboard.agents.framing import Json
+from callboard.agents.lease_file import LEASE_FILE
 from callboard.agents.process_tree import ProcessId
 
 _log = structlog.get_logger(__name__)
@@ -36,6 +38,7 @@ MAX_RAY_TEMP_DIR = 40
 """Unix socket paths hold 107 bytes; Ray adds `/session_{date}_{time}_{pid}/sockets/plasma_store_{n}`, up to 67."""
 
 _LOCK = "agent.lock"
+_RECORDS = "processes.json"
 
 
 class RunDirError(Exception):
@@ -47,7 +50,7 @@ class Started:
     """Something that was started for this node, or is about to be."""
 
     role: str
-    """"agent", "ray", "driver", "worker" or "spare"."""
+    """"agent", "ray", "driver", "fence", "worker" or "spare"."""
     process: ProcessId | None
     """None while it isn't known."""
     name: str = ""
@@ -84,9 +87,9 @@ class RunDir:
         self.ray_token = path / "ray-token"
         self.sockets = path / "sockets"
         self.sockets.mkdir(exist_ok=True)
-        self._records = path / "processes.json"
+        self._records = path / _RECORDS
         self._lock = _take(path / _LOCK)
-        self._started = {each.key: each for each in _read(self._records)}
+        self._started = {each.key: each for each in read_records(path)}
         self.ray_temp = _ray_temp(path)
 
     def recorded(self) -> list[Started]:
@@ -150,14 +153,16 @@ class RunDir:
             shutil.rmtree(self.logs)
             shutil.rmtree(self.sockets)
             self._records.unlink(missing_ok=True)
+            (self.path / LEASE_FILE).unlink(missing_ok=True)
             (self.path / _LOCK).unlink()
             _remove_while_empty(self.path, levels=3)
         os.close(self._lock)
 
 
-def _read(records: Path) -> list[Started]:
+def read_records(run_dir: Path) -> list[Started]:
+    """What is recorded in a run directory, also by somebody who doesn't hold it."""
     try:
-        entries = json.loads(records.read_text())
+        entries = json.loads((run_dir / _RECORDS).read_text())
     except FileNotFoundError:
         return []
     return [

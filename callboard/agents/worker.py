@@ -97,7 +97,7 @@ class Worker:
             problem = await (self._starting.run() if self._record is None else self._go_on(self._record))
             if problem is not None:
                 left = await end_failed(facts, problem)
-            elif await facts.signals.first() is First.STOP:
+            elif await facts.signals.first() is First.STOP or self._is_fenced():
                 left = await end_stopped(facts)
             else:
                 left = await end_alone(facts)
@@ -113,6 +113,15 @@ class Worker:
         if self._record is not None and self._record.stage is Stage.ENDING and self._claimed.is_set():
             why = "its agent was killed while the start was being given up"
             facts.reports.not_started(NotStarted(agent_pb2.START_FAILURE_STOPPED, why), "")
+
+    def _is_fenced(self) -> bool:
+        """Whether its process ended because its lease did: the fence was faster than this agent, which may have been
+        stopped itself. That is no failure of the worker."""
+        if not self.order.command.strict:
+            return False
+        self._facts.site.lease.check()
+        stopping = self._facts.stopping
+        return stopping is not None and not stopping.command_ids
 
     # Taking over from an agent that was killed.
 

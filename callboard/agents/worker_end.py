@@ -30,7 +30,7 @@ async def end_stopped(facts: WorkerFacts) -> str:
     assert order is not None
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
     yielded = Yielded()
-    if facts.hosted is not None:
+    if facts.hosted is not None and not facts.signals.over.done():
         yielded = await ask_to_yield(facts.hosted, facts.hooks, order, facts.signals.over)
     left = await _end_tree(facts, order.kill_s)
     unasked = ""

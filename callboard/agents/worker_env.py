@@ -61,6 +61,8 @@ class NodeIdentity:
     runtime: str
     vendor: Vendor
     run_dir: str
+    devices: tuple[str, ...]
+    """Ids of all its devices, in the order of its visible list."""
     environment: Mapping[str, str]
     """The agent's own."""
     import_path: str
@@ -120,10 +122,17 @@ def _check(name: str, field: str) -> None:
         raise PlanRefused(f"{field}: {name}: {why}")
 
 
+def visible_devices(command: agent_pb2.StartWorker, node: NodeIdentity) -> list[str]:
+    """Ids of the devices a worker sees: those it holds, or all of the node's for one that only observes."""
+    if command.observes_devices:
+        return list(node.devices)
+    return [share.id for share in command.allocation.devices]
+
+
 def _owned(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
     key = command.worker
     name = worker_name(command)
-    devices = [share.id for share in command.allocation.devices]
+    devices = visible_devices(command, node)
     return {
         "RANK": str(key.rank),
         "LOCAL_RANK": str(command.local_rank),
@@ -138,6 +147,8 @@ def _owned(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]
         "CALLBOARD_GENERATION": str(command.generation),
         "CALLBOARD_CONTROLLER": node.controller,
         "CALLBOARD_RUNTIME": node.runtime,
+        "CALLBOARD_NODE_GROUP": command.node_group,
+        "CALLBOARD_HARDWARE": command.hardware_json,
         "CALLBOARD_USER": getpass.getuser(),
         WORKER_MARKER: f"{node.cluster}/{name}",
         AGENT_MARKER: node.run_dir,
@@ -184,7 +195,9 @@ def worker_plan(command: agent_pb2.StartWorker, node: NodeIdentity, variables: M
             "node_rank": command.node_rank,
             "generation": command.generation,
             "attempt": command.attempt,
-            "devices": [share.id for share in command.allocation.devices],
+            "devices": visible_devices(command, node),
+            "node_group": command.node_group,
+            "hardware": _json(command.hardware_json, list, "hardware_json"),
         },
     }
 

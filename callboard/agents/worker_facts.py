@@ -79,6 +79,7 @@ class WorkerFacts:
             address=self.hosted.address if self.hosted is not None else "",
             hooks=self.hooks,
             told=self.told,
+            marker=self.order.marker,
         )
         self.site.run_dir.put(write_record(self.order.launch.name, record))
         self.bringing.settle_spare()

@@ -66,6 +66,10 @@ class WorkerContext:
     """Attempt of the job, from 1."""
     devices: tuple[str, ...]
     """Ids of the devices the worker sees, in the order of its visible list."""
+    node_group: str = ""
+    """Label of the node group its placement counts ranks in."""
+    hardware: tuple[Mapping[str, Any], ...] = ()
+    """Settings of the declared hardware it was given: robots, cameras."""
 
 
 class WorkerHost:
@@ -196,7 +200,9 @@ class WorkerHost:
         self._target = target(*plan["args"], **plan["kwargs"])
 
     def _first_hooks(self, plan: Plan) -> list[tuple[str, object]]:
-        context = WorkerContext(**{**plan["context"], "devices": tuple(plan["context"]["devices"])})
+        told = plan["context"]
+        lists = {"devices": tuple(told["devices"]), "hardware": tuple(told.get("hardware", ()))}
+        context = WorkerContext(**{**told, **lists})
         hooks: list[tuple[str, object]] = [("setup", context)] if self._has("setup") else []
         if plan["checkpoint"] is not None and self._has("restore"):
             hooks.append(("restore", checkpoint_value(plan["checkpoint"])))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from callboard.agents.endings import TreeEnder
+from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.framing import Json
 from callboard.agents.interpreters import Interpreters
+from callboard.agents.lease import Lease
 from callboard.agents.outbox import Outbox
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Launch, Runtime
@@ -49,3 +51,5 @@ class Site:
     interpreters: Interpreters
     run_dir: RunDir
     spares: Spares
+    lease: Lease
+    fence: FenceKeeper

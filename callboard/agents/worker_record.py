@@ -56,6 +56,8 @@ class WorkerRecord:
     hooks: frozenset[str] = frozenset()
     told: Mapping[str, Json] = field(default_factory=dict)
     """Fields of WorkerReady that are known only once."""
+    marker: str = ""
+    """"NAME=value" in the environment of everything it starts."""
 
 
 def write_record(name: str, record: WorkerRecord) -> Started:
@@ -74,6 +76,9 @@ def write_record(name: str, record: WorkerRecord) -> Started:
         "address": record.address,
         "hooks": sorted(record.hooks),
         "told": dict(record.told),
+        # For the fence, which knows no messages.
+        "strict": record.command.strict,
+        "marker": record.marker,
     }
     return Started("worker", record.process, name, facts)
 

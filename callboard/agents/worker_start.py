@@ -42,7 +42,12 @@ class WorkerStart:
         deadline = facts.order.received_at + facts.order.command.start_timeout_ms / 1000
         with facts.site.spares.starting():
             try:
-                return await self._succeed(deadline) or await self._bring_up(deadline) or await self._assign(deadline)
+                return (
+                    await self._succeed(deadline)
+                    or await self._fence(deadline)
+                    or await self._bring_up(deadline)
+                    or await self._assign(deadline)
+                )
             except HostError as error:
                 await asyncio.wait([facts.signals.over], timeout=_EXIT_SETTLE_S if facts.process else 0)
                 if facts.signals.over.done():
@@ -73,6 +78,17 @@ class WorkerStart:
                 gone.cancel()
                 return self._facts.cut_short(first, "its older generation was gone")
             self._predecessor = None
+        return None
+
+    async def _fence(self, deadline: float) -> NotStarted | None:
+        """No code of a strict job runs before somebody besides this agent sees to its end (R5)."""
+        facts = self._facts
+        if facts.order.command.strict:
+            watching = asyncio.ensure_future(facts.site.fence.watching())
+            first = await facts.signals.first(watching, deadline=deadline)
+            if first is not First.WORK:
+                watching.cancel()
+                return facts.cut_short(first, "the node's fence watched")
         return None
 
     async def _bring_up(self, deadline: float) -> NotStarted | None:

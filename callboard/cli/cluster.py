@@ -176,6 +176,15 @@ def agent(
         list[str] | None, typer.Option("--resource", metavar="NAME=N", help="Custom resource; may be repeated.")
     ] = None,
     node_group: Annotated[str, typer.Option("--node-group", metavar="NAME", help="Node group of the node.")] = "",
+    hardware: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hardware",
+            metavar="TYPE=N",
+            help='Hardware that no driver knows, e.g. Franka=2, or one with its settings, Franka={"robot_ip": "…"}; '
+            "may be repeated.",
+        ),
+    ] = None,
     warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
     ray_head: Annotated[bool, typer.Option("--ray-head", help="Start Ray's head on this node.")] = False,
@@ -206,6 +215,7 @@ def agent(
         labels=label or [],
         resources=resource or [],
         node_group=node_group,
+        hardware=hardware or [],
         warm_spares=warm_spares,
         runtime=runtime.value,
         ray_head=ray_head,

@@ -9,13 +9,13 @@ They are not encrypted: whoever may read the file may also read the key that wou
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from callboard.controller.state_dir import make_private_file
 from callboard.model.environment import is_secret
-from callboard.model.specs import ComponentSpec
+from callboard.model.specs import ComponentSpec, Labels
 from callboard.scheduler.records import SpecRecord
 
 _SCHEMA = """
@@ -49,9 +49,9 @@ class SecretStore:
     def keep(self, record: SpecRecord) -> SpecRecord:
         """Stores the secrets of a spec, durably, and returns the spec without their values."""
         rows = [
-            (record.uid, component.name, name, value)
-            for component in record.spec.components
-            for name, value in component.env
+            (record.uid, owner, name, value)
+            for owner, env in _environments(record)
+            for name, value in env
             if is_secret(name)
         ]
         if not rows:
@@ -76,12 +76,7 @@ class SecretStore:
         Raises:
             MissingSecrets: values are ``needed`` and gone.
         """
-        named = [
-            (component.name, name)
-            for component in record.spec.components
-            for name, _ in component.env
-            if is_secret(name)
-        ]
+        named = [(owner, name) for owner, env in _environments(record) for name, _ in env if is_secret(name)]
         if not named:
             return record
         rows = self._database.execute("SELECT component, name, value FROM secret WHERE uid = ?", (record.uid,))
@@ -114,10 +109,25 @@ def _with_values(record: SpecRecord, values: dict[tuple[str, str], str]) -> Spec
     return replace(record, spec=replace(record.spec, components=components))
 
 
+def _environments(record: SpecRecord) -> Iterator[tuple[str, Labels]]:
+    """Every set of variables of a job, with a name for whose it is."""
+    for component in record.spec.components:
+        yield component.name, component.env
+        for rank, place in enumerate(component.places):
+            yield _place_name(component, rank), place.env
+
+
+def _place_name(component: ComponentSpec, rank: int) -> str:
+    return f"{component.name}[{rank}]"  # no component has such a name
+
+
 def _component(component: ComponentSpec, values: dict[tuple[str, str], str]) -> ComponentSpec:
-    if not any(is_secret(name) for name, _ in component.env):
-        return component
-    env = tuple(
-        (name, values.get((component.name, name), "") if is_secret(name) else value) for name, value in component.env
+    places = tuple(
+        replace(place, env=_env(place.env, _place_name(component, rank), values))
+        for rank, place in enumerate(component.places)
     )
-    return replace(component, env=env)
+    return replace(component, env=_env(component.env, component.name, values), places=places)
+
+
+def _env(env: Labels, owner: str, values: dict[tuple[str, str], str]) -> Labels:
+    return tuple((name, values.get((owner, name), "") if is_secret(name) else value) for name, value in env)

@@ -14,7 +14,16 @@ from callboard.model.durations import format_duration_ms
 from callboard.model.environment import is_secret
 from callboard.model.policy import LabelRules, PolicyOverrides, PreemptionPolicy
 from callboard.model.quantities import MILLI, Resources, format_memory
-from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, Labels, PgPoolSpec, PoolSpec, RestartPolicy
+from callboard.model.specs import (
+    NO_PG_POOL,
+    ComponentSpec,
+    JobSpec,
+    Labels,
+    PgPoolSpec,
+    PoolSpec,
+    RestartPolicy,
+    WorkerPlace,
+)
 
 MASK = "********"
 """What stands for the value of a secret variable."""
@@ -114,6 +123,8 @@ def _job(spec: JobSpec) -> dict[str, Any]:
         "starvation_after": format_duration_ms(spec.starvation_after_ms),
         "start_timeout": format_duration_ms(spec.start_timeout_ms),
         "never_preempts": spec.never_preempts,
+        "placement_config": spec.placement_config or None,
+        "placement_source": spec.placement_source or None,
     }
 
 
@@ -138,11 +149,26 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "in_bundle": spec.in_bundle,
         "interpreter": spec.interpreter or None,
         "ray_options": {"name": spec.alias} if spec.alias else {},
+        "places": [_place(place, secrets=secrets) for place in spec.places],
     }
     if not defaults:
         base = ComponentSpec(name="", actor="")
         stated = _differing(stated, _component(base, defaults=True, secrets=True))
     return head | _without_none(stated)
+
+
+def _place(place: WorkerPlace, *, secrets: bool) -> dict[str, Any]:
+    devices = [index if milli == MILLI else {"index": index, "milli": milli} for index, milli in place.devices]
+    stated = {
+        "node": place.node_id,
+        "devices": devices or None,
+        "observes": place.observes or None,
+        "env": masked(place.env, secrets=secrets) or None,
+        "interpreter": place.interpreter or None,
+        "node_group": place.node_group or None,
+        "hardware_json": place.hardware_json or None,
+    }
+    return _without_none(stated)
 
 
 def _pg_pool(spec: PgPoolSpec, *, defaults: bool) -> dict[str, Any]:

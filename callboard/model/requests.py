@@ -66,6 +66,9 @@ class ComponentSpec(_Request):
         env: variables; those the scheduler owns are refused.
         pass_env: names of the agent's variables to pass on.
         ray_options: ``name``, ``memory`` or ``max_concurrency``.
+        placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
+            ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
+        places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
 
     The other fields are those of :class:`callboard.model.specs.ComponentSpec`.
     """
@@ -88,6 +91,8 @@ class ComponentSpec(_Request):
     in_bundle: bool | None = None
     interpreter: str | None = None
     ray_options: Mapping[str, Any] | None = None
+    placement: str | int | Mapping[str, Any] | None = None
+    places: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,8 @@ class JobSpec(_Request):
         owner: ``"detached"`` or ``{"session": {"lease": "30s"}}``.
         restart: ``{"max_restarts": 3, "backoff_base": "1s", "backoff_max": "60s", "window": "1h"}``.
         wait_for_nodes: ``{"timeout": "5m"}`` or just the duration.
+        cluster: ``num_nodes``, ``node_groups`` and ``component_placement`` as in an RLinf config.
+        placement_config: the same as YAML text with a ``cluster`` key; ``placement_source``: the file it is from.
 
     The other fields are those of :class:`callboard.model.specs.JobSpec`.
     """
@@ -131,6 +138,9 @@ class JobSpec(_Request):
     starvation_after: Span | None = None
     start_timeout: Span | None = None
     never_preempts: bool | None = None
+    cluster: Mapping[str, Any] | None = None
+    placement_config: str | None = None
+    placement_source: str | None = None
 
     def __post_init__(self) -> None:
         if self.name is None:

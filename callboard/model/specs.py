@@ -6,7 +6,7 @@ Amounts are integers (milli-units, bytes, milliseconds); see design 02 for the m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from callboard.model.policy import PolicyOverrides
@@ -135,6 +135,34 @@ class RestartPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where one worker must run (design 03).
+
+    Attributes:
+        node_id: node.
+        devices: (index in the node's visible list, share in milli) of each device it holds, in that order.
+        observes: it sees every device of the node and holds none.
+        env: (name, value) of the variables of the node's ``env_configs``, sorted; the component's win.
+        interpreter: Python interpreter of the node's ``env_configs``; empty: the component's.
+        node_group: label of the node group that its placement counts ranks in; empty: none.
+        hardware_json: settings of the declared hardware it was given, a JSON array; empty: none.
+    """
+
+    node_id: str
+    devices: tuple[tuple[int, int], ...] = ()
+    observes: bool = False
+    env: Labels = field(default=(), repr=False)  # values may be secrets (SE-04)
+    interpreter: str = ""
+    node_group: str = ""
+    hardware_json: str = ""
+
+    @property
+    def gpu_milli(self) -> int:
+        """What it holds of all its devices together."""
+        return sum(milli for _, milli in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSpec:
     """The workers of one role in a job.
 
@@ -156,6 +184,8 @@ class ComponentSpec:
         in_bundle: run as an actor inside the bundle.
         interpreter: Python interpreter; empty: the agent's.
         alias: name under which the Ray actor can be looked up too (``ray_options.name``); empty: none.
+        places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
+            worker holds of its devices is what its place says.
     """
 
     name: str
@@ -175,11 +205,27 @@ class ComponentSpec:
     in_bundle: bool = False
     interpreter: str = ""
     alias: str = ""
+    places: tuple[WorkerPlace, ...] = ()
 
     @property
     def elastic(self) -> bool:
         """Whether the number of workers may change while it runs."""
         return self.min_workers != self.max_workers
+
+    def place_of(self, rank: int) -> WorkerPlace | None:
+        """Where the worker of a rank must run; None: wherever there is room."""
+        return self.places[rank] if rank < len(self.places) else None
+
+    def resources_of(self, rank: int) -> Resources:
+        """Resources of the worker of a rank."""
+        place = self.place_of(rank)
+        return self.resources if place is None else replace(self.resources, gpu_milli=place.gpu_milli)
+
+    def resources_of_first(self, workers: int) -> Resources:
+        """Sum over the workers of the lowest ranks."""
+        if not self.places:
+            return self.resources.scaled(workers)
+        return total(self.resources_of(rank) for rank in range(workers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +255,9 @@ class JobSpec:
         starvation_after_ms: after this long a blocked job holds the room it needs; 0: never.
         start_timeout_ms: bound of one worker's start.
         never_preempts: waits rather than preempting others.
+        placement_config: placement text in RLinf's language (design 03), YAML with a ``cluster`` key. What is submitted
+            is as the user wrote it; what a job keeps is the resolved placement in its normal form. Empty: none.
+        placement_source: file that ``placement_config`` was read from, for messages; empty: none.
     """
 
     name: str
@@ -233,6 +282,13 @@ class JobSpec:
     starvation_after_ms: int = 0
     start_timeout_ms: int = 120_000
     never_preempts: bool = False
+    placement_config: str = ""
+    placement_source: str = ""
+
+    @property
+    def placed(self) -> bool:
+        """Whether some workers must run at certain places."""
+        return any(component.places for component in self.components)
 
     def pool_of(self, component: ComponentSpec) -> str:
         """Name of the pool that ``component`` is charged to."""
@@ -240,4 +296,4 @@ class JobSpec:
 
     def ask(self) -> Resources:
         """What the job needs to start: the fewest workers of every component."""
-        return total(component.resources.scaled(component.min_workers) for component in self.components)
+        return total(component.resources_of_first(component.min_workers) for component in self.components)

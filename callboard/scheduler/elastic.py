@@ -10,9 +10,8 @@ Every change is announced with the new rank map.
 from __future__ import annotations
 
 from callboard.model.specs import ComponentSpec, JobSpec, Strategy
-from callboard.scheduler import jobs
+from callboard.scheduler import starting, stopping
 from callboard.scheduler.events import JobScaled
-from callboard.scheduler.fitting import Slot
 from callboard.scheduler.grouping import Ask, choose_groups
 from callboard.scheduler.preemption import stop_timeouts
 from callboard.scheduler.records import (
@@ -24,6 +23,7 @@ from callboard.scheduler.records import (
     WorkerState,
 )
 from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.slots import Slot
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 
@@ -70,7 +70,7 @@ def grow(tx: Transaction, uid: str) -> None:
     if job.state is not JobState.RUNNING or job.eligible_ms > tx.now_ms:
         return
     # Nothing new before running work is counted (QL-03), nor beside a copy that may live (R5).
-    if tx.state.meta.reconcile_until_ms or jobs.a_copy_may_live(tx, uid):
+    if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):
         return
     spec = tx.state.specs[uid].spec
     for component in spec.components:
@@ -101,14 +101,14 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
     gone = [worker for worker in gone if worker.attempt == job.attempt]
     base = [worker for worker in gone if not worker.extra]
     if job.state is not JobState.RUNNING or not _promote(tx, job, base):
-        jobs.recover(tx, uid, reason, counts=counts)
+        stopping.recover(tx, uid, reason, counts=counts)
         return
     for worker in gone:
-        jobs.drop_extra(tx, worker)
+        stopping.drop_extra(tx, worker)
     if counts:
-        wait_ms = jobs.backoff_ms(tx.state.specs[uid].spec, len(job.failures) + 1)
+        wait_ms = stopping.backoff_ms(tx.state.specs[uid].spec, len(job.failures) + 1)
         tx.change_job(uid, eligible_ms=tx.now_ms + wait_ms, failures=(*job.failures[-20:], tx.now_ms))
-    jobs.announce(tx, uid, reason)
+    starting.announce(tx, uid, reason)
 
 
 def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
@@ -125,7 +125,7 @@ def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
             return False
         chosen += sorted(extras, key=lambda worker: worker.rank)[:missing]
     for worker in chosen:
-        jobs.promote(tx, worker)
+        starting.promote(tx, worker)
     return True
 
 
@@ -135,7 +135,7 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
     extras = sorted((worker for worker in live if worker.extra), key=lambda worker: worker.rank, reverse=True)
     cancel_ms, kill_ms = stop_timeouts(tx.state, spec)
     for worker in extras[: max(0, len(live) - count)]:
-        jobs.shed(tx, worker, f"scaled to {count} workers", cancel_ms, kill_ms)
+        stopping.shed(tx, worker, f"scaled to {count} workers", cancel_ms, kill_ms)
 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
@@ -149,7 +149,7 @@ def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, ran
         return False
     if spec.placement is Strategy.STRICT_SPREAD and node_id in nodes:
         return False
-    jobs.add_extra(tx, uid, uses[0])
+    starting.add_extra(tx, uid, uses[0])
     return True
 
 

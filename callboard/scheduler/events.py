@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, Labels, PoolSpec
-from callboard.scheduler.records import DeviceInfo, RayInfo, StopOutcome, WorkerState
+from callboard.scheduler.records import DeviceInfo, HardwareInfo, RayInfo, StopOutcome, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +160,7 @@ class NodeJoined(Event):
     ray: RayInfo | None = None
     version: str = ""
     hostname: str = ""
+    hardware: tuple[HardwareInfo, ...] = ()
     running: tuple[RunningWorker, ...] = ()
     previous_alive: bool = False
 

@@ -8,9 +8,12 @@ from itertools import islice
 
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
-from callboard.scheduler.fitting import NodeFilter, Rooms, Slot, fit
+from callboard.scheduler.fitting import fit
+from callboard.scheduler.pinned import books
 from callboard.scheduler.quota import Charged, shortages
 from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
+from callboard.scheduler.rooms import NodeFilter, Rooms
+from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.view import View
 
@@ -54,7 +57,7 @@ def asks_of(spec: JobSpec) -> tuple[Ask, ...]:
     by_pool: dict[str, list[Slot]] = {}
     for component in spec.components:
         slots = by_pool.setdefault(spec.pool_of(component), [])
-        slots.extend(Slot(component.name, rank, component.resources) for rank in range(component.min_workers))
+        slots.extend(Slot.of(component, rank) for rank in range(component.min_workers))
     return tuple(Ask(pool, tuple(slots)) for pool, slots in by_pool.items())
 
 
@@ -172,7 +175,11 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
     chosen: dict[int, int] = {}
     largest_first = sorted(range(len(slots)), key=lambda i: _amounts(slots[i].resources), reverse=True)
     for i in largest_first:
-        fitting = [b for b in open_bundles if _holds(group.bundles[b], slots[i].resources)]
+        place = slots[i].place
+        if place is None:
+            fitting = [b for b in open_bundles if _holds(group.bundles[b], slots[i].resources)]
+        else:
+            fitting = [b for b in open_bundles if books(state, group, b, slots[i], place)]
         if not fitting:
             return None
         smallest = min(_amounts(group.bundles[b].resources) for b in fitting)

@@ -8,7 +8,7 @@ from typing import Any
 from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import orders
 from callboard.scheduler.evolving import evolve
-from callboard.scheduler.fitting import NodeFilter, Rooms, Slot, fit
+from callboard.scheduler.fitting import fit
 from callboard.scheduler.records import (
     BundleRecord,
     GroupKind,
@@ -18,6 +18,8 @@ from callboard.scheduler.records import (
     PoolRecord,
     Removal,
 )
+from callboard.scheduler.rooms import NodeFilter, Rooms
+from callboard.scheduler.slots import Slot
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 

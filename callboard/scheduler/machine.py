@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.model.specs import JobSpec
-from callboard.scheduler import elastic, groups, jobs, nodes, orders, passes, requests, workers
+from callboard.scheduler import elastic, ending, groups, nodes, orders, passes, requests, starting, stopping, workers
 from callboard.scheduler import events as ev
 from callboard.scheduler import explain as explaining
 from callboard.scheduler.commands import Command
@@ -129,7 +129,7 @@ class Scheduler:
             )
             # A tenth at once, so that the sort is paid seldom.
             for uid in oldest[: max(1, self._history_limit // 10)]:
-                jobs.forget(tx, uid)
+                ending.forget(tx, uid)
 
 
 def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
@@ -149,7 +149,7 @@ def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
 
 def _tick(tx: Transaction, _: ev.Tick) -> None:
     """Carries out what is due."""
-    for _at_ms, kind, key in tx.state.due(tx.now_ms):
+    for _at_ms, kind, key in tx.due():
         if kind == "worker":
             workers.overdue(tx, tx.state.workers[int(str(key))])
         elif kind == "eligible":
@@ -173,14 +173,14 @@ def _tick(tx: Transaction, _: ev.Tick) -> None:
 def _job_due(tx: Transaction, uid: str) -> None:
     job = tx.state.jobs[uid]
     if job.state in ENDED:
-        jobs.forget(tx, uid)
+        ending.forget(tx, uid)
     elif job.state is JobState.PENDING:
         spec = tx.state.specs[uid].spec
         if could_ever_fit(tx.state, spec):
             tx.change_job(uid, deadline_ms=0)
         else:
             account = explaining.explain_spec(tx.state, spec, tx.now_ms)
-            jobs.end(tx, uid, JobState.FAILED, f"waited for nodes in vain: {account.summary}")
+            ending.end(tx, uid, JobState.FAILED, f"waited for nodes in vain: {account.summary}")
 
 
 def _group_due(tx: Transaction, group_id: str) -> None:
@@ -202,7 +202,7 @@ def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
             groups.remove_stray(tx, event.ray_id, event.ray_session, f"made for {event.group_id} when nobody waited")
         return
     groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
-    jobs.start_assigned(tx, event.group_id)
+    starting.start_assigned(tx, event.group_id)
     groups.let_go(tx, event.group_id)
 
 
@@ -229,7 +229,7 @@ def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
     for uid in dict.fromkeys(worker.job for worker in tx.state.workers_in(group_id)):
         job = tx.state.jobs[uid]
         if job.state is JobState.STARTING:
-            jobs.requeue(
+            stopping.requeue(
                 tx, uid, f"placement group {group_id} could not be made: {message}", pool=pool, failed_group=group_id
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from callboard.scheduler import elastic, groups, jobs, orders, workers
+from callboard.scheduler import elastic, groups, orders, preempting, stopping, workers
 from callboard.scheduler.events import (
     Admission,
     NodeCordoned,
@@ -61,6 +61,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "instance": event.instance,
         "version": event.version,
         "hostname": event.hostname,
+        "hardware": event.hardware,
         "joined_ms": tx.now_ms,
     }
     why = "its agent joined" if old is None else "its agent is back"
@@ -145,9 +146,11 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
             continue
         if job.state is JobState.RUNNING and worker.extra:
             if worker.state is not WorkerState.STOPPING:
-                jobs.preempt(tx, Victim(job.uid, Rule.DRAIN, reason, worker.generation), None, within_ms=within_ms)
+                preempting.preempt(
+                    tx, Victim(job.uid, Rule.DRAIN, reason, worker.generation), None, within_ms=within_ms
+                )
         elif job.state in (JobState.RUNNING, JobState.STARTING):
-            jobs.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
+            preempting.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
     for group_id in list(tx.state.groups_on_node.get(node.node_id, ())):
         groups.doom(tx, group_id, Removal.NODE_LOST, reason)
 
@@ -282,9 +285,9 @@ def _requeue_assigned(tx: Transaction, group_id: str, reason: str) -> None:
         if current is None or current.state is not WorkerState.ASSIGNED:
             continue
         if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
-            jobs.cancel_assigned(tx, worker, reason)
+            stopping.cancel_assigned(tx, worker, reason)
         else:
-            jobs.requeue(tx, worker.job, reason)
+            stopping.requeue(tx, worker.job, reason)
 
 
 def _lose_workers(tx: Transaction, uid: str, gone: list[WorkerRecord], node: NodeRecord) -> None:

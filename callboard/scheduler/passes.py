@@ -10,7 +10,7 @@ import heapq
 from dataclasses import replace
 
 from callboard.model.specs import JobSpec
-from callboard.scheduler import elastic, groups, jobs, requests
+from callboard.scheduler import elastic, groups, preempting, requests, starting
 from callboard.scheduler.grouping import Ask, GroupUse, asks_of, charged_beside, match, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan, plan_patiently
 from callboard.scheduler.quota import borrows, shortages
@@ -125,7 +125,7 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
     if job.eligible_ms > tx.now_ms:
         _keep_place(tx, job, spec)
         return
-    if jobs.a_copy_may_live(tx, uid):
+    if starting.a_copy_may_live(tx, uid):
         return
     shape = tx.state.shapes[uid]
     starving = 0 < job.starving_ms <= tx.now_ms
@@ -151,7 +151,7 @@ def _hold_room(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:
     found = plan_patiently(tx.state, job.uid, spec)
     if found is None:
         return False
-    jobs.nominate(tx, job.uid, found, patient=True)
+    starting.nominate(tx, job.uid, found, patient=True)
     return True
 
 
@@ -162,22 +162,22 @@ def _keep_place(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
         return
     found = plan(tx.state, job.uid, replace(spec, never_preempts=True), job.submit_ms, tx.now_ms)
     if isinstance(found, Plan) and not found.overtakes and not found.trims:
-        jobs.nominate(tx, job.uid, found)
+        starting.nominate(tx, job.uid, found)
 
 
 def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
     for other in found.overtakes:
-        jobs.drop_nomination(tx, other, f"overtaken by {job.name}")
-        jobs.note_yield(tx, other, job.uid)
+        starting.drop_nomination(tx, other, f"overtaken by {job.name}")
+        preempting.note_yield(tx, other, job.uid)
     if not found.waits:
-        jobs.admit(tx, job.uid, found.uses, "has its room")
+        starting.admit(tx, job.uid, found.uses, "has its room")
         return
-    jobs.nominate(tx, job.uid, found)
+    starting.nominate(tx, job.uid, found)
     for group_id in found.trims:
         groups.trim(tx, group_id, f"makes room for {job.name}")
     nominee = tx.state.jobs[job.uid]
     for victim in found.victims:
-        jobs.preempt(tx, victim, nominee)
+        preempting.preempt(tx, victim, nominee)
 
 
 def _advance_nominee(tx: Transaction, uid: str) -> None:
@@ -215,11 +215,11 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
         free = free and not _charged_too_much(tx, view, asks, use, uid)
         uses.append(use)
     if broken:
-        jobs.drop_nomination(tx, uid, broken)
-    elif free and job.eligible_ms <= tx.now_ms and not jobs.a_copy_may_live(tx, uid):
-        jobs.admit(tx, uid, tuple(uses), "its room is free")
+        starting.drop_nomination(tx, uid, broken)
+    elif free and job.eligible_ms <= tx.now_ms and not starting.a_copy_may_live(tx, uid):
+        starting.admit(tx, uid, tuple(uses), "its room is free")
     elif not free and not _will_be_free(tx, uid, uses):
-        jobs.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
+        starting.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
 
 
 def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse, uid: str) -> bool:

@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
-from callboard.scheduler.fitting import NodeFilter, Rooms
-from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
-from callboard.scheduler.preemption import (
+from callboard.scheduler.candidates import (
     Candidate,
     candidates,
-    left_ms,
     lowest_level,
     overtakable,
-    policy_for,
     takes_only_what_is_owed,
     without,
 )
+from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
+from callboard.scheduler.pinned import pin
+from callboard.scheduler.preemption import left_ms, policy_for
 from callboard.scheduler.records import JobState, Rule
+from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.shapes import shape_of
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, Room, View
@@ -242,12 +242,15 @@ class _Search:
         """Whether evicting one unit alone could make room: a quick look that only rules out the hopeless."""
         if not self._lacks_room():
             return True
-        ask = self._asks[0].slots[0].resources
         workers = [
             worker
             for worker in self._state.workers_of(unit.job.uid)
             if not unit.generation or worker.generation == unit.generation
         ]
+        if self._spec.placed:
+            places = {slot.place.node_id for ask in self._asks for slot in ask.slots if slot.place is not None}
+            return any(worker.node_id in places for worker in workers)
+        ask = self._asks[0].slots[0].resources
         for node_id in dict.fromkeys(worker.node_id for worker in workers):
             book = self._state.ledger.nodes[node_id]
             room = Room(book.node, book.booked)
@@ -261,12 +264,16 @@ class _Search:
         return False
 
     def _lacks_room(self) -> bool:
-        """Whether a job of one worker finds no node with room for it: then only evicting on its node-to-be can help."""
+        """Whether a job of one worker, or one whose places are given, finds no room: then only evicting on its
+        nodes-to-be can help."""
         if self._no_room is None:
-            alone = len(self._asks) == 1 and len(self._asks[0].slots) == 1
-            ask = self._asks[0].slots[0].resources
             view = View(self._state, Assumption(subject=self._uid, future=True))
             rooms = Rooms(self._state, view, NodeFilter())
+            if self._spec.placed:
+                self._no_room = pin(rooms, [slot for ask in self._asks for slot in ask.slots]) is None
+                return self._no_room
+            alone = len(self._asks) == 1 and len(self._asks[0].slots) == 1
+            ask = self._asks[0].slots[0].resources
             self._no_room = alone and not any(room.fits(ask) for room in rooms.fullest_first(ask))
         return self._no_room
 

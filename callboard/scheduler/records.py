@@ -134,6 +134,14 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HardwareInfo:
+    """One piece of hardware that a node declares: its type and its settings, a JSON object or nothing."""
+
+    type: str
+    config_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceShare:
     """A part of one device: ``milli`` of 1000 (I1), never straddling two."""
 
@@ -161,6 +169,7 @@ class NodeRecord:
         ghosts: generations that the agent still runs and nobody wants; the node takes no work until they are proved
             gone (I4).
         instance: id of the agent program's run; two live agents with one node id differ in it.
+        hardware: what the node declares beside its devices, in the order of its ranks.
     """
 
     kind: ClassVar[str] = "node"
@@ -185,6 +194,7 @@ class NodeRecord:
     hostname: str = ""
     joined_ms: int = 0
     ghosts: tuple[int, ...] = ()
+    hardware: tuple[HardwareInfo, ...] = ()
     revision: int = 0
 
     @property

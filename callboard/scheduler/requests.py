@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from callboard.model.quantities import format_amount
 from callboard.model.specs import JobSpec, StopPolicy
-from callboard.scheduler import groups, jobs
+from callboard.scheduler import ending, groups, preempting, starting, stopping
 from callboard.scheduler.events import (
     GroupDeleted,
     JobCancelled,
@@ -84,7 +84,7 @@ def _drain_pool(tx: Transaction, name: str) -> None:
     """Preempts what runs in a pool that holds and drains."""
     for uid in jobs_in(tx, name):
         if tx.state.jobs[uid].state in (JobState.RUNNING, JobState.STARTING):
-            jobs.preempt(tx, Victim(uid, Rule.DRAIN, f"pool {name} drains (stop policy)"), None)
+            preempting.preempt(tx, Victim(uid, Rule.DRAIN, f"pool {name} drains (stop policy)"), None)
 
 
 def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
@@ -231,7 +231,7 @@ def cancel(tx: Transaction, event: JobCancelled) -> str:
     """Cancels a job in whatever state it is. Idempotent; one that ends otherwise already goes on ending so."""
     job = _job(tx, event.uid)
     if event.destroy_groups and job.state not in ENDED:
-        jobs.destroy_groups_of(tx, job)
+        ending.destroy_groups_of(tx, job)
     _finish(tx, job, JobState.CANCELLED, event.reason or "cancelled")
     return job.uid
 
@@ -267,9 +267,9 @@ def _finish(tx: Transaction, job: JobRecord, target: JobState, reason: str) -> N
     if job.state in ENDED or job.state is JobState.STOPPING:
         return
     if job.state is JobState.PENDING:
-        jobs.end(tx, job.uid, target, reason)
+        ending.end(tx, job.uid, target, reason)
     else:
-        jobs.stop(tx, job.uid, JobState.STOPPING, reason, target=target)
+        stopping.stop(tx, job.uid, JobState.STOPPING, reason, target=target)
 
 
 def preempt(tx: Transaction, event: JobPreempted) -> str:
@@ -299,11 +299,11 @@ def preempt(tx: Transaction, event: JobPreempted) -> str:
                 f"{preemptor.name} could not start even without {job.name}; see job explain {preemptor.name}",
                 "for_job",
             )
-        jobs.drop_nomination(tx, preemptor.uid, "planned again")
-        jobs.nominate(tx, preemptor.uid, found)
+        starting.drop_nomination(tx, preemptor.uid, "planned again")
+        starting.nominate(tx, preemptor.uid, found)
         for group_id in found.trims:
             groups.trim(tx, group_id, f"makes room for {preemptor.name}")
-    jobs.preempt(tx, Victim(job.uid, Rule.MANUAL, event.reason or "asked by hand"), preemptor)
+    preempting.preempt(tx, Victim(job.uid, Rule.MANUAL, event.reason or "asked by hand"), preemptor)
     return job.uid
 
 
@@ -330,7 +330,7 @@ def delete_group(tx: Transaction, event: GroupDeleted) -> str:
             f"placement group {event.group_id} {what} job {name}; cancel that first",
         )
     if group.group_kind is GroupKind.RESERVED:
-        jobs.keep_away(tx, group.pool, group.reserved_index)
+        ending.keep_away(tx, group.pool, group.reserved_index)
     groups.doom(tx, event.group_id, Removal.REQUESTED, "deleted on request")
     return event.group_id
 

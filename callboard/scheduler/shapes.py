@@ -19,5 +19,5 @@ def shape_of(spec: JobSpec) -> Shape:
         spec.node_selector_soft,
         spec.never_preempts,
         spec.estimated_duration_ms,
-        tuple([(c.name, c.pool, c.resources, c.min_workers) for c in spec.components]),
+        tuple([(c.name, c.pool, c.resources, c.min_workers, c.places) for c in spec.components]),
     )

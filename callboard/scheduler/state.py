@@ -107,6 +107,8 @@ class State:
         self._preemptions_for: dict[str, dict[int, None]] = {}
         self._open_preemptions: dict[str, dict[int, None]] = {}
         self._deadlines: list[Deadline] = []
+        self._retries: dict[Deadline, int] = {}
+        """Deadlines whose handling failed, and when each is tried again; the heap's entries of them don't count."""
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> State:
@@ -235,26 +237,40 @@ class State:
             spec = self.specs[uid].spec
             for component in spec.components:
                 if spec.pool_of(component) == pool:
-                    ask = ask + component.resources.scaled(component.min_workers)
+                    ask = ask + component.resources_of_first(component.min_workers)
         return ask
 
     def next_deadline_ms(self) -> int | None:
         """The earliest time something is due, or None."""
+        retries = [at_ms for deadline, at_ms in self._retries.items() if self._is_due(*deadline)]
         while self._deadlines:
-            at_ms, kind, key = self._deadlines[0]
-            if self._is_due(at_ms, kind, key):
-                return at_ms
+            deadline = self._deadlines[0]
+            if deadline not in self._retries and self._is_due(*deadline):
+                return min(deadline[0], *retries) if retries else deadline[0]
             heapq.heappop(self._deadlines)
-        return None
+        return min(retries, default=None)
 
     def due(self, now_ms: int) -> list[Deadline]:
-        """Takes out what is due at ``now_ms``, earliest first. Entries whose record moved on are left out."""
+        """Takes out what is due at ``now_ms``, earliest first. Entries whose record moved on are left out.
+
+        What was put back comes alone, so that it fails nothing but itself should it fail again; the rest is due still.
+        """
+        for deadline in sorted(self._retries, key=lambda each: (self._retries[each], each[1], str(each[2]))):
+            if self._retries[deadline] > now_ms:
+                break
+            del self._retries[deadline]
+            if self._is_due(*deadline):
+                return [deadline]
         found: dict[Deadline, None] = {}
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             entry = heapq.heappop(self._deadlines)
-            if self._is_due(*entry):
+            if entry not in self._retries and self._is_due(*entry):
                 found[entry] = None
         return list(found)
+
+    def put_back(self, deadlines: Iterable[Deadline], again_ms: int) -> None:
+        """What :meth:`due` took out could not be handled: it is due again at ``again_ms``, each alone."""
+        self._retries.update((deadline, again_ms) for deadline in deadlines if self._is_due(*deadline))
 
     def queue_key(self, job: JobRecord) -> QueueKey:
         """Where a waiting job stands: aged priority, then first submit time, then order of submission."""

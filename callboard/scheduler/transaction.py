@@ -31,8 +31,11 @@ from callboard.scheduler.records import (
     WorkerState,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
-from callboard.scheduler.state import State
+from callboard.scheduler.state import Deadline, State
 from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, allowed
+
+RETRY_MS = 1_000
+"""Between attempts at a deadline whose handling raised: a defect, which must neither be lost nor keep the loop busy."""
 
 
 class Transaction:
@@ -49,6 +52,7 @@ class Transaction:
         self.fresh: list[str] = []
         """Jobs that became PENDING or eligible in this transaction: to be looked at, whatever was known before."""
         self._undo: list[Change] = []
+        self._taken: list[Deadline] = []
 
     def put(self, record: Record) -> None:
         """Adds or replaces a record."""
@@ -92,6 +96,12 @@ class Transaction:
         )
         return revision
 
+    def due(self) -> list[Deadline]:
+        """Takes out what is due now, earliest first; it goes back when the transaction is undone (I6)."""
+        taken = self.state.due(self.now_ms)
+        self._taken.extend(taken)
+        return taken
+
     def close(self) -> None:
         """Ends the transaction: time and revision move on with it, if anything changed."""
         if self.changes or self.events:
@@ -102,6 +112,9 @@ class Transaction:
         """Takes everything back."""
         for change in reversed(self._undo):
             self.state.apply(change)
+        self.state.put_back(self._taken, self.now_ms + RETRY_MS)
+        self._undo.clear()
+        self._taken.clear()
         self.changes.clear()
         self.commands.clear()
         self.events.clear()

@@ -218,7 +218,7 @@ class View:
                 spec = self.state.specs[uid].spec
                 for component in spec.components:
                     if spec.pool_of(component) == pool:
-                        amount = amount + component.resources.scaled(component.min_workers)
+                        amount = amount + component.resources_of_first(component.min_workers)
         return amount
 
     def _reserved_left_idle(self, pool: str) -> Resources:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from callboard.scheduler import elastic, groups, jobs
+from callboard.scheduler import elastic, groups, starting, stopping
 from callboard.scheduler.events import (
     WorkerEvent,
     WorkerExited,
@@ -56,9 +56,9 @@ def overdue(tx: Transaction, worker: WorkerRecord) -> None:
         job = tx.state.jobs[worker.job]
         cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[worker.job].spec)
         reason = f"{worker.component}/{worker.rank} did not start in time on {worker.node_id}"
-        jobs.stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=False)
+        stopping.stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=False)
         if not worker.extra or job.state is not JobState.RUNNING:
-            jobs.recover(tx, job.uid, reason, counts=True)
+            stopping.recover(tx, job.uid, reason, counts=True)
     elif worker.state is WorkerState.STOPPING:
         _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)
         _after_stop(tx, worker)
@@ -93,7 +93,7 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
     else:
         tx.count(cold_starts=meta.cold_starts + 1)
     if worker.extra:
-        jobs.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
+        starting.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
         return
     peers = [other for other in tx.state.workers_of(job.uid) if other.attempt == job.attempt]
     if job.state is JobState.STARTING and all(other.state is WorkerState.READY for other in peers):
@@ -109,7 +109,7 @@ def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFaile
     job = tx.state.jobs[worker.job]
     if event.user_fault and job.state is JobState.STARTING:
         # Its own code raised: another start would raise again.
-        jobs.stop(tx, worker.job, JobState.STOPPING, reason, target=JobState.FAILED, traceback=event.traceback)
+        stopping.stop(tx, worker.job, JobState.STOPPING, reason, target=JobState.FAILED, traceback=event.traceback)
     else:
         elastic.lose(tx, worker.job, [worker], reason, counts=True)
 
@@ -150,7 +150,7 @@ def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | 
     if still:
         return
     leave(tx, worker, "proved gone at last", StopOutcome.KILLED)
-    jobs.settle(tx, worker.job)
+    stopping.settle(tx, worker.job)
     job = tx.state.jobs.get(worker.job)
     if job is None or worker.attempt != job.attempt or job.end_ms or worker.extra:
         tx.drop("worker", worker.generation)
@@ -175,7 +175,7 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
     if not event.succeeded:
         name = f"{worker.component}/{worker.rank}"
         tx.change_job(worker.job, traceback=event.traceback)
-        jobs.recover(tx, worker.job, f"the entry method of {name} raised", counts=True)
+        stopping.recover(tx, worker.job, f"the entry method of {name} raised", counts=True)
         return
     tx.put(evolve(worker, finished=True))
     tx.event("worker.finished", tx.worker_subject(worker), worker.state.value, "its entry method returned")
@@ -190,16 +190,16 @@ def _finish_if_all_returned(tx: Transaction, uid: str) -> None:
         return
     peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt]
     if all(worker.finished for worker in peers if worker.component in entered):
-        jobs.stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
+        stopping.stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
 
 
 def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
     """A worker that was to stop did: its job goes on without it if it was an extra one, else it may be over."""
     if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
-        jobs.drop_extra(tx, worker)
-        jobs.announce(tx, worker.job, f"{worker.component}/{worker.rank} left")
+        stopping.drop_extra(tx, worker)
+        starting.announce(tx, worker.job, f"{worker.component}/{worker.rank} left")
     else:
-        jobs.settle(tx, worker.job)
+        stopping.settle(tx, worker.job)
 
 
 def _gone_or_quarantined(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> None:

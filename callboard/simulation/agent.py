@@ -12,7 +12,7 @@ from typing import Any
 
 from callboard._version import __version__
 from callboard.simulation.commands import Commands
-from callboard.simulation.hosting import UNASKED_KILL_MS, Worker
+from callboard.simulation.hosting import Worker
 from callboard.simulation.lease import Lease
 from callboard.simulation.machines import Key, Machine
 from callboard.simulation.membership import Membership
@@ -56,7 +56,9 @@ class Agent:
         self._frozen = False
         self._deferred: list[Callable[[], None]] = []
         self._commands = Commands(self)
-        self._lease = Lease(site.timeline, self.later, on_expired=self._end_strict, on_orphaned=self._end_all)
+        self._lease = Lease(
+            site.timeline, self.later, on_expired=self._end_strict, on_orphaned=self._end_all, write=self._write_lease
+        )
         self._epoch = 0
         self._hellos = 0
         self.stream: Stream | None = None
@@ -103,8 +105,6 @@ class Agent:
     def freeze(self, for_ms: int) -> None:
         """Stopped by SIGSTOP for a while; messages wait in its sockets."""
         self._frozen = True
-        for tree in self.machine.trees.values():
-            tree.unfenced_until_ms = self.site.timeline.now_ms + for_ms + UNASKED_KILL_MS
         self.site.timeline.after(for_ms, self._thaw)
 
     def _thaw(self) -> None:
@@ -274,6 +274,9 @@ class Agent:
         """Every actor of the node is dead."""
         for worker in list(self.workers.values()):
             worker.die(message)
+
+    def _write_lease(self, until_ms: int) -> None:
+        self.machine.lease_until_ms = until_ms
 
     def _end_strict(self) -> None:
         self._commands.end(lambda worker: worker.command.strict)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from callboard.simulation.behaviour import draw
+from callboard.simulation.fence import guard
 from callboard.simulation.machines import Key, Machine, Tree
 from callboard.simulation.outbox import Outbox
 from callboard.simulation.site import Site
@@ -132,6 +133,8 @@ class Worker:
             living=1 + plan.children,
         )
         self._site.machines.spawn(self._keeper.machine, self.tree, now_ms)
+        if command.strict:
+            guard(self._site, self._keeper.machine, self.tree, plan.stuck_ms)
         self._later(plan.construct_ms, self._constructed)
 
     def _constructed(self) -> None:

@@ -20,11 +20,13 @@ class Lease:
         *,
         on_expired: Callable[[], None],
         on_orphaned: Callable[[], None],
+        write: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._timeline = timeline
         self._later = later
         self._on_expired = on_expired
         self._on_orphaned = on_orphaned
+        self._write = write
         self._lease_ms = 0
         self._orphan_grace_ms = 0
         self._heard_ms = 0
@@ -39,6 +41,7 @@ class Lease:
     def renew(self) -> None:
         """The controller was heard; called after :meth:`check`."""
         self._heard_ms = self._timeline.now_ms
+        self._write(self._heard_ms + self._lease_ms)
         self._fired = (False, False)
         if self._timer is None:
             self._arm()

@@ -27,7 +27,6 @@ class Tree:
         strict: its job's copies must never run at the same time.
         kill_ms: how long the end of the tree takes.
         stuck_until_ms: it can't be killed before.
-        unfenced_until_ms: its agent can't end it before, since the agent is stopped itself.
         living: processes that live, the worker's own among them.
     """
 
@@ -37,7 +36,6 @@ class Tree:
     strict: bool
     kill_ms: int
     stuck_until_ms: int = 0
-    unfenced_until_ms: int = 0
     living: int = 1
 
 
@@ -47,6 +45,7 @@ class Machine:
 
     Attributes:
         powered: False: everything on it is dead.
+        lease_until_ms: when the lease ends that its agent wrote down last.
         trees: living process trees by generation.
     """
 
@@ -57,6 +56,7 @@ class Machine:
     labels: dict[str, str]
     simulated: bool = True
     powered: bool = True
+    lease_until_ms: int = 0
     trees: dict[int, Tree] = field(default_factory=dict)
 
 
@@ -127,9 +127,8 @@ class Machines:
     def _check_strict(self, tree: Tree, now_ms: int) -> None:
         copies = self._strict.setdefault(tree.key, {})
         for other in copies.values():
-            # No lease helps against processes that can't be killed, or whose agent is stopped (SIGSTOP) for longer than
-            # the lease; their devices stay taken all the same.
-            if max(other.stuck_until_ms, other.unfenced_until_ms) <= now_ms:
+            # No lease helps against processes that can't be killed; their devices stay taken all the same.
+            if other.stuck_until_ms <= now_ms:
                 raise RuleBroken(
                     "R5",
                     f"g{tree.generation} of strict job {tree.key[0]} starts while its copy g{other.generation} lives",

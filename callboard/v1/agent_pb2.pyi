@@ -291,6 +291,7 @@ class Hello(_message.Message):
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     WARM_SPARES_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable id of the node: [A-Za-z][A-Za-z0-9_.-]{0,62}."""
     version: _builtins.str
@@ -333,6 +334,10 @@ class Hello(_message.Message):
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerReport]:
         """Every worker process that the agent still answers for."""
 
+    @_builtins.property
+    def hardware(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hardware]:
+        """Hardware the node declares beside its devices, in the order of its ranks."""
+
     def __init__(
         self,
         *,
@@ -353,10 +358,11 @@ class Hello(_message.Message):
         clock_ms: _builtins.int = ...,
         warm_spares: _builtins.int = ...,
         number: _builtins.int = ...,
+        hardware: _abc.Iterable[_common_pb2.Hardware] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
@@ -803,6 +809,9 @@ class StartWorker(_message.Message):
     IN_BUNDLE_FIELD_NUMBER: _builtins.int
     ALIAS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    OBSERVES_DEVICES_FIELD_NUMBER: _builtins.int
+    NODE_GROUP_FIELD_NUMBER: _builtins.int
+    HARDWARE_JSON_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -843,6 +852,12 @@ class StartWorker(_message.Message):
     """Extra lookup alias from ray_options.name; empty: none."""
     strict: _builtins.bool
     """Strict fencing: the agent ends the worker when its lease ends, so that another node may start it."""
+    observes_devices: _builtins.bool
+    """The worker sees every device of the node and holds none."""
+    node_group: _builtins.str
+    """Label of the node group its placement counts ranks in; empty: none."""
+    hardware_json: _builtins.str
+    """Declared hardware it was given: a JSON array of settings; empty: none."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -891,10 +906,13 @@ class StartWorker(_message.Message):
         in_bundle: _builtins.bool = ...,
         alias: _builtins.str = ...,
         strict: _builtins.bool = ...,
+        observes_devices: _builtins.bool = ...,
+        node_group: _builtins.str = ...,
+        hardware_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "node_rank", b"node_rank", "pass_env", b"pass_env", "ray_placement_group_id", b"ray_placement_group_id", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ray_placement_group_id", b"ray_placement_group_id", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,6 +194,102 @@ class Allocation(_message.Message):
 Global___Allocation: _TypeAlias = Allocation  # noqa: Y015
 
 @_typing.final
+class WorkerPlace(_message.Message):
+    """Where one worker must run, decided before its job was submitted or by its placement text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    OBSERVES_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    INTERPRETER_FIELD_NUMBER: _builtins.int
+    NODE_GROUP_FIELD_NUMBER: _builtins.int
+    HARDWARE_JSON_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Node."""
+    observes: _builtins.bool
+    """It sees every device of its node and holds none: an observer, charged nothing for them."""
+    interpreter: _builtins.str
+    """Python interpreter of the node's env_configs; empty: the component's."""
+    node_group: _builtins.str
+    """Label of the node group the placement counts ranks in; empty: none."""
+    hardware_json: _builtins.str
+    """Declared hardware the worker was given: a JSON array of its settings, at most 64 KiB. Empty: none."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceShare]:
+        """Devices it holds, in the order of its visible list. Ids may be left empty in a request."""
+
+    @_builtins.property
+    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables of the node's env_configs, under those of the component."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        devices: _abc.Iterable[Global___DeviceShare] | None = ...,
+        observes: _builtins.bool = ...,
+        env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        interpreter: _builtins.str = ...,
+        node_group: _builtins.str = ...,
+        hardware_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "env", b"env", "hardware_json", b"hardware_json", "interpreter", b"interpreter", "node_group", b"node_group", "node_id", b"node_id", "observes", b"observes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerPlace: _TypeAlias = WorkerPlace  # noqa: Y015
+
+@_typing.final
+class Hardware(_message.Message):
+    """One piece of hardware that a node declares and no driver knows: a robot, a camera."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """Type, for example "Franka"."""
+    config_json: _builtins.str
+    """Settings handed to the worker that is given it: a JSON object, at most 16 KiB. Empty: none."""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        config_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hardware: _TypeAlias = Hardware  # noqa: Y015
+
+@_typing.final
 class WorkerKey(_message.Message):
     """Identity of one worker over all its attempts."""
 

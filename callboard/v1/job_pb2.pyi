@@ -261,6 +261,7 @@ class ComponentSpec(_message.Message):
     IN_BUNDLE_FIELD_NUMBER: _builtins.int
     INTERPRETER_FIELD_NUMBER: _builtins.int
     RAY_OPTIONS_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
@@ -305,6 +306,12 @@ class ComponentSpec(_message.Message):
     def ray_options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Options of Ray that the scheduler doesn't own; only "name" so far."""
 
+    @_builtins.property
+    def places(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerPlace]:
+        """Where each worker must run, by rank; as many as workers. Empty: where there is room, or where the job's
+        placement_config says, which fills this in.
+        """
+
     def __init__(
         self,
         *,
@@ -326,10 +333,11 @@ class ComponentSpec(_message.Message):
         in_bundle: _builtins.bool = ...,
         interpreter: _builtins.str = ...,
         ray_options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        places: _abc.Iterable[_common_pb2.WorkerPlace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "pass_env", b"pass_env", "pool", b"pool", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
@@ -459,6 +467,8 @@ class JobSpec(_message.Message):
     STARVATION_AFTER_MS_FIELD_NUMBER: _builtins.int
     START_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     NEVER_PREEMPTS_FIELD_NUMBER: _builtins.int
+    PLACEMENT_CONFIG_FIELD_NUMBER: _builtins.int
+    PLACEMENT_SOURCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, unique among jobs that have not ended."""
     pool: _builtins.str
@@ -495,6 +505,12 @@ class JobSpec(_message.Message):
     """Milliseconds until a start counts as failed. Absent: 120000."""
     never_preempts: _builtins.bool
     """The job refuses to be let in where it would need to preempt others."""
+    placement_config: _builtins.str
+    """A placement in RLinf's language: YAML text whose "cluster" has num_nodes, component_placement and node_groups, at
+    most 1 MiB. Resolved against the nodes there are when the job is submitted; every fault of the text is reported.
+    """
+    placement_source: _builtins.str
+    """File that placement_config was read from, for messages; empty: none."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels, for preemption rules and people."""
@@ -536,10 +552,12 @@ class JobSpec(_message.Message):
         starvation_after_ms: _builtins.int = ...,
         start_timeout_ms: _builtins.int | None = ...,
         never_preempts: _builtins.bool = ...,
+        placement_config: _builtins.str = ...,
+        placement_source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "gang", b"gang", "grace_ms", b"grace_ms", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "start_timeout_ms", b"start_timeout_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "components", b"components", "estimated_duration_ms", b"estimated_duration_ms", "fencing", b"fencing", "gang", b"gang", "grace_ms", b"grace_ms", "labels", b"labels", "min_runtime_ms", b"min_runtime_ms", "name", b"name", "never_preempts", b"never_preempts", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "on_preempt", b"on_preempt", "placement", b"placement", "pool", b"pool", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "session_lease_ms", b"session_lease_ms", "start_timeout_ms", b"start_timeout_ms", "starvation_after_ms", b"starvation_after_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "components", b"components", "estimated_duration_ms", b"estimated_duration_ms", "fencing", b"fencing", "gang", b"gang", "grace_ms", b"grace_ms", "labels", b"labels", "min_runtime_ms", b"min_runtime_ms", "name", b"name", "never_preempts", b"never_preempts", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "on_preempt", b"on_preempt", "placement", b"placement", "placement_config", b"placement_config", "placement_source", b"placement_source", "pool", b"pool", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "session_lease_ms", b"session_lease_ms", "start_timeout_ms", b"start_timeout_ms", "starvation_after_ms", b"starvation_after_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gang: _TypeAlias = _typing.Literal["gang"]  # noqa: Y015
     _WhichOneofArgType__gang: _TypeAlias = _typing.Literal["_gang", b"_gang"]  # noqa: Y015

@@ -185,6 +185,7 @@ class Node(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     JOIN_TIME_FIELD_NUMBER: _builtins.int
     RUNTIME_FIELD_NUMBER: _builtins.int
+    HARDWARE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "nodes/{node}"."""
     rank: _builtins.int
@@ -245,6 +246,10 @@ class Node(_message.Message):
     def join_time(self) -> _timestamp_pb2.Timestamp:
         """When it joined."""
 
+    @_builtins.property
+    def hardware(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hardware]:
+        """Hardware the node declares beside its devices."""
+
     def __init__(
         self,
         *,
@@ -270,10 +275,11 @@ class Node(_message.Message):
         revision: _builtins.int = ...,
         join_time: _timestamp_pb2.Timestamp | None = ...,
         runtime: _builtins.str = ...,
+        hardware: _abc.Iterable[_common_pb2.Hardware] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "join_time", b"join_time", "quarantined", b"quarantined", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "held", b"held", "hostname", b"hostname", "join_time", b"join_time", "labels", b"labels", "name", b"name", "node_group", b"node_group", "quarantined", b"quarantined", "rank", b"rank", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "join_time", b"join_time", "labels", b"labels", "name", b"name", "node_group", b"node_group", "quarantined", b"quarantined", "rank", b"rank", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

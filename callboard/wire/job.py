@@ -6,10 +6,10 @@ from typing import Any
 
 from callboard.model.describe import masked
 from callboard.model.inputs.exact import Exact, JsonText
-from callboard.model.inputs.job import MAX_COMPONENTS, JobInput
+from callboard.model.inputs.job import MAX_COMPONENTS, MAX_WORKERS, JobInput
 from callboard.model.inputs.located import Misfit
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, Strategy
-from callboard.v1 import job_pb2
+from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, Strategy, WorkerPlace
+from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire
 from callboard.wire.reading import MessageReader, exact_or_none, given, optional
@@ -51,6 +51,8 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
         starvation_after_ms=spec.starvation_after_ms,
         start_timeout_ms=spec.start_timeout_ms,
         never_preempts=spec.never_preempts,
+        placement_config=spec.placement_config,
+        placement_source=spec.placement_source,
     )
 
 
@@ -85,6 +87,8 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
         starvation_after=exact_or_none(message.starvation_after_ms),
         start_timeout=optional(message, "start_timeout_ms", Exact),
         never_preempts=message.never_preempts,
+        placement_config=message.placement_config,
+        placement_source=message.placement_source,
     )
     # One beyond the bound is enough for the models to refuse the list; the rest of a huge message is not read.
     components = message.components[: MAX_COMPONENTS + 1]
@@ -115,7 +119,21 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         in_bundle=spec.in_bundle,
         interpreter=spec.interpreter,
         ray_options={"name": spec.alias} if spec.alias else {},
+        places=[place_to_proto(place, mask=mask) for place in spec.places],
         **counts,
+    )
+
+
+def place_to_proto(place: WorkerPlace, *, mask: bool = False) -> common_pb2.WorkerPlace:
+    """The message of where one worker must run; ``mask`` as in :func:`job_spec_to_proto`."""
+    return common_pb2.WorkerPlace(
+        node_id=place.node_id,
+        devices=[common_pb2.DeviceShare(index=index, milli=milli) for index, milli in place.devices],
+        observes=place.observes,
+        env=masked(place.env, secrets=not mask),
+        interpreter=place.interpreter,
+        node_group=place.node_group,
+        hardware_json=place.hardware_json,
     )
 
 
@@ -142,6 +160,18 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         in_bundle=message.in_bundle,
         interpreter=message.interpreter,
         ray_options={"name": message.ray_options["name"]} if "name" in message.ray_options else None,
+        places=[_place_mapping(item) for item in message.places[: MAX_WORKERS + 1]],
+    )
+
+
+def _place_mapping(message: common_pb2.WorkerPlace) -> dict[str, Any]:
+    return {"node": message.node_id} | given(
+        devices=[{"index": share.index} | given(milli=share.milli or None) for share in message.devices],
+        observes=message.observes or None,
+        env=dict(message.env),
+        interpreter=message.interpreter,
+        node_group=message.node_group,
+        hardware_json=message.hardware_json,
     )
 
 

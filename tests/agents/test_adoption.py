@@ -36,6 +36,11 @@ class Lineage:
 
     async def begin(self, **options: Any) -> FakeSession:
         """Start the next agent; returns its session."""
+        await self.start(**options)
+        return await self.controller.session("n0", self.count)
+
+    async def start(self, **options: Any) -> None:
+        """Start the next agent."""
         settings = {
             "node_id": "n0",
             "controller": self.controller.address,
@@ -51,7 +56,6 @@ class Lineage:
                 sys.executable, "-m", "callboard.agents", str(self._options), stderr=log
             )
         self.count += 1
-        return await self.controller.session("n0", self.count)
 
     async def kill(self) -> None:
         """Kill the agent, nothing else."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from callboard.agents.lease import Lease, LeaseTerms
+from callboard.agents.lease import Lease
+from callboard.agents.lease_file import HeardLease, LeaseTerms
 
 
 async def test_a_lease_that_is_renewed_and_runs_out_again_long_before_the_orphans_end_is_noticed() -> None:
@@ -20,3 +21,56 @@ async def test_a_lease_that_is_renewed_and_runs_out_again_long_before_the_orphan
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+class Clock:
+    """A clock that only the test moves, as a machine's that sleeps jumps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_a_machine_that_slept_through_its_lease_acts_as_soon_as_it_is_awake() -> None:
+    expired = asyncio.Event()
+    clock = Clock()
+    lease = Lease(on_expired=expired.set, on_orphaned=lambda: None, clock=clock)
+    lease.grant(LeaseTerms(lease_s=1_000, orphan_grace_s=1_000))
+    watching = asyncio.create_task(lease.watch())
+    try:
+        clock.now_s += 1_001  # The loop's own clock stood still.
+        async with asyncio.timeout(10):
+            await expired.wait()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_successor_goes_on_counting_from_what_was_written() -> None:
+    events: list[str] = []
+    clock = Clock()
+    lease = Lease(on_expired=lambda: events.append("strict"), on_orphaned=lambda: events.append("orphans"), clock=clock)
+    assert lease.check(), "nothing is known yet"
+    lease.resume(HeardLease(clock.now_s - 9, LeaseTerms(lease_s=10, orphan_grace_s=20)))
+    assert lease.check()
+    clock.now_s += 1
+    assert not lease.check()
+    assert events == ["strict"]
+    clock.now_s += 20
+    lease.check()
+    assert events == ["strict", "orphans"]
+
+
+async def test_it_is_written_down_a_few_times_per_lease_and_never_late() -> None:
+    written: list[HeardLease] = []
+    clock = Clock()
+    lease = Lease(on_expired=lambda: None, on_orphaned=lambda: None, write=written.append, clock=clock)
+    lease.grant(LeaseTerms(lease_s=10, orphan_grace_s=20))
+    for _ in range(100):
+        clock.now_s += 0.1
+        lease.renew()
+        assert written[-1].heard_s <= clock.now_s
+        assert clock.now_s - written[-1].heard_s <= 0.5
+    assert 10 <= len(written) <= 25

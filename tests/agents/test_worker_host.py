@@ -35,6 +35,7 @@ def identity() -> NodeIdentity:
         runtime="process",
         vendor=CUDA,
         run_dir="/nowhere",
+        devices=("3", "5", "7"),
         environment=environment,
         import_path=import_path(""),
     )

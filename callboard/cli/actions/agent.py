@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import typer
 
 from callboard.agents.agent import run_agent
-from callboard.agents.options import AgentOptions, OptionError
+from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
 from callboard.cli.session import failing_in_words
 from callboard.client.address import find_controller
 from callboard.model.quantities import QuantityError, parse_memory, parse_milli
@@ -36,6 +37,7 @@ def run(
     labels: Sequence[str],
     resources: Sequence[str],
     node_group: str,
+    hardware: Sequence[str],
     warm_spares: int,
     runtime: str,
     ray_head: bool,
@@ -61,6 +63,7 @@ def run(
             rank=rank,
             labels=dict(_pair(text, "--label") for text in labels),
             node_group=node_group,
+            hardware=tuple(piece for text in hardware for piece in _hardware(text)),
             warm_spares=warm_spares,
             gpus=gpus,
             simulate_gpus=simulate_gpus,
@@ -98,6 +101,20 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not equals or not key:
         raise typer.BadParameter(f"{text!r} reads KEY=VALUE", param_hint=option)
     return key, value
+
+
+def _hardware(text: str) -> list[tuple[str, str]]:
+    """``Franka=2`` is two of a type, ``Franka={…}`` one with its settings."""
+    kind, stated = _pair(text, "--hardware")
+    if stated.isascii() and stated.isdigit() and 1 <= int(stated) <= MAX_HARDWARE:
+        return [(kind, "")] * int(stated)
+    try:
+        settings = json.loads(stated)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise typer.BadParameter(f"{text!r} reads TYPE=N or TYPE={{…}}, a JSON object", param_hint="--hardware")
+    return [(kind, stated)]
 
 
 def _parsed(parse: Callable[[str], Parsed], text: str, option: str) -> Parsed | None:

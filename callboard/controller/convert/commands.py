@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
-from callboard.model.specs import Fencing
+from callboard.model.specs import Fencing, WorkerPlace
 from callboard.scheduler import State
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
 from callboard.scheduler.records import BundleRecord, CheckpointRecord, DeviceShare, WorkerRecord
@@ -15,6 +15,8 @@ from callboard.wire.amounts import resources_to_proto
 FIRST_PORT = 20_000
 PORTS = 10_000
 """Ports for the rendezvous of a component's workers: below the range from which systems give ports to clients."""
+
+_ANYWHERE = WorkerPlace(node_id="")
 
 AddressOf = Callable[[str], str]
 """Node id → address under which other nodes reach it; empty: unknown."""
@@ -84,6 +86,7 @@ def rendezvous_port(job: str, component: str, attempt: int) -> int:
 def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> agent_pb2.StartWorker:
     worker, component = command.worker, command.component
     spec = state.specs.get(worker.job)
+    place = component.place_of(worker.rank) or _ANYWHERE
     message = agent_pb2.StartWorker(
         worker=worker_key(worker),
         generation=worker.generation,
@@ -95,7 +98,7 @@ def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> 
         kwargs_json=component.kwargs_json,
         entry=component.entry,
         max_concurrency=component.max_concurrency,
-        env=dict(component.env),
+        env=dict(place.env) | dict(component.env),
         pass_env=component.pass_env,
         world_size=command.world_size,
         local_rank=command.local_rank,
@@ -103,16 +106,25 @@ def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> 
         node_rank=command.node_rank,
         master_address=address_of(command.master_node_id),
         master_port=rendezvous_port(worker.job, component.name, worker.attempt),
-        interpreter=component.interpreter,
+        interpreter=component.interpreter or place.interpreter,
         start_timeout_ms=command.start_timeout_ms,
         job_name=command.job_name,
         in_bundle=component.in_bundle,
         alias=component.alias,
         strict=spec is not None and spec.spec.fencing is Fencing.STRICT,
+        observes_devices=place.observes,
+        node_group=place.node_group
+        or (state.nodes[worker.node_id].node_group if worker.node_id in state.nodes else ""),
+        hardware_json=place.hardware_json,
     )
     if command.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))
     return message
+
+
+def _group_of(node_id: str, state: State) -> str:
+    node = state.nodes.get(node_id)
+    return "" if node is None else node.node_group
 
 
 def _checkpoint(record: CheckpointRecord) -> agent_pb2.Checkpoint:

@@ -5,6 +5,7 @@ Nothing an agent says is taken on trust: a node that claims 10⁹ GPUs would get
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import NAME_PATTERN, is_label, is_name
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
 from callboard.scheduler.events import NodeJoined, RunningWorker
-from callboard.scheduler.records import DeviceInfo, RayInfo
+from callboard.scheduler.records import DeviceInfo, HardwareInfo, RayInfo
 from callboard.v1 import agent_pb2
 from callboard.wire.amounts import labels_from_proto, resources_from_proto
 from callboard.wire.refusals import InvalidRequest, VersionMismatch
@@ -27,6 +28,8 @@ MAX_INTERPRETERS = 64
 MAX_RANK = 1_000_000
 MAX_WORKERS = 10_000
 MAX_SPARES = 64
+MAX_HARDWARE = 256
+MAX_SETTINGS = 16 << 10
 MAX_TEXT = 512
 """Bounds of what a node may claim: an order of magnitude above the largest machines there are."""
 
@@ -77,6 +80,7 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: b
         ray=ray_info(hello.ray),
         version=hello.version,
         hostname=hello.hostname,
+        hardware=tuple(HardwareInfo(item.type, item.config_json) for item in hello.hardware),
         running=tuple(
             RunningWorker(
                 generation=worker.generation,
@@ -134,9 +138,32 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
             yield Fault("labels", f"{key[:64]!r}: {value[:64]!r} is no label")
     if hello.node_group and not is_name(hello.node_group):
         yield Fault("node_group", f"{hello.node_group[:80]!r} is no name; allowed is {NAME_PATTERN}")
+    yield from _hardware_faults(hello)
     for field in ("hostname", "version"):
         if len(getattr(hello, field)) > MAX_TEXT:
             yield Fault(field, f"is longer than {MAX_TEXT} characters")
+
+
+def _hardware_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
+    if len(hello.hardware) > MAX_HARDWARE:
+        yield Fault("hardware", f"{len(hello.hardware)} pieces; allowed are {MAX_HARDWARE}")
+        return
+    for index, item in enumerate(hello.hardware):
+        if not is_name(item.type):
+            yield Fault(f"hardware[{index}].type", f"{item.type[:80]!r} is no name; allowed is {NAME_PATTERN}")
+        if not _is_settings(item.config_json):
+            yield Fault(f"hardware[{index}].config_json", f"must be a JSON object of at most {MAX_SETTINGS} bytes")
+
+
+def _is_settings(text: str) -> bool:
+    if not text:
+        return True
+    if len(text.encode()) > MAX_SETTINGS:
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _inventory_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:

@@ -56,6 +56,7 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
         revision=node.revision,
         join_time=timestamp(node.joined_ms),
         runtime=node.runtime,
+        hardware=[common_pb2.Hardware(type=item.type, config_json=item.config_json) for item in node.hardware],
     )
 
 

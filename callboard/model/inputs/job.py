@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
+from callboard.model.faults import InvalidInput
 from callboard.model.inputs.arguments import ArgsJson, KwargsJson
 from callboard.model.inputs.compounds import Amounts, Env, LabelMap, PassEnv, sequence
-from callboard.model.inputs.located import Misfit, Misfits, Refused, shown, shown_text
-from callboard.model.inputs.reading import Input, check, read
+from callboard.model.inputs.located import Misfit, Misfits, Refused, as_mapping, shown, shown_text
+from callboard.model.inputs.placement_config import placement_text, with_placement_config
+from callboard.model.inputs.places import places_of
+from callboard.model.inputs.reading import Input, check, faults_of, read
 from callboard.model.inputs.scalars import (
     Actor,
     Duration,
@@ -23,12 +26,21 @@ from callboard.model.inputs.scalars import (
     PositiveDuration,
     PositiveTimeout,
     Priority,
+    Text,
     Timeout,
     choice,
     whole,
 )
 from callboard.model.quantities import NOTHING
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, RestartPolicy, Strategy
+from callboard.model.specs import (
+    ComponentSpec,
+    Fencing,
+    JobSpec,
+    OnPreempt,
+    RestartPolicy,
+    Strategy,
+    WorkerPlace,
+)
 
 MAX_COMPONENTS = 64
 """Most components of a job."""
@@ -81,10 +93,12 @@ class ComponentInput(Input):
     in_bundle: Flag | None = None
     interpreter: Interpreter | None = None
     ray_options: Annotated[RayOptionsInput, PlainValidator(read_ray_options)] | None = None
+    placement: Any = None  # became a part of placement_config before a model sees it
+    places: Annotated[tuple[WorkerPlace, ...], places_of(MAX_WORKERS)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ComponentInput:
-        misfits = [*self._wrong_counts(), *self._wrong_options()]
+        misfits = [*self._wrong_counts(), *self._wrong_options(), *self._wrong_places()]
         if misfits:
             raise Misfits(misfits)
         return self
@@ -101,6 +115,18 @@ class ComponentInput(Input):
         if low > high:
             return [Misfit(("min_workers",), f"{low} is more than max_workers, {high}")]
         return []
+
+    def _wrong_places(self) -> list[Misfit]:
+        if not self.places:
+            return []
+        misfits = []
+        if self.min_workers is not None:
+            misfits.append(Misfit(("places",), "an elastic component has no fixed places; state workers, or no places"))
+        elif self.workers not in (None, len(self.places)):
+            misfits.append(Misfit(("places",), f"{len(self.places)} places for {self.workers} workers"))
+        if (self.resources or NOTHING).gpu_milli:
+            misfits.append(Misfit(("resources", "gpu"), "is what each worker's place says; leave it out here"))
+        return misfits
 
     def _wrong_options(self) -> list[Misfit]:
         options = self.ray_options
@@ -123,9 +149,10 @@ class ComponentInput(Input):
 
     def spec(self) -> ComponentSpec:
         """The frozen form."""
-        stated = self.stated("workers", "ray_options")
-        if self.workers is not None:
-            stated |= {"min_workers": self.workers, "max_workers": self.workers}
+        stated = self.stated("workers", "ray_options", "placement")
+        workers = len(self.places) if self.places else self.workers
+        if workers is not None:
+            stated |= {"min_workers": workers, "max_workers": workers}
         if self.ray_options is not None:
             stated |= self.ray_options.stated("memory")
             if self.ray_options.memory is not None:
@@ -224,6 +251,9 @@ class JobInput(Input):
     starvation_after_ms: Duration | None = Field(None, alias="starvation_after")
     start_timeout_ms: PositiveTimeout | None = Field(None, alias="start_timeout")
     never_preempts: Flag | None = None
+    cluster: Any = None  # became the placement_config
+    placement_config: Annotated[str, PlainValidator(placement_text)] | None = None
+    placement_source: Text | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobInput:
@@ -238,7 +268,7 @@ class JobInput(Input):
 
     def spec(self) -> JobSpec:
         """The frozen form."""
-        stated = self.stated("components", "owner", "restart", "wait_for_nodes")
+        stated = self.stated("components", "owner", "restart", "wait_for_nodes", "cluster")
         stated["components"] = tuple(component.spec() for component in self.components)
         if self.owner is not None:
             stated["session_lease_ms"] = self.owner.session.lease
@@ -282,7 +312,13 @@ def _uneven_groups(components: list[ComponentSpec]) -> list[Misfit]:
 def job_spec(mapping: object) -> JobSpec:
     """A job from a mapping such as ``{"name": "train-00", "pool": "rlhf", "priority": 9, "components": […]}``.
 
+    A ``cluster`` (as in an RLinf config) and the components' ``placement`` become its ``placement_config``.
+
     Raises:
         InvalidInput: every fault. Faults between fields (a name twice) are looked for once each field is right.
     """
-    return read(JobInput, mapping).spec()
+    try:
+        source = with_placement_config(as_mapping(mapping))
+    except Misfits as error:
+        raise InvalidInput(faults_of(error, mapping)) from None
+    return read(JobInput, source).spec()

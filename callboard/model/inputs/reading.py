@@ -87,11 +87,15 @@ def read(model: type[M], source: object) -> M:
     try:
         return check(model, source)
     except Misfits as error:
-        found = error.found
-    faults = [_fault(misfit, source) for misfit in found[:MAX_FAULTS]]
-    if len(found) > MAX_FAULTS:
-        faults.append(Fault("", f"and {len(found) - MAX_FAULTS} more faults"))
-    raise InvalidInput(faults)
+        raise InvalidInput(faults_of(error, source)) from None
+
+
+def faults_of(error: Misfits, source: object) -> list[Fault]:
+    """Misfits as faults with their path, and with line and column if ``source`` has them."""
+    faults = [_fault(misfit, source) for misfit in error.found[:MAX_FAULTS]]
+    if len(error.found) > MAX_FAULTS:
+        faults.append(Fault("", f"and {len(error.found) - MAX_FAULTS} more faults"))
+    return faults
 
 
 def _fault(misfit: Misfit, source: object) -> Fault:

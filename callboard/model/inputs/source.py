@@ -5,7 +5,8 @@ Duplicate keys are refused: plain YAML readers let the last one win, silently.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import re
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import yaml
@@ -24,21 +25,47 @@ MAX_DEPTH = 64
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
+_ALIAS = re.compile(r"(?:^|[\s\[{,:-])[*&][A-Za-z0-9_]", re.MULTILINE)
+"""What may be an anchor or an alias; that it may also stand in a comment or a text only costs the section."""
+
 Positions = dict[Place, tuple[int, int]]
 
 
 class SourceMapping(dict[str, Any]):
     """A mapping that was read from a file; ``job_spec`` and its neighbours locate faults with it."""
 
-    def __init__(self, values: dict[str, Any], positions: Positions) -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        positions: Positions,
+        scalars: Mapping[Place, str] | None = None,
+        sections: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(values)
         self._positions = positions
+        self._scalars = scalars or {}
+        self._sections = sections or {}
+
+    @classmethod
+    def like(cls, other: SourceMapping, values: dict[str, Any]) -> SourceMapping:
+        """Other values that stand where those of ``other`` do."""
+        return cls(values, other._positions, other._scalars, other._sections)
 
     def position(self, place: Place) -> tuple[int, int]:
         """Line and column, from 1, of ``place`` or of the nearest thing around it that was written."""
         while place and place not in self._positions:
             place = place[:-1]
         return self._positions.get(place, (1, 1))
+
+    def written(self, place: Place) -> str | None:
+        """The scalar at ``place`` as it was written, without its quotes; None if there is none. YAML 1.1 reads ``1:0``
+        as 60, ``010`` as 8 and ``on`` as true."""
+        return self._scalars.get(place)
+
+    def section(self, key: str) -> str | None:
+        """The text of a top-level key and its value, everything else of the file left blank, so that lines and columns
+        stay true. None if that text is not complete in itself (it uses an anchor, or the file is in flow style)."""
+        return self._sections.get(key)
 
 
 def read_yaml(text: str) -> SourceMapping:
@@ -50,7 +77,7 @@ def read_yaml(text: str) -> SourceMapping:
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise InvalidInput([Fault("", f"the file is larger than {MAX_TEXT_BYTES} bytes")])
     try:
-        return _read(_Loader(text))
+        return _read(_Loader(text), text)
     except yaml.MarkedYAMLError as error:
         raise InvalidInput([_syntax_fault(error)]) from None
     except yaml.YAMLError as error:
@@ -63,7 +90,7 @@ def read_yaml(text: str) -> SourceMapping:
         raise InvalidInput([Fault("", f"nested deeper than {MAX_DEPTH}")]) from None
 
 
-def _read(loader: _Loader) -> SourceMapping:
+def _read(loader: _Loader, text: str) -> SourceMapping:
     try:
         node = loader.get_single_node()
         if node is None:
@@ -76,7 +103,24 @@ def _read(loader: _Loader) -> SourceMapping:
         raise InvalidInput(reader.faults)
     if not isinstance(values, dict):
         raise InvalidInput([Fault("", f"the file holds {shown(values)}, not a mapping", 1, 1)])
-    return SourceMapping(values, reader.positions)
+    return SourceMapping(values, reader.positions, reader.scalars, _sections(node, text))
+
+
+def _sections(root: yaml.Node, text: str) -> dict[str, str]:
+    """The text of each top-level key of a block mapping that can be read alone."""
+    if not isinstance(root, yaml.MappingNode) or root.flow_style:
+        return {}
+    lines = text.splitlines()
+    found: dict[str, str] = {}
+    for key, value in root.value:
+        if not isinstance(key, yaml.ScalarNode) or key.start_mark.column:
+            continue
+        first = key.start_mark.line
+        last = value.end_mark.line if value.end_mark.column == 0 else value.end_mark.line + 1
+        section = "\n" * first + "\n".join(lines[first : max(last, first + 1)]) + "\n"
+        if not _ALIAS.search(section):
+            found[key.value] = section
+    return found
 
 
 class _Loader(yaml.SafeLoader):
@@ -91,6 +135,7 @@ class _Reader:
         self._seen = 0
         self.faults: list[Fault] = []
         self.positions: Positions = {}
+        self.scalars: dict[Place, str] = {}
 
     def value(self, node: yaml.Node, place: Place) -> Any:
         """What ``node`` stands for."""
@@ -106,6 +151,7 @@ class _Reader:
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
+        self.scalars.setdefault(place, node.value)
         return self._scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:

@@ -1,0 +1,179 @@
+"""What is in the way of a job? Quotas, group rules and nodes, each with what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from callboard.model.quantities import MILLI, Resources, format_amount
+from callboard.model.specs import JobSpec, StopPolicy, Strategy
+from callboard.scheduler.fitting import fit
+from callboard.scheduler.grouping import Ask, asks_of, charged_beside, new_kind, node_filter, reuse
+from callboard.scheduler.pinned import place_reasons
+from callboard.scheduler.quota import shortages
+from callboard.scheduler.records import (
+    GroupKind,
+    NodeRecord,
+)
+from callboard.scheduler.refusals import Reason
+from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Room, View
+from callboard.scheduler.wording import missing
+
+MAX_SUBJECTS = 50
+"""Most nodes or victims named one by one in an account; the rest is counted."""
+
+
+def blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
+    """Quotas that are short, group rules that say no, nodes that lack something; only what is in the way."""
+    reasons: list[Reason] = []
+    asks = asks_of(spec)
+    for ask in asks:
+        pool = state.pools.get(ask.pool)
+        if pool is None:
+            reasons.append(Reason("NO_POOL", f"pools/{ask.pool}", f"pool {ask.pool} does not exist"))
+            continue
+        if pool.deleting or pool.spec.stop_policy is not StopPolicy.NONE:
+            what = "is being deleted" if pool.deleting else f"admits nothing (stop policy {pool.spec.stop_policy})"
+            reasons.append(Reason("POOL_HELD", f"pools/{ask.pool}", f"pool {ask.pool} {what}"))
+        reasons += _quota_reasons(view, state, asks, ask)
+        if reuse(state, view, spec, ask) is not None:
+            continue
+        reasons += group_reasons(state, view, ask)
+        reasons += node_reasons(state, view, spec, ask)
+    if not reasons and len(asks) > 1:
+        # Each pool's workers find room, all together don't.
+        together = Ask(spec.pool, tuple(slot for ask in asks for slot in ask.slots))
+        reasons += node_reasons(state, view, spec, together)
+    return reasons
+
+
+def _quota_reasons(view: View, state: State, asks: Sequence[Ask], ask: Ask) -> list[Reason]:
+    spec = state.pools[ask.pool].spec
+    reasons = []
+    for short in shortages(state.pools, charged_beside(view, asks, ask), spec, ask.resources):
+        resource, nominal = short.resource, dict(spec.nominal)[short.resource]
+        lent = f" and {format_amount(resource, short.limit - nominal)} that others may lend" if spec.cohort else ""
+        message = (
+            f"pool {ask.pool}: {format_amount(resource, short.used)} of {format_amount(resource, nominal)} "
+            f"{resource} used{lent}, asks {format_amount(resource, short.asked)}"
+        )
+        reasons.append(Reason("QUOTA_SHORT", f"pools/{ask.pool}", message, resource, short.asked, short.available))
+    return reasons
+
+
+def group_reasons(state: State, view: View, ask: Ask) -> list[Reason]:
+    spec = state.pools[ask.pool].spec.pg_pool
+    kind = new_kind(spec)
+    count = view.dynamic_groups(ask.pool)
+    if kind is None:
+        message = f"pool {ask.pool} makes no groups on demand and no kept group is free and fits"
+        return [Reason("NO_DYNAMIC_GROUPS", f"pools/{ask.pool}", message)]
+    if kind is GroupKind.DYNAMIC and count >= spec.max_dynamic:
+        message = f"pool {ask.pool} has {count} of {spec.max_dynamic} dynamic groups and none is free and fits"
+        return [Reason("MAX_DYNAMIC", f"pools/{ask.pool}", message, "", spec.max_dynamic + 1, spec.max_dynamic)]
+    return []
+
+
+def node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reason]:
+    """What each node lacks for the workers of an ask; empty when they fit."""
+    wanted = node_filter(spec, state.pools[ask.pool].spec)
+    if fit(Rooms(state, view, wanted), ask.slots, spec.placement) is not None:
+        return []
+    reasons: list[Reason] = place_reasons(state, view, wanted, ask.slots)
+    if reasons:
+        return reasons  # how the others fit is seen once these have their places
+    nodes = sorted(state.nodes.values(), key=lambda node: node.rank)
+    if not nodes:
+        return [Reason("NO_NODES", "nodes", "no node has joined")]
+    for node in nodes[:MAX_SUBJECTS]:
+        reasons += _one_node(view, node, wanted.required, ask, spec.placement)
+    if len(nodes) > MAX_SUBJECTS:
+        reasons.append(Reason("MORE_NODES", "nodes", f"and {len(nodes) - MAX_SUBJECTS} nodes more"))
+    largest = _largest(state, view, ask)
+    if largest is not None:
+        reasons.insert(0, largest)
+    placed = _most_that_fit(state, view, wanted, ask, spec.placement)
+    if placed:
+        count = len(ask.slots)
+        reasons.insert(0, Reason("ROOM_FOR", "nodes", f"room for {placed} of {count} workers", "", count, placed))
+    return reasons
+
+
+def _most_that_fit(state: State, view: View, wanted: NodeFilter, ask: Ask, placement: Strategy) -> int:
+    """How many of an ask's workers, from the first on, find room together; by bisection."""
+    low, high = 0, len(ask.slots) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fit(Rooms(state, view, wanted), ask.slots[:middle], placement) is None:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+def _one_node(
+    view: View, node: NodeRecord, required: Sequence[tuple[str, str]], ask: Ask, placement: Strategy
+) -> list[Reason]:
+    subject = f"nodes/{node.node_id}"
+    labels = dict(node.labels)
+    for key, value in required:
+        if labels.get(key, node.node_id if key == "node" else None) != value:
+            return [Reason("LABEL_MISMATCH", subject, f"{node.node_id} lacks the label {key}={value}")]
+    ever = view.assumption.empty and could_return(node)
+    if node.cordoned and not ever:
+        return [Reason("CORDONED", subject, f"{node.node_id} is cordoned")]
+    if not node.usable and not ever:
+        why = "still ends unwanted workers" if node.ghosts else f"is {node.state}"
+        return [Reason("NODE_STATE", subject, f"{node.node_id} {why}")]
+    room = view.room(node)
+    ask_here = ask.resources if placement is Strategy.STRICT_PACK else ask.slots[0].resources
+    lacking = lacks(room, ask_here)
+    if not lacking and placement is Strategy.STRICT_SPREAD:
+        return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
+    # Where one worker fits and all of them don't, what the whole ask lacks says how far the node goes.
+    return [
+        Reason(
+            "NODE_LACKS",
+            subject,
+            f"{node.node_id} lacks {missing(resource, asked, have)}{_quarantined(view, node, resource)}",
+            resource,
+            asked,
+            have,
+        )
+        for resource, asked, have in lacking or lacks(room, ask.resources)
+    ]
+
+
+def _quarantined(view: View, node: NodeRecord, resource: str) -> str:
+    """That some of what a node lacks is there, but held by a process that can't be proved gone."""
+    amount = 0 if view.assumption.empty else view.state.node_use(node.node_id).quarantined.get(resource)
+    return f" ({format_amount(resource, amount)} quarantined)" if amount else ""
+
+
+def lacks(room: Room, ask: Resources) -> list[tuple[str, int, int]]:
+    """(resource, asked, free) of everything a node is short of for one ask."""
+    free = room.free()
+    found = []
+    for resource, asked in ask.items():
+        have = max(0, free.get(resource))
+        if resource == "gpu" and ask.gpu_milli >= MILLI:
+            have = room.whole_devices() * MILLI
+        elif resource == "gpu":
+            have = max([0, *room.device_milli])
+        if have < asked:
+            found.append((resource, asked, have))
+    return found
+
+
+def _largest(state: State, view: View, ask: Ask) -> Reason | None:
+    """For a worker larger than any node: "largest node has 1" (PG-08)."""
+    biggest = max(ask.slots, key=lambda slot: slot.resources.gpu_milli).resources
+    capacity = max((node.capacity.gpu_milli for node in state.nodes.values()), default=0)
+    if not view.assumption.empty or biggest.gpu_milli <= capacity:
+        return None
+    message = (
+        f"one worker asks {format_amount('gpu', biggest.gpu_milli)} GPU, "
+        f"the largest node has {format_amount('gpu', capacity)}"
+    )
+    return Reason("LARGEST_NODE", "nodes", message, "gpu", biggest.gpu_milli, capacity)

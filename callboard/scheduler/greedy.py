@@ -1,0 +1,147 @@
+"""Where does a quick search put workers? First fit in a good order, by strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from callboard.model.quantities import MILLI, NOTHING, Resources, total
+from callboard.model.specs import Strategy
+from callboard.scheduler.records import DeviceShare
+from callboard.scheduler.rooms import Rooms, emptiness
+from callboard.scheduler.view import Room
+
+
+def search(rooms: Rooms, asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
+    """A node for each ask, or None if it found none for one of them. Nothing is taken from the rooms."""
+    equal = all(ask == asks[0] for ask in asks)
+    if strategy in (Strategy.PACK, Strategy.STRICT_PACK):
+        alone = _one_node(rooms, asks)
+        if alone is not None or strategy is Strategy.STRICT_PACK or len(asks) == 1:
+            return alone
+        return _pack(rooms, asks, equal=equal)
+    if not (rooms.indexed and equal):
+        return _SPREADS[strategy](rooms.all(len(asks)), asks)
+    # As many nodes as workers are enough: of equally used ones the same are preferred every time.
+    walk = rooms.emptiest_first if strategy is Strategy.SPREAD else rooms.fullest_first
+    fitting = (room for room in walk(asks[0]) if room.fits(asks[0]))
+    return _SPREADS[strategy](list(islice(fitting, len(asks))), asks)
+
+
+def _pack(rooms: Rooms, asks: Sequence[Resources], *, equal: bool) -> list[Room] | None:
+    """The emptiest nodes first, each filled as far as it goes."""
+    trial = _Trial(asks)
+    for room in (
+        rooms.emptiest_first(asks[0] if equal else NOTHING) if rooms.indexed else _by_count(rooms.all(len(asks)), asks)
+    ):
+        trial.fill(room)
+        if not trial.waiting:
+            break
+    return trial.finish()
+
+
+def _by_count(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room]:
+    counts = [(_count(room, asks), room) for room in rooms]
+    return [room for _, room in sorted(counts, key=lambda pair: -pair[0])]
+
+
+def _one_node(rooms: Rooms, asks: Sequence[Resources]) -> list[Room] | None:
+    """The node with the least to spare that holds all."""
+    if rooms.indexed:
+        for room in rooms.fullest_first(total(asks) if len(asks) > 1 else asks[0]):
+            if _count(room, asks) == len(asks):
+                return [room] * len(asks)
+        return None
+    best: Room | None = None
+    for room in rooms.all(len(asks)):
+        if (best is None or emptiness(room) < emptiness(best)) and _count(room, asks) == len(asks):
+            best = room
+    return None if best is None else [best] * len(asks)
+
+
+def _spread(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+    """Each worker on the node that has fewest of the job so far, then the emptiest."""
+    return _one_by_one(rooms, asks, lambda used, room: (used, *(-free for free in emptiness(room))), limit=None)
+
+
+def _spread_strictly(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room] | None:
+    """Each worker on a node of its own, the fullest that can hold it."""
+    return _one_by_one(rooms, asks, lambda used, room: (used, *emptiness(room)), limit=1)
+
+
+def _one_by_one(
+    rooms: Sequence[Room],
+    asks: Sequence[Resources],
+    rank: Callable[[int, Room], tuple[int, ...]],
+    limit: int | None,
+) -> list[Room] | None:
+    used = {room.node.node_id: 0 for room in rooms}
+    trial = _Trial(asks)
+    for i, ask in enumerate(asks):
+        open_rooms = [room for room in rooms if room.fits(ask) and (limit is None or used[room.node.node_id] < limit)]
+        if not open_rooms:
+            break
+        best = min(open_rooms, key=lambda room: (rank(used[room.node.node_id], room), room.node.rank))
+        trial.take(i, best)
+        used[best.node.node_id] += 1
+    return trial.finish()
+
+
+_SPREADS: Mapping[Strategy, Callable[[Sequence[Room], Sequence[Resources]], list[Room] | None]] = {
+    Strategy.SPREAD: _spread,
+    Strategy.STRICT_SPREAD: _spread_strictly,
+}
+
+
+def _count(room: Room, asks: Sequence[Resources]) -> int:
+    """How many of the asks, taken in order, one node can hold."""
+    first = asks[0]
+    if len(asks) == 1:
+        return int(room.fits(first))
+    if all(ask == first for ask in asks):
+        return min(len(asks), _times(room, first))
+    trial = _Trial(asks)
+    trial.fill(room)
+    count = len(asks) - len(trial.waiting)
+    trial.finish()
+    return count
+
+
+def _times(room: Room, ask: Resources) -> int:
+    """How often one ask fits on a node, by division."""
+    limits = [room.cpu_milli // ask.cpu_milli] if ask.cpu_milli else []
+    if ask.memory_bytes:
+        limits.append(room.memory_bytes // ask.memory_bytes)
+    if ask.gpu_milli >= MILLI:
+        limits.append(room.whole_devices() * MILLI // ask.gpu_milli)
+    elif ask.gpu_milli:
+        limits.append(sum(free // ask.gpu_milli for free in room.device_milli if free > 0))
+    limits.extend(room.custom_milli.get(name, 0) // milli for name, milli in ask.custom_milli)
+    return max(0, min(limits)) if limits else 1 << 30
+
+
+class _Trial:
+    """Room taken while a search tries something; all of it is given back at the end."""
+
+    def __init__(self, asks: Sequence[Resources]) -> None:
+        self._asks = asks
+        self._taken: dict[int, tuple[Room, tuple[DeviceShare, ...]]] = {}
+        self.waiting = list(range(len(asks)))
+
+    def take(self, i: int, room: Room) -> None:
+        """Puts ask ``i`` on a node where it fits."""
+        self._taken[i] = (room, room.take(self._asks[i]))
+        self.waiting.remove(i)
+
+    def fill(self, room: Room) -> None:
+        """Puts as many of the waiting asks on a node as fit, in order."""
+        for i in self.waiting:
+            if room.fits(self._asks[i]):
+                self._taken[i] = (room, room.take(self._asks[i]))
+        self.waiting = [i for i in self.waiting if i not in self._taken]
+
+    def finish(self) -> list[Room] | None:
+        """Gives everything back; the node of each ask, or None if one found none."""
+        for i, (room, devices) in self._taken.items():
+            room.untake(self._asks[i], devices)
+        return None if self.waiting else [self._taken[i][0] for i in range(len(self._asks))]

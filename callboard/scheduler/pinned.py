@@ -1,0 +1,146 @@
+"""Is every place free that workers must have? Workers with explicit places go there and nowhere else (design 03)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from callboard.model.quantities import format_amount
+from callboard.model.specs import WorkerPlace
+from callboard.scheduler.records import BundleRecord, DeviceShare, GroupRecord, NodeRecord
+from callboard.scheduler.refusals import Reason
+from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
+from callboard.scheduler.slots import Slot
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Room, View
+from callboard.scheduler.wording import missing
+
+
+def pin(rooms: Rooms, slots: Sequence[Slot]) -> dict[int, BundleRecord] | None:
+    """Bundles of the slots that have a place, by their position, or None if one of the places is taken. Uses up
+    ``rooms``."""
+    bundles: dict[int, BundleRecord] = {}
+    for i, slot in enumerate(slots):
+        if slot.place is None:
+            continue
+        room = rooms.at(slot.place.node_id)
+        bundle = None if room is None else bundle_at(room.node, slot, slot.place)
+        if room is None or bundle is None or not room.holds(bundle):
+            return None
+        room.use(bundle)
+        bundles[i] = bundle
+    return bundles
+
+
+def bundle_at(node: NodeRecord, slot: Slot, place: WorkerPlace) -> BundleRecord | None:
+    """What a worker books at its place; None if the node has no such device."""
+    if any(index >= len(node.devices) for index, _ in place.devices):
+        return None
+    devices = tuple(DeviceShare(index, node.devices[index].id, milli) for index, milli in place.devices)
+    return BundleRecord(node_id=node.node_id, resources=slot.resources, devices=devices)
+
+
+def books(state: State, group: GroupRecord, index: int, slot: Slot, place: WorkerPlace) -> bool:
+    """Whether a bundle of a group is exactly what a worker needs at its place."""
+    bundle = group.bundles[index]
+    if bundle.node_id != place.node_id or not bundle.resources.covers(slot.resources):
+        return False
+    return bundle_at(state.nodes[place.node_id], slot, place) == BundleRecord(
+        node_id=bundle.node_id, resources=slot.resources, devices=bundle.devices
+    )
+
+
+def place_reasons(state: State, view: View, wanted: NodeFilter, slots: Sequence[Slot]) -> list[Reason]:
+    """What is in the way of the workers that have a place, each place looked at after those before it."""
+    rooms: dict[str, Room] = {}
+    reasons: dict[Reason, None] = {}  # one for all workers that lack the same
+    for slot in slots:
+        if slot.place is None:
+            continue
+        node = state.nodes.get(slot.place.node_id)
+        found = _node_reason(view, wanted, node, slot.place.node_id)
+        if found is not None or node is None:
+            reasons |= {found: None} if found is not None else {}
+            continue
+        room = rooms.setdefault(node.node_id, view.room(node))
+        lacking = _lacking(view, room, slot, slot.place)
+        reasons |= dict.fromkeys(lacking)
+        bundle = None if lacking else bundle_at(node, slot, slot.place)
+        if bundle is not None:
+            room.use(bundle)
+    return list(reasons)
+
+
+def place_remedies(reasons: Sequence[Reason]) -> list[str]:
+    """The smallest changes that take away what :func:`place_reasons` found."""
+    changes = []
+    for reason in reasons:
+        name = reason.subject.split("/")[1]
+        short = format_amount(reason.resource, reason.asked - reason.available)
+        match reason.code:
+            case "NO_NODE":
+                changes.append(f"start an agent with the node id {name}")
+            case "NODE_STATE":
+                changes.append(f"bring {name} back")
+            case "CORDONED":
+                changes.append(f"uncordon {name}")
+            case "DEVICE_TAKEN":
+                changes.append(f"free {short} of device {reason.subject.rsplit('/', 1)[1]} on {name}")
+            case "NODE_LACKS":
+                changes.append(f"{short} more {reason.resource} on {name}")
+            case _:
+                changes.append(f"choose other places than {name}")
+    return changes
+
+
+def _node_reason(view: View, wanted: NodeFilter, node: NodeRecord | None, node_id: str) -> Reason | None:
+    subject = f"nodes/{node_id}"
+    if node is None:
+        return Reason("NO_NODE", subject, f"its placement names {node_id}, which has not joined")
+    if not wanted.admits(node):
+        labels = ", ".join(f"{key}={value}" for key, value in wanted.required)
+        return Reason("LABEL_MISMATCH", subject, f"its placement names {node_id}, which lacks {labels}")
+    if view.assumption.empty and could_return(node):
+        return None
+    if node.cordoned:
+        return Reason("CORDONED", subject, f"its placement names {node_id}, which is cordoned")
+    if not node.usable:
+        why = "still ends unwanted workers" if node.ghosts else f"is {node.state}"
+        return Reason("NODE_STATE", subject, f"its placement names {node_id}, which {why}")
+    return None
+
+
+def _lacking(view: View, room: Room, slot: Slot, place: WorkerPlace) -> list[Reason]:
+    node = room.node
+    who = f"{slot.component}/{slot.rank}"
+    reasons = []
+    for index, milli in place.devices:
+        subject = f"nodes/{node.node_id}/devices/{index}"
+        if index >= len(node.devices):
+            message = f"{who} must have device {index} of {node.node_id}, which has {len(node.devices)}"
+            reasons.append(Reason("NO_DEVICE", subject, message, "gpu", index + 1, len(node.devices)))
+        elif room.device_milli[index] < milli:
+            free = max(0, room.device_milli[index])
+            message = (
+                f"{who} must have {format_amount('gpu', milli)} of device {node.devices[index].id} on {node.node_id}, "
+                f"of which {format_amount('gpu', free)} is free{_held_by(view, node, index)}"
+            )
+            reasons.append(Reason("DEVICE_TAKEN", subject, message, "gpu", milli, free))
+    free_now = room.free()
+    for resource, asked in slot.resources.items():
+        have = max(0, free_now.get(resource))
+        if resource != "gpu" and have < asked:
+            message = f"{node.node_id} lacks {missing(resource, asked, have)} for {who}"
+            reasons.append(Reason("NODE_LACKS", f"nodes/{node.node_id}", message, resource, asked, have))
+    return reasons
+
+
+def _held_by(view: View, node: NodeRecord, index: int) -> str:
+    if view.assumption.empty:
+        return ""
+    state = view.state
+    jobs = dict.fromkeys(
+        state.jobs[worker.job].name
+        for worker in state.workers_on(node.node_id)
+        if worker.job in state.jobs and any(share.index == index for share in worker.devices)
+    )
+    return f"; {', '.join(jobs)} uses it" if jobs else ""

@@ -1,0 +1,69 @@
+"""How is a job made to yield?"""
+
+from __future__ import annotations
+
+from callboard.scheduler.planning import Victim
+from callboard.scheduler.preemption import lost_work_ms, stop_timeouts
+from callboard.scheduler.records import (
+    ENDED,
+    JobRecord,
+    JobState,
+    PreemptionRecord,
+    Rule,
+)
+from callboard.scheduler.stopping import shed, stop
+from callboard.scheduler.transaction import Transaction
+
+KEPT_PREEMPTIONS = 1_000
+"""Most preemption records kept; the totals go on counting."""
+
+
+def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, within_ms: int | None = None) -> None:
+    """Makes a job, or one extra worker of it, yield.
+
+    Args:
+        within_ms: shortens the time of its hooks (a drain's deadline).
+    """
+    uid, rule, reason = victim.uid, victim.rule, victim.reason
+    job = tx.state.jobs[uid]
+    meta = tx.count(
+        next_preemption=tx.state.meta.next_preemption + 1, total_preemptions=tx.state.meta.total_preemptions + 1
+    )
+    record = PreemptionRecord(
+        number=meta.next_preemption,
+        victim=uid,
+        victim_name=job.name,
+        preemptor=preemptor.uid if preemptor else "",
+        preemptor_name=preemptor.name if preemptor else "",
+        pool=tx.state.specs[uid].spec.pool,
+        rule=rule,
+        reason=reason,
+        decided_ms=tx.now_ms,
+        generation=victim.generation,
+        lost_work_ms=lost_work_ms(job, tx.now_ms),
+    )
+    tx.put(record)
+    tx.drop("preemption", meta.next_preemption - KEPT_PREEMPTIONS)
+    by = f"by {preemptor.name}" if preemptor else "by hand" if rule is Rule.MANUAL else "to drain"
+    tx.event(
+        "preemption.decided",
+        f"jobs/{job.name}",
+        job.state.value,
+        f"preempted {by}: {reason}",
+        {"victim": job.name, "preemptor": record.preemptor_name, "rule": rule.value},
+    )
+    tx.change_job(uid, preemptions=job.preemptions + 1)
+    if preemptor is not None:
+        note_yield(tx, uid, preemptor.uid)
+    if victim.generation:
+        cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
+        shed(tx, tx.state.workers[victim.generation], f"preempted {by}", cancel_ms, kill_ms)
+        return
+    stop(tx, uid, JobState.PREEMPTING, f"preempted {by}", checkpoint=True, within_ms=within_ms)
+
+
+def note_yield(tx: Transaction, uid: str, winner: str) -> None:
+    """Remembers that a job yielded to another, as long as that one has not ended."""
+    known = tx.state.jobs[uid].yielded_to
+    live = [other for other in known if other in tx.state.jobs and tx.state.jobs[other].state not in ENDED]
+    tx.change_job(uid, yielded_to=(*[other for other in live if other != winner], winner))

@@ -1,0 +1,149 @@
+"""Which nodes come into question, and what is free on them?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from callboard.model.quantities import Resources
+from callboard.model.specs import Labels
+from callboard.scheduler.records import NodeRecord
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Room, View
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFilter:
+    """Which nodes come into question.
+
+    Attributes:
+        required: labels that a node must have.
+        preferred: labels that are better to have.
+    """
+
+    required: Labels = ()
+    preferred: Labels = ()
+
+    def admits(self, node: NodeRecord) -> bool:
+        """Whether a node has every required label."""
+        return _has(node, self.required)
+
+    def prefers(self, node: NodeRecord) -> bool:
+        """Whether a node has every preferred label."""
+        return _has(node, self.preferred)
+
+
+def _has(node: NodeRecord, labels: Labels) -> bool:
+    if not labels:
+        return True
+    own = dict(node.labels)
+    own.setdefault("node", node.node_id)
+    own.setdefault("node_group", node.node_group)
+    return all(own.get(key) == value for key, value in labels)
+
+
+class Rooms:
+    """Room of the nodes that come into question, in a view. What a plan takes from one is seen by the next question.
+
+    Walks the index of free room where it is valid; nodes that the view or an earlier part of the plan changed are
+    looked at one by one.
+    """
+
+    def __init__(self, state: State, view: View, wanted: NodeFilter) -> None:
+        self._state = state
+        self._view = view
+        self._wanted = wanted
+        self._known: dict[str, Room] = {}
+        self.indexed = not view.assumption.empty and not wanted.preferred
+        if self.indexed:
+            for node_id in view.changed_nodes():
+                node = state.nodes[node_id]
+                if node.usable and wanted.admits(node):
+                    self._known[node_id] = view.room(node)
+
+    def adopt(self, other: Rooms) -> None:
+        """Shares the rooms that another ask of the same job has used."""
+        for node_id, room in other._known.items():
+            if self._wanted.admits(room.node):
+                self._known[node_id] = room
+
+    def all(self, workers: int) -> list[Room]:
+        """Every node, preferred ones first, then by rank. Under the assumption that nothing is used, nodes that are
+        only cordoned or out of touch count too: what could *ever* fit?
+
+        Args:
+            workers: how many are to be placed. Of nodes that are alike while empty, as many are enough.
+        """
+        empty = self._view.assumption.empty
+        nodes = [
+            node
+            for node in self._state.nodes.values()
+            if self._wanted.admits(node) and (node.usable or (empty and could_return(node)))
+        ]
+        nodes.sort(key=lambda node: (not self._wanted.prefers(node), node.rank))
+        if empty:
+            alike: Counter[tuple[Resources, int]] = Counter()
+            few = []
+            for node in nodes:
+                alike[node.capacity, len(node.devices)] += 1
+                if alike[node.capacity, len(node.devices)] <= workers:
+                    few.append(node)
+            nodes = few
+        return [self._room(node) for node in nodes]
+
+    def at(self, node_id: str) -> Room | None:
+        """One node, if it comes into question."""
+        node = self._state.nodes.get(node_id)
+        if node is None or not self._wanted.admits(node):
+            return None
+        if not node.usable and not (self._view.assumption.empty and could_return(node)):
+            return None
+        return self._room(node)
+
+    def fullest_first(self, ask: Resources) -> Iterator[Room]:
+        """Nodes that may hold an ask, the one with the least to spare first."""
+        changed = sorted(self._known.values(), key=lambda room: (emptiness(room), room.node.rank))
+        return self._merged(self._state.free.fullest_first(ask), changed, 1)
+
+    def emptiest_first(self, ask: Resources) -> Iterator[Room]:
+        """Nodes that may hold an ask, the one with most to spare first."""
+        changed = sorted(self._known.values(), key=lambda room: (*(-free for free in emptiness(room)), room.node.rank))
+        return self._merged(self._state.free.emptiest_first(ask), changed, -1)
+
+    def _merged(self, walk: Iterator[str], changed: list[Room], sign: int) -> Iterator[Room]:
+        """The walk with the changed nodes at their places."""
+        skip = set(self._known)
+        waiting = list(reversed(changed))
+        for node_id in walk:
+            if node_id in skip or not self._wanted.admits(self._state.nodes[node_id]):
+                continue
+            room = self._view.room(self._state.nodes[node_id])
+            while waiting and _goes_before(waiting[-1], room, sign):
+                yield waiting.pop()
+            self._known[node_id] = room
+            yield room
+        while waiting:
+            yield waiting.pop()
+
+    def _room(self, node: NodeRecord) -> Room:
+        room = self._known.get(node.node_id)
+        if room is None:
+            room = self._known[node.node_id] = self._view.room(node)
+        return room
+
+
+def _goes_before(left: Room, right: Room, sign: int) -> bool:
+    first, second = emptiness(left), emptiness(right)
+    if first != second:
+        return first < second if sign > 0 else first > second
+    return left.node.rank < right.node.rank
+
+
+def could_return(node: NodeRecord) -> bool:
+    """Whether a node that takes no work now may take some later without anybody adding a machine."""
+    return node.state.value not in ("LOST", "LEFT")
+
+
+def emptiness(room: Room) -> tuple[int, int]:
+    return (sum(room.device_milli), room.cpu_milli)
