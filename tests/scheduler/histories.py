@@ -19,6 +19,7 @@ from callboard.model.specs import (
     RestartPolicy,
     StopPolicy,
     Strategy,
+    WorkerPlace,
 )
 from callboard.scheduler import Refusal, Scheduler, State
 from callboard.scheduler import commands as cmd
@@ -28,10 +29,11 @@ from tests.scheduler.world import World, job_spec, pool_spec
 
 
 class History:
-    """One random history."""
+    """One random history; ``placed``: many jobs name the nodes and devices of their workers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, placed: bool = False) -> None:
         self.random = random.Random(seed)
+        self.placed = placed
         self.world = World()
         self.world.auto = False
         self.story: list[str] = []
@@ -134,6 +136,8 @@ class History:
                     resources=Resources.parse({"gpu": choose([0.5, 1]), "cpu": choose([0, 1])}),
                 ),
             )
+        if self.placed and self.random.random() < 0.5:
+            components = self._placed_components()
         asks: list[dict[str, Number]] = [
             {"gpu": 1},
             {"gpu": 1, "cpu": 1},
@@ -163,6 +167,30 @@ class History:
             self.world.submit(spec)
         except Refusal as refusal:
             self.story.append(str(refusal))
+
+    def _placed_components(self) -> tuple[ComponentSpec, ...]:
+        choose, nodes = self.random.choice, sorted(self.world.state.nodes)
+        found = []
+        for name in choose([("x",), ("x", "y")]):
+            places = tuple(
+                WorkerPlace(
+                    node_id=choose(nodes),
+                    devices=choose([(), ((0, 1000),), ((1, 1000),), ((0, 500),), ((1, 500), (0, 500)), ((0, 333),)]),
+                )
+                for _ in range(choose([1, 1, 2]))
+            )
+            found.append(
+                ComponentSpec(
+                    name=name,
+                    actor="a:B",
+                    min_workers=len(places),
+                    max_workers=len(places),
+                    pool=choose(["", "", "b"]),
+                    resources=Resources.parse({"cpu": choose([0, 1])}),
+                    places=places,
+                )
+            )
+        return tuple(found)
 
     def answer(self) -> None:
         if not self.world.held:
@@ -396,9 +424,9 @@ class History:
             assert world.state.node_use(node_id).free == node.capacity
 
 
-def run(seed: int, steps: int = 120) -> History:
+def run(seed: int, steps: int = 120, *, placed: bool = False) -> History:
     """Replays one history."""
-    history = History(seed)
+    history = History(seed, placed=placed)
     try:
         for _ in range(steps):
             history.step()

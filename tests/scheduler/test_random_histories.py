@@ -21,6 +21,12 @@ def test_whatever_happens_the_invariants_hold_and_nothing_is_left(block: int) ->
         run(seed)
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_they_hold_too_where_jobs_name_nodes_and_devices(block: int) -> None:
+    for seed in range(block * 12, block * 12 + 12):
+        run(seed, placed=True)
+
+
 def starts(python: str) -> bool:
     """Whether an interpreter runs at all: version managers leave names on the path that don't."""
     return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
