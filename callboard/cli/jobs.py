@@ -26,7 +26,26 @@ WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is
 
 @app.command("submit", epilog="Example: callboard job submit train.yaml --wait")
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON file with the job; - reads the input.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="YAML or JSON file with the job; - reads the input.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Instead of a job: an RLinf config, run as it is placed."),
+    ] = None,
+    actors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--actors",
+            metavar="NAME=pkg:Class",
+            help="With --config: the class of a component; may be repeated. Default: a probe that reports itself.",
+        ),
+    ] = None,
+    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="With --config: pool to charge.")] = "default",
+    name: Annotated[str, typer.Option("--name", help="With --config: name of the job.", show_default=False)] = "",
+    priority: Annotated[
+        float | None, typer.Option("--priority", help="With --config: priority of the job.", show_default=False)
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait until every worker answers.", show_default=False)
     ] = False,
@@ -44,8 +63,15 @@ def submit(
     quiet: QuietOption = False,
 ) -> None:
     """Submit a job."""
+    if (file is None) == (config is None):
+        raise typer.BadParameter("state either FILE or --config", param_hint="FILE")
     actions.jobs.submit(
         file,
+        config=config,
+        actors=actors or [],
+        pool=pool,
+        name=name,
+        priority=priority,
         wait=wait,
         timeout_s=timeout,
         validate=validate,

@@ -5,6 +5,7 @@ Done without grpcio-status, whose protobuf pin excludes trainers that hold proto
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -34,6 +35,9 @@ the worst case the message is sent percent-encoded (× 3) and the details in bas
 
 MAX_DETAILS_BYTES = 3_800
 """Largest serialized ``google.rpc.Status``; see :data:`MAX_MESSAGE_BYTES`."""
+
+
+_LOCATED = re.compile(r"(?P<line>[0-9]{1,9}):(?P<column>[0-9]{1,9}): (?P<message>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def status_details(
     bad_request = error_details_pb2.BadRequest()
     for fault, left in _counted_down(faults):
         entry = error_details_pb2.BadRequest.FieldViolation(
-            field=_clip(fault.field, 256), description=_clip(fault.message, 512)
+            field=_clip(fault.field, 256), description=_clip(_located(fault), 512)
         )
         room -= entry.ByteSize() + 4
         if room < 0:
@@ -110,6 +114,19 @@ def status_details(
     if failure.violations:
         _pack(status, failure)
     return StatusDetails(status_code, message, ((DETAILS_KEY, status.SerializeToString()),))
+
+
+def _located(fault: Fault) -> str:
+    """The message of a fault, behind its line and column if it has them."""
+    return f"{fault.line}:{fault.column}: {fault.message}" if fault.line else fault.message
+
+
+def _fault(entry: error_details_pb2.BadRequest.FieldViolation) -> Fault:
+    """The inverse of :func:`_located`."""
+    located = _LOCATED.fullmatch(entry.description)
+    if located is None:
+        return Fault(entry.field, entry.description)
+    return Fault(entry.field, located["message"], int(located["line"]), int(located["column"]))
 
 
 def status_of(error: CallboardError) -> StatusDetails:
@@ -141,7 +158,7 @@ def parse_error(failed: FailedCall) -> CallError:
         reason=ErrorReason[info.reason] if known else ErrorReason.UNSPECIFIED,
         message=message or status.message,
         metadata=dict(info.metadata) if ours else {},
-        faults=tuple(Fault(entry.field, entry.description) for entry in bad_request.field_violations),
+        faults=tuple(_fault(entry) for entry in bad_request.field_violations),
         quota=tuple(QuotaViolation(entry.subject, entry.description) for entry in failure.violations),
     )
 

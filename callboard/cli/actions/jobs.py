@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from callboard.cli import job_views, screen, words
-from callboard.cli.failures import NO_PLAN, CommandFailed, Failure
+from callboard.cli.actions.config_jobs import config_job, read_text
+from callboard.cli.failures import NO_PLAN
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
@@ -22,8 +23,13 @@ from callboard.v1.job_pb2 import Explanation
 
 
 def submit(
-    file: Path,
+    file: Path | None,
     *,
+    config: Path | None,
+    actors: Sequence[str],
+    pool: str,
+    name: str,
+    priority: float | None,
     wait: bool,
     timeout_s: float,
     validate: bool,
@@ -32,10 +38,14 @@ def submit(
     output: Output,
     quiet: bool,
 ) -> None:
-    """Submits the job in ``file``."""
+    """Submits the job in ``file``, or the one that an RLinf ``config`` describes."""
 
     async def action(client: Client) -> None:
-        spec = read_file(file)
+        spec: Mapping[str, Any] = (
+            config_job(config, pool=pool, name=name, priority=priority, actors=actors)
+            if config is not None
+            else with_source(read_file(file or Path("-")), file)
+        )
         if validate:
             _show_plan(await client.validate(spec), output)
             return
@@ -162,16 +172,14 @@ def read_file(file: Path) -> SourceMapping:
         CommandFailed: it can't be read.
         InvalidInput: it is no YAML mapping.
     """
-    if str(file) == "-":
-        return read_yaml(sys.stdin.read())
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CommandFailed(
-            Failure(f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", exit_code=2)
-        ) from error
-    return read_yaml(text)
+    return read_yaml(read_text(file))
+
+
+def with_source(spec: SourceMapping, file: Path | None) -> SourceMapping:
+    """A job that says what file its placement is from."""
+    if "cluster" not in spec or file is None:
+        return spec
+    return SourceMapping.like(spec, {**spec, "placement_source": str(file)[-200:]})
 
 
 async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) -> None:
