@@ -17,6 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listen", default=DEFAULT_LISTEN, help="address to listen on, host:port")
     parser.add_argument("--state-dir", type=Path, help="directory of the journal; default: the user's state directory")
     parser.add_argument("--run-dir", type=Path, help="directory of controller.json; default: the state directory")
+    parser.add_argument("--metrics", help="address of the Prometheus figures, host:port; default: none")
     parser.add_argument("--insecure", action="store_true", help="allow an address that others can reach")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process is gone")
     parser.add_argument("--loop", choices=["auto", "uvloop", "asyncio"], default="auto", help="event loop")

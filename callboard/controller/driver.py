@@ -75,6 +75,7 @@ class Driver:
         ended_jobs: int = 1_000,
         newest_events: int = 10_000,
         new_clock: Callable[[int], Clock] = Clock,
+        measured: Callable[[str, float], None] = lambda _what, _seconds: None,
     ) -> None:
         """
         Args:
@@ -84,10 +85,12 @@ class Driver:
             ended_jobs: most ended jobs kept.
             newest_events: events of before that listeners are told at a start.
             new_clock: makes the clock of a term; its argument is the last time journaled.
+            measured: is told how many seconds a "decision" or a "commit" took.
         """
         self._commits = Commits(journal)
         self._reconcile_grace_ms = reconcile_grace_ms
         self._new_clock = new_clock
+        self._measured = measured
         self._ended_jobs = ended_jobs
         self._newest_events = newest_events
         self._inbox = Inbox(inbox)
@@ -259,8 +262,10 @@ class Driver:
     def _decide(self, ask: Ask[Any], decided: Decided) -> None:
         if ask.answer.done():
             return  # its caller went away before anything was decided
+        began = time.perf_counter()
         try:
             decided.append((ask, self._scheduler.handle(ask.make(self.now_ms(), ask.cause))))
+            self._measured("decision", time.perf_counter() - began)
         except (Refusal, CallboardError, InvalidInput) as refusal:
             ask.fail(refusal)
         except ImpossibleTransition as defect:
@@ -271,6 +276,7 @@ class Driver:
             ask.fail(InternalError(f"the controller met a defect, nothing changed (cause {ask.cause})"))
 
     async def _commit(self, decided: Decided) -> None:
+        began = time.perf_counter()
         try:
             await self._commits.write(
                 [change for _, outcome in decided for change in outcome.changes],
@@ -281,6 +287,8 @@ class Driver:
                 if ask is not None:
                     ask.fail(store_failed(failure))
             raise
+        if decided:
+            self._measured("commit", time.perf_counter() - began)
 
     def _publish(self, decided: Decided) -> None:
         for listener in self._listeners:

@@ -12,6 +12,7 @@ grpc.aio has three habits that this interceptor makes good for all services at o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -36,12 +37,19 @@ log = structlog.get_logger(__name__)
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
-    def __init__(self, *, call_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        call_timeout_s: float,
+        called: Callable[[str, str, float], None] = lambda _method, _code, _seconds: None,
+    ) -> None:
         """
         Args:
             call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
+            called: is told the method, the status and the seconds of each unary call.
         """
         self._call_timeout_s = call_timeout_s
+        self._called = called
         self._running: set[asyncio.Task[Any]] = set()
 
     async def intercept_service(
@@ -73,7 +81,9 @@ class Guard(grpc.aio.ServerInterceptor):
         return not self._running
 
     def _unary(self, behaviour: Any, method: str) -> Any:
-        async def guarded(request: Any, context: Context) -> Any:
+        name = method.rpartition("/")[2]
+
+        async def bounded(request: Any, context: Context) -> Any:
             async with asyncio.timeout(self._call_timeout_s) as bound:
                 try:
                     return await behaviour(request, context)
@@ -81,6 +91,21 @@ class Guard(grpc.aio.ServerInterceptor):
                     if bound.expired():
                         raise DeadlineExceeded(f"{method} took longer than {self._call_timeout_s:.0f} s") from None
                     raise
+
+        async def guarded(request: Any, context: Context) -> Any:
+            began, code = time.perf_counter(), "INTERNAL"
+            try:
+                answer = await bounded(request, context)
+                code = "OK"
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            except (CallboardError, Refusal, InvalidInput) as error:
+                code = (error if isinstance(error, CallboardError) else error_of(error)).error.code
+                raise
+            finally:
+                self._called(name, code, time.perf_counter() - began)
+            return answer
 
         return self._counted(guarded, method)
 

@@ -69,6 +69,11 @@ class Liveness:
         self._push(now + self._suspect_s, node_id, self._nodes[node_id])
         self._arm()
 
+    def ages_s(self) -> dict[str, float]:
+        """Seconds since each node was heard of."""
+        now = asyncio.get_running_loop().time()
+        return {node_id: max(0.0, now - node.heard_s) for node_id, node in self._nodes.items()}
+
     def heard(self, node_id: str, epoch: int) -> None:
         """The node said something."""
         node = self._nodes.get(node_id)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+DEFAULT_METRICS = "127.0.0.1:8080"
 DEFAULT_LISTEN = "127.0.0.1:7700"
 """Where a controller listens unless told otherwise."""
 
@@ -76,6 +77,8 @@ class ControllerOptions:
         listen: address "host:port"; port 0 takes a free one (see ``controller.json``).
         state_dir: journal, secrets and lock; mode 0700, one controller at a time.
         run_dir: where ``controller.json`` goes; None: the state directory.
+        metrics: address "host:port" of the Prometheus figures; port 0 takes a free one; empty: none.
+        metrics_required: end if that address can't be listened on, instead of going without.
         insecure: allow an address that others can reach, though there is no authentication yet.
         lease_ms: how long an agent may act without hearing from the controller. Three heartbeats, so that one lost
             message costs nothing.
@@ -96,6 +99,8 @@ class ControllerOptions:
     listen: str = DEFAULT_LISTEN
     state_dir: Path = field(default_factory=default_state_dir)
     run_dir: Path | None = None
+    metrics: str = ""
+    metrics_required: bool = True
     insecure: bool = False
     lease_ms: int = 15_000
     heartbeat_ms: int = 5_000
@@ -118,6 +123,11 @@ class ControllerOptions:
                 f"{self.listen} can be reached from other machines and callboard has no authentication there yet. "
                 f"Listen on 127.0.0.1, or allow it with --insecure.",
             )
+        if self.metrics and not self.insecure and not is_loopback(split_address(self.metrics, "--metrics")[0]):
+            raise BadOption(
+                "--metrics",
+                f"{self.metrics} can be reached from other machines; listen on 127.0.0.1, or allow it with --insecure.",
+            )
         for name in ("lease_ms", "heartbeat_ms", "stop_grace_ms", "call_timeout_ms", "progress_ms"):
             if getattr(self, name) <= 0:
                 raise BadOption(f"--{name.removesuffix('_ms').replace('_', '-')}", "must be longer than nothing")
@@ -135,8 +145,8 @@ class ControllerOptions:
         return (self.run_dir or self.state_dir) / "controller.json"
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[v6]:port".
+def split_address(address: str, option: str = "--listen") -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port", stated by ``option``.
 
     Raises:
         BadOption: it is no such address.
@@ -147,7 +157,7 @@ def split_address(address: str) -> tuple[str, int]:
     elif ":" in host:
         host = ""  # an IPv6 address without brackets: which colon starts the port?
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise BadOption("--listen", f"{address!r} is no address; write host:port, e.g. {DEFAULT_LISTEN}")
+        raise BadOption(option, f"{address!r} is no address; write host:port, e.g. {DEFAULT_LISTEN}")
     return host, int(port)
 
 

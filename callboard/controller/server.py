@@ -21,12 +21,14 @@ from callboard.controller.followers import LogFollower
 from callboard.controller.guard import Guard
 from callboard.controller.journal import SqliteJournal
 from callboard.controller.logs import configure_logs
+from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.options import ControllerOptions, is_loopback, split_address
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.agent import AgentService
 from callboard.controller.services.event import EventService
 from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
+from callboard.controller.services.placement import PlacementService
 from callboard.controller.services.placement_group import PlacementGroupService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import SchedulerService
@@ -44,6 +46,8 @@ from callboard.v1 import (
     node_pb2_grpc,
     placement_group_pb2,
     placement_group_pb2_grpc,
+    placement_pb2,
+    placement_pb2_grpc,
     pool_pb2,
     pool_pb2_grpc,
     scheduler_pb2,
@@ -55,6 +59,18 @@ FINISH_S = 2.0
 """How long handlers may take to run their last lines once their calls are over (GC-01)."""
 
 EXIT_FAILED = 1
+
+_SERVICES = (
+    agent_pb2,
+    node_pb2,
+    pool_pb2,
+    job_pb2,
+    placement_group_pb2,
+    placement_pb2,
+    scheduler_pb2,
+    event_pb2,
+)
+"""Modules whose services reflection tells of."""
 
 log = structlog.get_logger(__name__)
 
@@ -86,6 +102,7 @@ class Controller:
         )
         self.driver = Driver(
             self._journal,
+            measured=self._took,
             reconcile_grace_ms=options.reconcile_grace_ms,
             inbox=limits.inbox,
             ended_jobs=limits.ended_jobs,
@@ -98,7 +115,8 @@ class Controller:
         self.driver.subscribe(LogFollower(self.events, self._set_health))
         self.driver.subscribe(self.sessions)
         self.driver.subscribe(SpareTargets(self.sessions.live, lambda: self.driver.state))
-        self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000)
+        self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
+        self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000, called=self.metrics.observations.called)
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,6 +135,7 @@ class Controller:
             self._server = self._new_server()
             await self.driver.start()
             await self._server.start()
+            self.metrics.start(self.options.metrics, required=self.options.metrics_required)
             write_record(
                 self.options.record_path,
                 address=self.address,
@@ -126,6 +145,7 @@ class Controller:
         except BaseException:
             await self._journal.close()
             self._directory.close()
+            await self.metrics.stop()
             if self._server is not None:
                 await self._server.stop(0)
             raise
@@ -154,6 +174,7 @@ class Controller:
             if not ended.done():
                 await server.stop(0)
         await ended
+        await self.metrics.stop()
         if not await self._guard.idle(FINISH_S):
             log.error("handlers still run at the end")
         await self.sessions.shut_down()
@@ -205,15 +226,29 @@ class Controller:
         placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(
             PlacementGroupService(driver, options), server
         )
+        placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementService(driver), server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(driver, self.events), server)
         event_pb2_grpc.add_EventServiceServicer_to_server(EventService(self.events, options), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
-            for module in (agent_pb2, node_pb2, pool_pb2, job_pb2, placement_group_pb2, scheduler_pb2, event_pb2)
+            for module in (
+                agent_pb2,
+                node_pb2,
+                pool_pb2,
+                job_pb2,
+                placement_group_pb2,
+                placement_pb2,
+                scheduler_pb2,
+                event_pb2,
+            )
             for name in module.DESCRIPTOR.services_by_name
         ]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+    def _took(self, what: str, seconds: float) -> None:
+        """The driver is made before the metrics that follow it."""
+        self.metrics.observations.took(what, seconds)
 
     def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -240,7 +275,7 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
     controller = Controller(options)
     try:
         await controller.start()
-    except (StoreFailed, PortTaken) as error:
+    except (StoreFailed, PortTaken, MetricsPortTaken) as error:
         log.critical("the controller can't start", why=str(error))
         print(f"callboard controller: {error}", file=sys.stderr)  # noqa: T201 - for whoever reads no JSON
         endings.unwatch()

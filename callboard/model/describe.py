@@ -10,11 +10,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from callboard.model.colocation import unfused
 from callboard.model.durations import format_duration_ms
 from callboard.model.environment import is_secret
 from callboard.model.policy import LabelRules, PolicyOverrides, PreemptionPolicy
 from callboard.model.quantities import MILLI, Resources, format_memory
 from callboard.model.specs import (
+    COLOCATED_CONCURRENCY,
     NO_PG_POOL,
     ComponentSpec,
     JobSpec,
@@ -22,6 +24,7 @@ from callboard.model.specs import (
     PgPoolSpec,
     PoolSpec,
     RestartPolicy,
+    ScalingRule,
     WorkerPlace,
 )
 
@@ -40,11 +43,8 @@ def job_to_mapping(spec: JobSpec, *, defaults: bool = False, secrets: bool = Fal
     stated = _job(spec)
     if not defaults:
         stated = _differing(stated, _job(JobSpec(name="", pool="", components=())))
-    return (
-        {"name": spec.name, "pool": spec.pool}
-        | _without_none(stated)
-        | {"components": [_component(item, defaults=defaults, secrets=secrets) for item in spec.components]}
-    )
+    components = [_component(item, defaults=defaults, secrets=secrets) for item in unfused(spec).components]
+    return {"name": spec.name, "pool": spec.pool} | _without_none(stated) | {"components": components}
 
 
 def pool_to_mapping(spec: PoolSpec, *, defaults: bool = False) -> dict[str, Any]:
@@ -93,9 +93,9 @@ def amounts_to_mapping(amounts: Iterable[tuple[str, int]]) -> dict[str, int | fl
     return {name: _memory(amount) if name == "memory" else _number(amount) for name, amount in amounts}
 
 
-def masked(env: Labels, *, secrets: bool = False) -> dict[str, str]:
-    """Variables with the values of secret ones masked."""
-    return {name: MASK if is_secret(name) and not secrets else value for name, value in env}
+def masked(env: Labels, *, secrets: bool = False, declared: bool = False) -> dict[str, str]:
+    """Variables with the values of secret ones masked; ``declared``: all of them are secret, whatever their names."""
+    return {name: MASK if (declared or is_secret(name)) and not secrets else value for name, value in env}
 
 
 def _job(spec: JobSpec) -> dict[str, Any]:
@@ -140,21 +140,45 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "args": json.loads(spec.args_json),
         "kwargs": json.loads(spec.kwargs_json),
         "entry": spec.entry or None,
-        "resources": _resources(spec.resources),
-        "max_concurrency": spec.max_concurrency,
+        "resources": _resources(spec.resources) | dict.fromkeys(spec.zero_resources, 0),
+        "max_concurrency": spec.max_concurrency or None,
         "env": masked(spec.env, secrets=secrets),
+        "secret_env": masked(spec.secret_env, secrets=secrets, declared=True),
         "pass_env": list(spec.pass_env),
         "pool": spec.pool or None,
+        "node_selector": dict(spec.node_selector),
         "colocation_group": spec.colocation_group or None,
+        "colocation_total": _resources(spec.colocation_total) or None,
+        "scaling": [_rule(rule) for rule in spec.scaling],
         "in_bundle": spec.in_bundle,
         "interpreter": spec.interpreter or None,
         "ray_options": {"name": spec.alias} if spec.alias else {},
         "places": [_place(place, secrets=secrets) for place in spec.places],
     }
     if not defaults:
-        base = ComponentSpec(name="", actor="")
+        # Without a role a component of a group has a default of its own; with one, whatever is stated is no default.
+        base = ComponentSpec(name="", actor="", max_concurrency=_default_concurrency(spec))
         stated = _differing(stated, _component(base, defaults=True, secrets=True))
     return head | _without_none(stated)
+
+
+def _default_concurrency(spec: ComponentSpec) -> int:
+    if spec.role:
+        return 0
+    return COLOCATED_CONCURRENCY if spec.colocation_group else ComponentSpec(name="", actor="").max_concurrency
+
+
+def _rule(rule: ScalingRule) -> dict[str, Any]:
+    default = ScalingRule(signal="", action=rule.action)
+    stated = {
+        "signal": rule.signal,
+        "above": None if rule.above_milli is None else _number(rule.above_milli),
+        "below": None if rule.below_milli is None else _number(rule.below_milli),
+        "action": rule.action.value.lower(),
+        "step": None if rule.step == default.step else rule.step,
+        "cooldown": None if rule.cooldown_ms == default.cooldown_ms else format_duration_ms(rule.cooldown_ms),
+    }
+    return _without_none(stated)
 
 
 def _place(place: WorkerPlace, *, secrets: bool) -> dict[str, Any]:

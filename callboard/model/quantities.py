@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
+from callboard.model.frozen import quick
+
 MILLI = 1000
 """Milli-units in one unit."""
 
@@ -122,6 +124,7 @@ def format_memory(amount_bytes: int) -> str:
     return f"{amount_bytes}B"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Resources:
     """An amount of each resource.

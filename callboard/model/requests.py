@@ -63,10 +63,16 @@ class ComponentSpec(_Request):
         args: positional arguments of the constructor, JSON values.
         kwargs: keyword arguments of the constructor, JSON values.
         entry: method called on every worker; the job succeeds when all return.
+        role: role whose preset fills in resources and concurrency that are not stated.
         env: variables; those the scheduler owns are refused.
+        secret_env: variables whose values are secret whatever their names.
         pass_env: names of the agent's variables to pass on.
+        node_selector: labels a node must have, besides the job's; ``{"node": "n1"}`` is that node.
+        colocation_group: components with one group share a process per rank; their counts are equal.
+        colocation_total: resources of one such process; not stated: the most of each that a member states.
+        scaling: ``[{"signal": "queue_depth", "above": 100, "action": "down", "step": 1, "cooldown": "30s"}]``.
         ray_options: ``name``, ``memory`` or ``max_concurrency``.
-        placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
+        component_placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
             ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
 
@@ -85,13 +91,17 @@ class ComponentSpec(_Request):
     max_concurrency: int | None = None
     role: str | None = None
     env: Mapping[str, str] | None = None
+    secret_env: Mapping[str, str] | None = None
     pass_env: Sequence[str] | None = None
     pool: str | None = None
+    node_selector: Mapping[str, str] | None = None
     colocation_group: str | None = None
+    colocation_total: Mapping[str, Amount] | None = None
+    scaling: Sequence[Mapping[str, Any]] | None = None
     in_bundle: bool | None = None
     interpreter: str | None = None
     ray_options: Mapping[str, Any] | None = None
-    placement: str | int | Mapping[str, Any] | None = None
+    component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
 
 

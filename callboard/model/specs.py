@@ -16,6 +16,10 @@ Labels = tuple[tuple[str, str], ...]
 """(key, value), sorted by key."""
 
 
+COLOCATED_CONCURRENCY = 10
+"""Calls at once of a member of a colocation group that neither says so nor has a role (design 06)."""
+
+
 class StopPolicy(StrEnum):
     """What a pool does with new and running jobs."""
 
@@ -38,6 +42,13 @@ class OnPreempt(StrEnum):
 
     REQUEUE = "REQUEUE"
     CANCEL = "CANCEL"
+
+
+class ScalingAction(StrEnum):
+    """What a scaling rule does to the number of workers."""
+
+    UP = "UP"
+    DOWN = "DOWN"
 
 
 class Fencing(StrEnum):
@@ -163,6 +174,33 @@ class WorkerPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRule:
+    """One rule of an elastic component: what a reported signal means for its number of workers (design 06).
+
+    Attributes:
+        signal: name of the gauge, as workers or trainers report it.
+        action: more workers, or fewer.
+        above_milli: holds while the gauge is greater, in thousandths; None: see ``below_milli``.
+        below_milli: holds while the gauge is less; exactly one of the two is stated.
+        step: workers added or taken away at a time.
+        cooldown_ms: once the rule acted, it doesn't act again for this long.
+    """
+
+    signal: str
+    action: ScalingAction
+    above_milli: int | None = None
+    below_milli: int | None = None
+    step: int = 1
+    cooldown_ms: int = 30_000
+
+    def holds(self, value_milli: int) -> bool:
+        """Whether the rule matches this value of its gauge."""
+        if self.above_milli is not None:
+            return value_milli > self.above_milli
+        return self.below_milli is not None and value_milli < self.below_milli
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSpec:
     """The workers of one role in a job.
 
@@ -176,16 +214,24 @@ class ComponentSpec:
         min_workers: fewest workers; equal to ``max_workers`` unless elastic.
         max_workers: most workers.
         resources: resources of each worker.
-        max_concurrency: calls that may run at once in one worker.
+        zero_resources: resources stated as none, so that no preset fills them in; empty without a role.
+        max_concurrency: calls that may run at once in one worker; 0: as the preset of its role says.
         env: (name, value) of variables, sorted.
+        secret_env: (name, value) of variables whose values are secret whatever their names.
         pass_env: names of the agent's variables to pass on.
         pool: pool the component is charged to; empty: the job's.
+        node_selector: labels a node must have, besides the job's.
         colocation_group: components with one group share a process per rank; empty: none.
+        colocation_total: resources of one such process, whatever its members state; nothing: the most of each
+            resource that a member states.
+        scaling: when an elastic component grows and shrinks by itself; the first rule that matches decides.
         in_bundle: run as an actor inside the bundle.
         interpreter: Python interpreter; empty: the agent's.
         alias: name under which the Ray actor can be looked up too (``ray_options.name``); empty: none.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
+        members: the components of a colocation group that this one stands for, each as it was asked for; see
+            :mod:`callboard.model.colocation`. Empty: it stands for itself.
     """
 
     name: str
@@ -197,15 +243,21 @@ class ComponentSpec:
     min_workers: int = 1
     max_workers: int = 1
     resources: Resources = NOTHING
+    zero_resources: tuple[str, ...] = ()
     max_concurrency: int = 100
     env: Labels = field(default=(), repr=False)  # values may be secrets (SE-04)
+    secret_env: Labels = field(default=(), repr=False)
     pass_env: tuple[str, ...] = ()
     pool: str = ""
+    node_selector: Labels = ()
     colocation_group: str = ""
+    colocation_total: Resources = NOTHING
+    scaling: tuple[ScalingRule, ...] = ()
     in_bundle: bool = False
     interpreter: str = ""
     alias: str = ""
     places: tuple[WorkerPlace, ...] = ()
+    members: tuple[ComponentSpec, ...] = ()
 
     @property
     def elastic(self) -> bool:
@@ -257,6 +309,8 @@ class JobSpec:
         never_preempts: waits rather than preempting others.
         placement_config: placement text in RLinf's language (design 03), YAML with a ``cluster`` key. What is submitted
             is as the user wrote it; what a job keeps is the resolved placement in its normal form. Empty: none.
+        placement_digest: fingerprint of the text as it was submitted, so that a repeat of the request is known as one,
+            though the nodes may have changed; empty: none, or not resolved.
         placement_source: file that ``placement_config`` was read from, for messages; empty: none.
     """
 
@@ -284,6 +338,7 @@ class JobSpec:
     never_preempts: bool = False
     placement_config: str = ""
     placement_source: str = ""
+    placement_digest: str = ""
 
     @property
     def placed(self) -> bool:

@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ScalingAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScalingActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScalingAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCALING_ACTION_UNSPECIFIED: _ScalingAction.ValueType  # 0
+    """Not said; refused."""
+    SCALING_ACTION_UP: _ScalingAction.ValueType  # 1
+    """More workers."""
+    SCALING_ACTION_DOWN: _ScalingAction.ValueType  # 2
+    """Fewer workers."""
+
+class ScalingAction(_ScalingAction, metaclass=_ScalingActionEnumTypeWrapper):
+    """What a scaling rule does."""
+
+SCALING_ACTION_UNSPECIFIED: ScalingAction.ValueType  # 0
+"""Not said; refused."""
+SCALING_ACTION_UP: ScalingAction.ValueType  # 1
+"""More workers."""
+SCALING_ACTION_DOWN: ScalingAction.ValueType  # 2
+"""Fewer workers."""
+Global___ScalingAction: _TypeAlias = ScalingAction  # noqa: Y015
+
 class _PlacementStrategy:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -243,6 +267,46 @@ class ComponentSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SecretEnvEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NodeSelectorEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     ACTOR_FIELD_NUMBER: _builtins.int
@@ -262,10 +326,15 @@ class ComponentSpec(_message.Message):
     INTERPRETER_FIELD_NUMBER: _builtins.int
     RAY_OPTIONS_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
+    ZERO_RESOURCES_FIELD_NUMBER: _builtins.int
+    SECRET_ENV_FIELD_NUMBER: _builtins.int
+    NODE_SELECTOR_FIELD_NUMBER: _builtins.int
+    COLOCATION_TOTAL_FIELD_NUMBER: _builtins.int
+    SCALING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
-    """Role whose preset fills in what is not stated; empty: none."""
+    """Role whose preset fills in resources and concurrency that are not stated; empty: none."""
     actor: _builtins.str
     """Import path "pkg.module:Class", imported only inside the worker process."""
     args_json: _builtins.str
@@ -281,7 +350,9 @@ class ComponentSpec(_message.Message):
     max_workers: _builtins.int
     """Most workers of an elastic component."""
     max_concurrency: _builtins.int
-    """Calls that may run at once in one worker, 1 … 10000. Absent: 100."""
+    """Calls that may run at once in one worker, 1 … 10000. Absent: as its role's preset says; without a role 100, or 10
+    in a colocation group.
+    """
     pool: _builtins.str
     """Pool the component is charged to; empty: the job's."""
     colocation_group: _builtins.str
@@ -312,6 +383,30 @@ class ComponentSpec(_message.Message):
         placement_config says, which fills this in.
         """
 
+    @_builtins.property
+    def zero_resources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Resources stated as none ("cpu", "gpu", …), so that the preset of the role doesn't fill them in. Any other amount
+        of 0 is not stated. Without a role it says nothing.
+        """
+
+    @_builtins.property
+    def secret_env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables whose values are secret whatever their names: masked wherever the job is shown."""
+
+    @_builtins.property
+    def node_selector(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels a node must have, besides the job's."""
+
+    @_builtins.property
+    def colocation_total(self) -> _common_pb2.Resources:
+        """Resources of the process that the members of its colocation group share; absent: the most of each resource that a
+        member states. One member says it, or all the same.
+        """
+
+    @_builtins.property
+    def scaling(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScalingRule]:
+        """When an elastic component grows and shrinks by itself; the first rule that matches decides."""
+
     def __init__(
         self,
         *,
@@ -334,10 +429,15 @@ class ComponentSpec(_message.Message):
         interpreter: _builtins.str = ...,
         ray_options: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         places: _abc.Iterable[_common_pb2.WorkerPlace] | None = ...,
+        zero_resources: _abc.Iterable[_builtins.str] | None = ...,
+        secret_env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        node_selector: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        colocation_total: _common_pb2.Resources | None = ...,
+        scaling: _abc.Iterable[Global___ScalingRule] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
@@ -357,6 +457,63 @@ class ComponentSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__workers) -> _WhichOneofReturnType__workers | None: ...
 
 Global___ComponentSpec: _TypeAlias = ComponentSpec  # noqa: Y015
+
+@_typing.final
+class ScalingRule(_message.Message):
+    """What a reported gauge means for the number of workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    ABOVE_MILLI_FIELD_NUMBER: _builtins.int
+    BELOW_MILLI_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    COOLDOWN_MS_FIELD_NUMBER: _builtins.int
+    signal: _builtins.str
+    """Name of the gauge."""
+    above_milli: _builtins.int
+    """The rule holds while the gauge is greater than this, in thousandths. Exactly one of above and below is set."""
+    below_milli: _builtins.int
+    """The rule holds while the gauge is less than this, in thousandths."""
+    action: Global___ScalingAction.ValueType
+    """More workers or fewer."""
+    step: _builtins.int
+    """Workers added or taken away at a time. Absent: 1."""
+    cooldown_ms: _builtins.int
+    """Milliseconds for which the rule doesn't act again. Absent: 30000."""
+    def __init__(
+        self,
+        *,
+        signal: _builtins.str = ...,
+        above_milli: _builtins.int | None = ...,
+        below_milli: _builtins.int | None = ...,
+        action: Global___ScalingAction.ValueType = ...,
+        step: _builtins.int | None = ...,
+        cooldown_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_above_milli", b"_above_milli", "_below_milli", b"_below_milli", "_cooldown_ms", b"_cooldown_ms", "_step", b"_step", "above_milli", b"above_milli", "below_milli", b"below_milli", "cooldown_ms", b"cooldown_ms", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above_milli", b"_above_milli", "_below_milli", b"_below_milli", "_cooldown_ms", b"_cooldown_ms", "_step", b"_step", "above_milli", b"above_milli", "action", b"action", "below_milli", b"below_milli", "cooldown_ms", b"cooldown_ms", "signal", b"signal", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__above_milli: _TypeAlias = _typing.Literal["above_milli"]  # noqa: Y015
+    _WhichOneofArgType__above_milli: _TypeAlias = _typing.Literal["_above_milli", b"_above_milli"]  # noqa: Y015
+    _WhichOneofReturnType__below_milli: _TypeAlias = _typing.Literal["below_milli"]  # noqa: Y015
+    _WhichOneofArgType__below_milli: _TypeAlias = _typing.Literal["_below_milli", b"_below_milli"]  # noqa: Y015
+    _WhichOneofReturnType__cooldown_ms: _TypeAlias = _typing.Literal["cooldown_ms"]  # noqa: Y015
+    _WhichOneofArgType__cooldown_ms: _TypeAlias = _typing.Literal["_cooldown_ms", b"_cooldown_ms"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__above_milli) -> _WhichOneofReturnType__above_milli | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__below_milli) -> _WhichOneofReturnType__below_milli | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cooldown_ms) -> _WhichOneofReturnType__cooldown_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+
+Global___ScalingRule: _TypeAlias = ScalingRule  # noqa: Y015
 
 @_typing.final
 class RestartPolicy(_message.Message):

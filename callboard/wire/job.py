@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from callboard.model.colocation import unfused
 from callboard.model.describe import masked
+from callboard.model.inputs.component import MAX_WORKERS
+from callboard.model.inputs.compounds import MAX_ENTRIES
 from callboard.model.inputs.exact import Exact, JsonText
-from callboard.model.inputs.job import MAX_COMPONENTS, MAX_WORKERS, JobInput
-from callboard.model.inputs.located import Misfit
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, Strategy, WorkerPlace
+from callboard.model.inputs.job import MAX_COMPONENTS, JobInput
+from callboard.model.inputs.located import Misfit, Place
+from callboard.model.inputs.scaling import MAX_RULES
+from callboard.model.specs import (
+    ComponentSpec,
+    Fencing,
+    JobSpec,
+    OnPreempt,
+    ScalingAction,
+    ScalingRule,
+    Strategy,
+    WorkerPlace,
+)
 from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire
@@ -16,7 +29,7 @@ from callboard.wire.reading import MessageReader, exact_or_none, given, optional
 
 
 def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
-    """The message of ``spec``, every field set.
+    """The message of ``spec``, every field set that is not left to a preset; members of groups apart, as asked for.
 
     Args:
         spec: the job.
@@ -28,7 +41,7 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
         pool=spec.pool,
         priority_milli=spec.priority_milli,
         labels=dict(spec.labels),
-        components=[component_to_proto(component, mask=mask) for component in spec.components],
+        components=[component_to_proto(component, mask=mask) for component in unfused(spec).components],
         placement=to_wire(job_pb2.PlacementStrategy, spec.placement),
         gang=spec.gang,
         session_lease_ms=spec.session_lease_ms,
@@ -111,16 +124,32 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         kwargs_json=spec.kwargs_json,
         entry=spec.entry,
         resources=resources_to_proto(spec.resources),
-        max_concurrency=spec.max_concurrency,
+        zero_resources=spec.zero_resources,
+        max_concurrency=spec.max_concurrency or None,
         env=masked(spec.env, secrets=not mask),
+        secret_env=masked(spec.secret_env, secrets=not mask, declared=True),
         pass_env=spec.pass_env,
         pool=spec.pool,
+        node_selector=dict(spec.node_selector),
         colocation_group=spec.colocation_group,
+        colocation_total=resources_to_proto(spec.colocation_total) if spec.colocation_total else None,
+        scaling=[_rule_to_proto(rule) for rule in spec.scaling],
         in_bundle=spec.in_bundle,
         interpreter=spec.interpreter,
         ray_options={"name": spec.alias} if spec.alias else {},
         places=[place_to_proto(place, mask=mask) for place in spec.places],
         **counts,
+    )
+
+
+def _rule_to_proto(rule: ScalingRule) -> job_pb2.ScalingRule:
+    return job_pb2.ScalingRule(
+        signal=rule.signal,
+        above_milli=rule.above_milli,
+        below_milli=rule.below_milli,
+        action=to_wire(job_pb2.ScalingAction, rule.action),
+        step=rule.step,
+        cooldown_ms=rule.cooldown_ms,
     )
 
 
@@ -151,16 +180,45 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         workers=optional(message, "workers"),
         min_workers=optional(message, "min_workers"),
         max_workers=optional(message, "max_workers"),
-        resources=reader.amounts(message.resources, (*place, "resources")),
+        resources=_amounts_mapping(message, reader, place),
         max_concurrency=optional(message, "max_concurrency"),
         env=dict(message.env),
+        secret_env=dict(message.secret_env),
         pass_env=list(message.pass_env),
         pool=message.pool,
+        node_selector=dict(message.node_selector),
         colocation_group=message.colocation_group,
+        colocation_total=reader.amounts(message.colocation_total, (*place, "colocation_total"))
+        if message.HasField("colocation_total")
+        else None,
+        scaling=[
+            _rule_mapping(item, reader, (*place, "scaling", i))
+            for i, item in enumerate(message.scaling[: MAX_RULES + 1])
+        ],
         in_bundle=message.in_bundle,
         interpreter=message.interpreter,
         ray_options={"name": message.ray_options["name"]} if "name" in message.ray_options else None,
         places=[_place_mapping(item) for item in message.places[: MAX_WORKERS + 1]],
+    )
+
+
+def _amounts_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, place: Place) -> dict[str, Exact]:
+    """The amounts that are stated; of those that are 0 the ones that say so."""
+    amounts = reader.amounts(message.resources, (*place, "resources"))
+    for name in message.zero_resources[: MAX_ENTRIES + 1]:
+        if name in amounts:
+            reader.misfits.append(Misfit((*place, "zero_resources"), f"names {name}, of which resources has some"))
+        amounts.setdefault(name, Exact(0))
+    return amounts
+
+
+def _rule_mapping(message: job_pb2.ScalingRule, reader: MessageReader, place: Place) -> dict[str, Any]:
+    return {"signal": message.signal} | given(
+        above=optional(message, "above_milli", Exact),
+        below=optional(message, "below_milli", Exact),
+        action=reader.word(job_pb2.ScalingAction, message.action, ScalingAction, (*place, "action")),
+        step=optional(message, "step"),
+        cooldown=optional(message, "cooldown_ms", Exact),
     )
 
 

@@ -41,8 +41,8 @@ _WHOLE: dict[Place, Place] = {
     ("retries", "attempts"): ("retry_attempts",),
     ("retries", "base"): ("retry_base_ms",),
 }
-_AMOUNTS = frozenset({"resources", "reserved", "nominal", "borrow_limit", "lend_limit"})
-_KEYED = frozenset({"labels", "env", "node_selector", "ray_options"})
+_AMOUNTS = frozenset({"resources", "colocation_total", "reserved", "nominal", "borrow_limit", "lend_limit"})
+_KEYED = frozenset({"labels", "env", "secret_env", "node_selector", "ray_options"})
 
 
 def wire_fault(misfit: Misfit, field: str) -> Fault:

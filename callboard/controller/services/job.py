@@ -10,6 +10,7 @@ import grpc.aio
 
 from callboard.controller.driver import Driver
 from callboard.controller.options import ControllerOptions
+from callboard.controller.placements import as_before, placed
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, page_of, text_of
 from callboard.controller.views.jobs import explanation_message, job_message
@@ -51,7 +52,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             return job_pb2.SubmitJobResponse(plan=await self._plan(spec))
         uid = self._new_uid()
         job = await self._driver.ask(
-            lambda now_ms, cause: JobSubmitted(now_ms=now_ms, cause=cause, uid=uid, spec=spec, request_id=request_id),
+            lambda now_ms, cause: JobSubmitted(
+                now_ms=now_ms, cause=cause, uid=uid, spec=self._placed(spec, request_id), request_id=request_id
+            ),
             self._result,
             source="submit",
         )
@@ -178,9 +181,18 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def _plan(self, spec: JobSpec) -> job_pb2.Explanation:
         self._driver.check_serving()
         scheduler = self._driver.scheduler
+        spec = self._placed(spec)
         scheduler.check_spec(spec)
         account = await self._driver.read(lambda _: scheduler.explain_spec(spec, self._driver.now_ms()))
         return explanation_message(account)
+
+    def _placed(self, spec: JobSpec, request_id: str = "") -> JobSpec:
+        """The job with its placement text resolved against the nodes of this moment, when it is decided about."""
+        state = self._driver.state
+        uid = state.requests.get(request_id) if request_id else None
+        if uid is not None and spec.placement_config:
+            return as_before(spec, state.specs[uid].spec)
+        return placed(spec, state.nodes.values())
 
     def _uid(self, wanted: str) -> str:
         """The job that is meant at the moment the event is decided."""

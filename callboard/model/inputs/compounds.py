@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -214,7 +215,22 @@ def _parsed_amount(resource: str, value: object) -> int:
         raise Refused(str(error)) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """Amounts, and which resources were stated as none: those take no preset."""
+
+    amounts: Resources
+    zeros: tuple[str, ...]
+
+
+def _stated(value: object) -> Stated:
+    read = _amounts(value, whole_devices=True)
+    return Stated(Resources.from_items(read), tuple(sorted(name for name, amount in read if not amount)))
+
+
 Amounts = Annotated[Resources, PlainValidator(resources)]
+StatedAmounts = Annotated[Stated, PlainValidator(_stated)]
+Total = Annotated[Resources, PlainValidator(shape)]
 Shapes = Annotated[tuple[Resources, ...], list_of(shape, "e.g. [{cpu: 2, gpu: 1}]", 1000)]
 Quota = Annotated[tuple[tuple[str, int], ...], PlainValidator(quota)]
 LabelMap = Annotated[Labels, PlainValidator(labels)]

@@ -1,6 +1,6 @@
 """Which placement text does a job carry? What a job says about places, put together as one YAML text.
 
-A job says it as an RLinf config does, under ``cluster``, or short, with a ``placement`` at each component. What the
+A job says it as an RLinf config does, under ``cluster``, or short, with a ``component_placement`` at each component. What the
 text means is decided where the nodes are known (:mod:`callboard.placement`), so nothing is checked here but its form.
 
 Scalars are passed on as they were written: YAML 1.1 reads an unquoted ``1:0`` as the number 60 (PS-01).
@@ -16,6 +16,9 @@ import yaml
 from callboard.model.inputs.located import Misfit, Misfits, Place, Refused, as_mapping
 from callboard.model.inputs.source import SourceMapping
 
+KEY = "component_placement"
+"""Key of a component that says where it runs."""
+
 MAX_BYTES = 1 << 20
 """Longest text."""
 
@@ -30,7 +33,7 @@ def placement_text(value: object) -> str:
 
 
 def with_placement_config(source: object) -> object:
-    """A job's mapping whose ``cluster`` and components' ``placement`` have become its ``placement_config``.
+    """A job's mapping whose ``cluster`` and components' ``component_placement`` have become its ``placement_config``.
 
     Raises:
         Misfits: a component has its placement in both, or ``cluster`` is no mapping.
@@ -39,9 +42,9 @@ def with_placement_config(source: object) -> object:
         return source
     components = source.get("components")
     stated = {
-        str(component["name"]): (("components", index, "placement"), component["placement"])
+        str(component["name"]): (("components", index, KEY), component[KEY])
         for index, component in enumerate(map(as_mapping, components) if isinstance(components, list | tuple) else ())
-        if isinstance(component, Mapping) and "name" in component and component.get("placement") is not None
+        if isinstance(component, Mapping) and "name" in component and component.get(KEY) is not None
     }
     if source.get("cluster") is None and not stated:
         return source
@@ -95,4 +98,4 @@ def _as_written(source: Mapping[str, Any], place: Place, value: Any) -> Any:
 def _without_placement(component: object) -> object:
     if not isinstance(component, Mapping):
         return component
-    return {key: value for key, value in component.items() if key != "placement"}
+    return {key: value for key, value in component.items() if key != KEY}

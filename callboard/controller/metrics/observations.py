@@ -1,0 +1,171 @@
+"""How often, and how long did it take? Counts and durations, from what was decided and journaled.
+
+What a restart forgets is only what Prometheus expects to be forgotten: counters begin again at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from callboard.scheduler import State
+from callboard.scheduler.commands import Command
+from callboard.scheduler.records import EventRecord, JobState, WorkerState
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+"""Buckets of everything that people wait for."""
+
+SHORT_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
+"""Buckets of what the controller does by itself."""
+
+
+class Observations:
+    """Follows the driver. Everything here runs on its loop."""
+
+    def __init__(self, registry: CollectorRegistry, state: Callable[[], State]) -> None:
+        """
+        Args:
+            registry: where the figures are shown.
+            state: what is true now.
+        """
+        self._state = state
+        self._next_preemption = 0
+        self._yielding: set[int] = set()
+        self._starting: dict[str, list[int]] = {}
+        self._series: set[tuple[str, tuple[str, ...]]] = set()
+        self.preemptions = Counter(
+            "callboard_preemptions", "Victims that yielded.", ["pool", "reason", "outcome"], registry=registry
+        )
+        self.execution = Histogram(
+            "callboard_preemption_execution_seconds",
+            "From the decision until the victim's room was free.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.to_start = Histogram(
+            "callboard_preemption_to_start_seconds",
+            "From the decision to preempt until the preemptor ran.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.schedule = Histogram(
+            "callboard_task_schedule_seconds",
+            "From submit until every worker answered, first start only.",
+            ["pool"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.worker_start = Histogram(
+            "callboard_worker_start_seconds",
+            "From the start command until the worker answered.",
+            ["spare"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.scaling = Counter(
+            "callboard_scaling_events", "Changes of elastic components.", ["direction", "reason"], registry=registry
+        )
+        self.restarts = Counter("callboard_worker_restarts", "Workers started again.", registry=registry)
+        self.decision = Histogram(
+            "callboard_decision_seconds", "One event decided.", buckets=SHORT_SECONDS, registry=registry
+        )
+        self.commit = Histogram(
+            "callboard_journal_commit_seconds", "One batch on disk.", buckets=SHORT_SECONDS, registry=registry
+        )
+        self.calls = Histogram(
+            "callboard_call_seconds",
+            "Calls of the API, by method and status.",
+            ["method", "code"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+
+    # ---- Listener ----
+
+    def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - nothing is counted twice
+        """A term began: what was counted before it is not counted again."""
+        self._next_preemption = max(self._state().preemptions, default=0) + 1
+        self._yielding = {n for n, record in self._state().preemptions.items() if record.outcome is None}
+
+    def outage(self) -> None:
+        """Figures go on."""
+
+    def deliver(self, commands: Sequence[Command]) -> None:
+        """Commands are for agents."""
+
+    def publish(self, events: Sequence[EventRecord]) -> None:
+        """Counts what happened."""
+        for event in events:
+            kind, _, what = event.type.partition(".")
+            if kind == "job" and what == JobState.RUNNING.value.lower():
+                self._job_runs(dict(event.facts).get("uid", ""), event.at_ms)
+            elif kind == "worker" and what == WorkerState.READY.value.lower():
+                self._worker_ready(int(dict(event.facts).get("generation", 0)))
+            elif event.type == "job.scaled":
+                facts = dict(event.facts)
+                self.scaling.labels(facts.get("direction", ""), facts.get("reason", "")).inc()
+        self._preemptions()
+
+    # ---- what others measured ----
+
+    def took(self, what: str, seconds: float) -> None:
+        """A "decision" or a "commit" took so long."""
+        (self.decision if what == "decision" else self.commit).observe(seconds)
+
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """A unary call ended."""
+        self.calls.labels(method, code).observe(seconds)
+
+    # ---- what happened ----
+
+    def _job_runs(self, uid: str, at_ms: int) -> None:
+        state = self._state()
+        job, spec = state.jobs.get(uid), state.specs.get(uid)
+        if job is None or spec is None:
+            return
+        if job.attempt == 1:
+            self._series.add((spec.spec.pool, (spec.spec.pool,)))
+            self.schedule.labels(spec.spec.pool).observe(max(0, at_ms - job.submit_ms) / 1000)
+        for decided_ms in self._starting.pop(uid, []):
+            self.to_start.observe(max(0, at_ms - decided_ms) / 1000)
+
+    def _worker_ready(self, generation: int) -> None:
+        worker = self._state().workers.get(generation)
+        if worker is None:
+            return
+        self.worker_start.labels("hit" if worker.warm else "miss").observe(worker.start_ms / 1000)
+        if worker.attempt > 1:
+            self.restarts.inc()
+
+    def _preemptions(self) -> None:
+        known = self._state().preemptions
+        newest = max(known, default=0)
+        for number in range(self._next_preemption, newest + 1):
+            record = known.get(number)
+            if record is None:
+                continue
+            self._yielding.add(number)
+            if record.preemptor:
+                self._starting.setdefault(record.preemptor, []).append(record.decided_ms)
+        self._next_preemption = max(self._next_preemption, newest + 1)
+        for number in sorted(self._yielding):
+            record = known.get(number)
+            if record is None:
+                self._yielding.discard(number)
+            elif record.outcome is not None:
+                self._yielding.discard(number)
+                labels = (record.pool, record.rule.value, record.outcome.value)
+                self._series.add((record.pool, labels))
+                self.preemptions.labels(*labels).inc()
+                self.execution.observe(max(0, record.yield_ms) / 1000)
+        self._starting = {uid: times for uid, times in self._starting.items() if uid in self._state().jobs}
+
+    def forget_gone(self) -> None:
+        """Drops the series of pools that no longer exist."""
+        pools = self._state().pools
+        for pool, labels in sorted(self._series):
+            if pool in pools:
+                continue
+            self._series.discard((pool, labels))
+            (self.preemptions if len(labels) > 1 else self.schedule).remove(*labels)

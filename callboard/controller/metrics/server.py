@@ -1,0 +1,139 @@
+"""Where is it read? ``http://127.0.0.1:8080/metrics``, served from a thread, with the state read on the driver's loop.
+
+prometheus-client writes the format; the standard library serves it. Only GET, and nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import TimeoutError as LateError
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import structlog
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+READ_S = 5.0
+"""How long a scrape waits for the loop; a stuck controller is told by a failed scrape."""
+
+log = structlog.get_logger(__name__)
+
+Build = Callable[[], Any]
+
+
+class LoopCollector(Collector):
+    """Metrics that are built on the loop whenever they are asked for."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, build: Callable[[], Iterable[Metric]]) -> None:
+        self._loop = loop
+        self._build = build
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, built on the loop."""
+        yield from on_loop(self._loop, lambda: list(self._build()))
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are known once there is something to show."""
+        return iter(())
+
+
+def on_loop(loop: asyncio.AbstractEventLoop, build: Build) -> Any:
+    """What ``build`` returns on the loop, for another thread.
+
+    Raises:
+        TimeoutError: the loop didn't answer within :data:`READ_S`.
+    """
+
+    async def built() -> Any:
+        return build()
+
+    asked = asyncio.run_coroutine_threadsafe(built(), loop)
+    try:
+        return asked.result(READ_S)
+    except LateError:
+        asked.cancel()
+        raise TimeoutError("the controller's loop is busy") from None
+
+
+class MetricsServer:
+    """Serves ``/metrics`` and further pages of JSON."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        loop: asyncio.AbstractEventLoop,
+        pages: Mapping[str, Build],
+    ) -> None:
+        """Listens from now on.
+
+        Args:
+            host: address to listen on.
+            port: port; 0: a free one.
+            registry: what ``/metrics`` shows.
+            loop: where the state may be read.
+            pages: path → what makes its JSON, called on the loop.
+
+        Raises:
+            OSError: the address can't be listened on.
+        """
+        self._metrics = make_wsgi_app(registry)
+        self._loop = loop
+        self._pages = pages
+        self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Quiet)
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops listening. Not to be called on the loop, which a scrape may be waiting for."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+            return _plain(start_response, "405 Method Not Allowed", "only GET is allowed\n")
+        try:
+            if path == "/metrics":
+                answer: Iterable[bytes] = self._metrics(environ, start_response)
+                return answer
+            if path in self._pages:
+                body = json.dumps(on_loop(self._loop, self._pages[path])).encode()
+                start_response("200 OK", [("Content-Type", "application/json")])
+                return [body]
+        except TimeoutError as late:
+            return _plain(start_response, "503 Service Unavailable", f"{late}\n")
+        listed = ", ".join(["/metrics", *self._pages])
+        return _plain(start_response, "404 Not Found", f"there are {listed}\n")
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each scrape, so that a slow reader delays nobody."""
+
+    daemon_threads = True
+    # Another program's port is never shared or taken over (NJ-04).
+    allow_reuse_port = False
+
+
+class _Quiet(WSGIRequestHandler):
+    """A handler that leaves requests out of the log and gives up on peers that say nothing."""
+
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        """Scrapes are not worth a line each."""
+        log.debug("scraped", request=format % args)
+
+
+def _plain(start_response: Callable[..., Any], status: str, text: str) -> list[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [text.encode()]

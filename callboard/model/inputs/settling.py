@@ -1,0 +1,46 @@
+"""What does a job ask for in the end? With the presets of its roles and with its colocation groups fused.
+
+The one place where both happen, for jobs from every edge: SDK, files and messages. A controller settles a job when it
+is submitted (after its placement was resolved), `callboard plan` when it reads the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from callboard.model.colocation import fused, groups_of
+from callboard.model.inputs.located import Misfit, Misfits
+from callboard.model.roles import PRESETS, RolePreset, filled_in
+from callboard.model.specs import JobSpec
+
+
+def settled(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSpec:
+    """The job as it is scheduled and journaled; asked again, the same.
+
+    Raises:
+        Misfits: components whose role has no preset, members of a colocation group with different places.
+    """
+    misfits = [
+        Misfit(("components", index, "role"), _unknown(component.role, presets))
+        for index, component in enumerate(spec.components)
+        if component.role and component.role not in presets
+    ]
+    misfits += [
+        Misfit(
+            ("components", index, "places"),
+            f"differ from those of {spec.components[indexes[0]].name}, with which it shares a process",
+        )
+        for indexes in groups_of(spec.components).values()
+        for index in indexes[1:]
+        if spec.components[index].places != spec.components[indexes[0]].places
+    ]
+    if misfits:
+        raise Misfits(misfits)
+    return fused(filled_in(spec, presets))
+
+
+def _unknown(role: str, presets: Mapping[str, RolePreset]) -> str:
+    near = difflib.get_close_matches(role, presets, n=1)
+    guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(presets))}."
+    return f"{role} is no role that has a preset; {guess} A controller learns others by --roles FILE"

@@ -1,0 +1,287 @@
+"""What does a placement text say? Segments of resource ranks and process ranks, each with its column.
+
+::
+
+    placement = segment { "," segment }
+    segment   = resources [ ":" processes ]
+    resources = "all" | range
+    processes = range
+    range     = int | int "-" int          inclusive, ascending
+
+Nothing here knows a cluster: :func:`compile_segments` is told how many resources there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from callboard.model.inputs.located import shown_text
+from callboard.placement.diagnostics import Report, Where
+
+MAX_TEXT = 65_536
+"""Longest placement text, in characters."""
+
+MAX_PROCESSES = 100_000
+"""Most processes of a component."""
+
+MAX_RANK = 10**9
+"""Ranks are below this; what is larger is a mistake in any cluster."""
+
+_RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?")
+_LONE_DASH = re.compile(r"\s*-\s*[0-9]+\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment as written.
+
+    Attributes:
+        first: first resource rank; 0 for ``all``.
+        last: last resource rank; -1 for ``all``.
+        processes: first and last process rank; None: one process per resource.
+        text: what was written.
+        column: column in the placement text, from 1.
+        process_column: column of the process ranks, from 1.
+    """
+
+    first: int
+    last: int
+    processes: tuple[int, int] | None = None
+    text: str = field(default="", compare=False)
+    column: int = field(default=1, compare=False)
+    process_column: int = field(default=1, compare=False)
+
+    @property
+    def every(self) -> bool:
+        """Whether it says ``all``."""
+        return self.last < 0
+
+    def __str__(self) -> str:
+        resources = "all" if self.every else _range_text(self.first, self.last)
+        return resources if self.processes is None else f"{resources}:{_range_text(*self.processes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment whose counts are known and fit: so many processes, spread evenly over so many resources."""
+
+    first: int
+    resources: int
+    processes: int
+    segment: Segment = field(compare=False)
+
+    def ranks(self) -> list[range]:
+        """The resource ranks of each process, in order."""
+        if self.processes <= self.resources:
+            size = self.resources // self.processes
+            return [range(start, start + size) for start in range(self.first, self.first + self.resources, size)]
+        sharers = self.processes // self.resources
+        own = [range(rank, rank + 1) for rank in range(self.first, self.first + self.resources)]
+        return [rank for rank in own for _ in range(sharers)]
+
+
+def format_segments(segments: Sequence[Segment]) -> str:
+    """The shortest text of these segments."""
+    return ",".join(str(segment) for segment in segments)
+
+
+def parse_segments(text: str, where: Where, report: Report) -> tuple[Segment, ...] | None:
+    """The segments of ``text``; None when there are faults, which ``report`` has then."""
+    if len(text) > MAX_TEXT:
+        report.fault(where, f"the placement has {len(text)} characters; {MAX_TEXT} are allowed")
+        return None
+    if not text.strip():
+        report.fault(where, f"the placement is empty; {_HINT}", read="nothing", allowed=_HINT)
+        return None
+    found: list[Segment] = []
+    faults_before = len(report.faults)
+    start = 0
+    for part in text.split(","):
+        segment = _Segments(part, start, where, report).read()
+        if segment is not None:
+            found.append(segment)
+        start += len(part) + 1
+    return tuple(found) if len(report.faults) == faults_before else None
+
+
+_HINT = "write e.g. all, 0-3, 0,2,5-7 or 0-1:0-3"
+
+
+class _Segments:
+    """Reads one segment and says what is wrong with it."""
+
+    def __init__(self, part: str, start: int, where: Where, report: Report) -> None:
+        self._part = part
+        self._start = start
+        self._where = where
+        self._report = report
+
+    def read(self) -> Segment | None:
+        """The segment, or None with its faults noted."""
+        resources, colon, processes = self._part.partition(":")
+        own = self._range(resources, 0, resources=True)
+        offset = len(resources) + 1
+        asked = self._range(processes, offset, resources=False) if colon else None
+        if own is None or (colon and asked is None):
+            return None
+        return Segment(
+            first=own[0],
+            last=own[1],
+            processes=asked,
+            text=self._part.strip(),
+            column=self._column(self._part, 0),
+            process_column=self._column(processes, offset) if colon else self._column(self._part, 0),
+        )
+
+    def _range(self, text: str, offset: int, *, resources: bool) -> tuple[int, int] | None:
+        stripped = text.strip()
+        if stripped.lower() == "all":
+            if resources:
+                return 0, -1
+            self._fault("process ranks are never 'all'; write a range such as 0-3", text, offset)
+            return None
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            self._fault(self._why_no_range(stripped, resources=resources), text, offset)
+            return None
+        low, high = match[1], match[2] or match[1]
+        for digits in dict.fromkeys((low, high)):
+            if len(digits) > 9:
+                self._fault(f"the rank {shown_text(digits)} is too large; ranks are below {MAX_RANK}", text, offset)
+                return None
+            if digits[0] == "0" and digits != "0":
+                said = f"{shown_text(digits)} has a leading zero, which some readers take for an octal number"
+                self._fault(f"{said}; write {int(digits)}", text, offset)
+                return None
+        if int(low) > int(high):
+            self._fault(f"the range {low}-{high} descends; write {high}-{low}", text, offset)
+            return None
+        return int(low), int(high)
+
+    def _why_no_range(self, text: str, *, resources: bool) -> str:
+        kind = "resource" if resources else "process"
+        if not text:
+            return f"{kind} ranks are missing; {_HINT}"
+        if _LONE_DASH.fullmatch(text):
+            return f"{shown_text(text)} is negative; {kind} ranks count from 0"
+        if text.startswith("${"):
+            return f"{shown_text(text)} is an interpolation, which nobody resolved; give the composed config"
+        if ":" in text:
+            return f"{shown_text(text)} has a second ':'; a segment is resources:processes"
+        return f"{shown_text(text)} is no {kind} rank or range; {_HINT}"
+
+    def _fault(self, message: str, text: str, offset: int) -> None:
+        column = self._column(text, offset)
+        self._report.fault(
+            self._where.at(column - 1),
+            message,
+            segment=shown_text(self._part.strip())[1:-1] or " ",
+            segment_column=column,
+            read=shown_text(text.strip()),
+            allowed=_HINT,
+        )
+
+    def _column(self, text: str, offset: int) -> int:
+        return self._start + offset + len(text) - len(text.lstrip()) + 1
+
+
+def compile_segments(
+    segments: Sequence[Segment], total: int, resource: str, where: Where, report: Report
+) -> tuple[Part, ...] | None:
+    """The parts of ``segments`` on ``total`` resources; None when there are faults, which ``report`` has then.
+
+    Args:
+        segments: what the placement text says.
+        total: how many resources there are.
+        resource: what a resource is called, e.g. ``GPU``.
+        where: place of the placement text.
+        report: where faults go.
+    """
+    parts: list[Part] = []
+    faults_before = len(report.faults)
+    previous = -1
+    started = 0
+    for segment in segments:
+        said = _Saying(segment, where, report)
+        first, last = (0, total - 1) if segment.every else (segment.first, segment.last)
+        if last >= total:
+            have = f"there are {total} here, 0 to {total - 1}" if total else "there are none here"
+            said.fault(
+                f"{resource} rank {last} does not exist; {have}",
+                read=str(last),
+                allowed=f"0 to {total - 1}" if total else "",
+            )
+        if segment.every and not total:
+            said.fault(f"'all' names nothing: there is no {resource} here")
+            continue
+        if first <= previous:
+            said.fault(
+                f"{resource} ranks ascend and occur once: {first} comes after {previous}",
+                read=str(first),
+                allowed=f"{previous + 1} or more",
+            )
+        previous = max(previous, last)
+        resources = last - first + 1
+        processes = resources
+        if segment.processes is not None:
+            low, high = segment.processes
+            processes = high - low + 1
+            if low != started:
+                rule = "start at 0" if started == 0 else f"go on at {started}"
+                said.fault(f"process ranks must {rule} (got {low})", read=str(low), allowed=str(started), process=True)
+            said.check_even(resources, processes)
+        started += processes
+        if started > MAX_PROCESSES:
+            said.fault(f"{started} processes are too many; {MAX_PROCESSES} are allowed")
+            return None
+        parts.append(Part(first, resources, processes, segment))
+    return tuple(parts) if len(report.faults) == faults_before else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Saying:
+    """Notes faults of one segment."""
+
+    segment: Segment
+    where: Where
+    report: Report
+
+    def fault(self, message: str, *, read: str = "", allowed: str = "", process: bool = False) -> None:
+        column = self.segment.process_column if process else self.segment.column
+        self.report.fault(
+            self.where.at(column - 1),
+            message,
+            segment=self.segment.text or str(self.segment),
+            segment_column=column,
+            read=read,
+            allowed=allowed,
+        )
+
+    def check_even(self, resources: int, processes: int) -> None:
+        """Rule 3: one count divides the other."""
+        if resources % processes == 0 or processes % resources == 0:
+            return
+        low, high = nearest_counts(resources, processes)
+        self.fault(
+            f"{processes} processes can't be spread evenly over {resources} resources: one count must divide the "
+            f"other; the nearest are {low} or {high} processes",
+            read=f"{processes} processes on {resources} resources",
+            allowed=f"{low} or {high} processes",
+            process=True,
+        )
+
+
+def nearest_counts(resources: int, processes: int) -> tuple[int, int]:
+    """The nearest process counts below and above ``processes`` that spread evenly over ``resources``."""
+    if processes > resources:
+        low = processes // resources * resources
+        return low, low + resources
+    low = next(count for count in range(processes, 0, -1) if resources % count == 0)
+    high = next(count for count in range(processes, resources + 1) if resources % count == 0)
+    return low, high
+
+
+def _range_text(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

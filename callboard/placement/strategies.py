@@ -1,0 +1,350 @@
+"""Which resources does each process get? The strategies that a placement text compiles to, usable on their own.
+
+A strategy is a frozen description; :meth:`resolve` lays it over a cluster, always with the same result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from callboard.model.faults import Fault, InvalidInput
+from callboard.placement.cluster import WHOLE_CLUSTER, Cluster
+from callboard.placement.diagnostics import Report, Where
+from callboard.placement.grammar import MAX_PROCESSES
+from callboard.placement.numbering import Kind, Numbering, Span, labels_of, number
+from callboard.placement.record import Placement
+
+Ranks = Sequence[int]
+"""Resource ranks of one process, ascending."""
+
+
+class PlacementStrategy:
+    """What all strategies offer.
+
+    Attributes:
+        node_group: labels of the groups whose ranks are meant, in order.
+    """
+
+    __slots__ = ()
+    node_group: tuple[str, ...]
+
+    def processes(self) -> Sequence[Ranks]:
+        """The resource ranks of each process, in the order of process ranks."""
+        raise NotImplementedError
+
+    @property
+    def hardware_ranks(self) -> tuple[int, ...]:
+        """Every resource rank that is used, ascending, each once."""
+        return tuple(sorted({rank for ranks in self.processes() for rank in ranks}))
+
+    def numbering(self, cluster: Cluster, where: Where, report: Report) -> Numbering | None:
+        """The ranks that this strategy counts in; None with faults in ``report``."""
+        return number(cluster, self.node_group, where, report)
+
+    def fits(self, numbering: Numbering, where: Where, report: Report) -> bool:
+        """Whether every process gets what exists, on one node and of one type; else ``report`` has the faults."""
+        return check_processes(self.processes(), numbering, where, report)
+
+    def resolve(self, cluster: Cluster, isolate_accelerator: bool = True) -> list[Placement]:
+        """One record per process, by rank.
+
+        Args:
+            cluster: nodes and groups.
+            isolate_accelerator: whether a worker sees only its own accelerators; False: its node's whole list.
+
+        Raises:
+            InvalidInput: the strategy does not fit the cluster.
+        """
+        report = Report()
+        where = Where("placement")
+        numbering = self.numbering(cluster, where, report)
+        if numbering is not None:
+            self.fits(numbering, where, report)
+        report.raise_any()
+        assert numbering is not None
+        return [
+            placement for placement, _ in place(self.processes(), numbering, isolate_accelerator=isolate_accelerator)
+        ]
+
+    def get_placement(self, cluster: Cluster, isolate_accelerator: bool = True) -> list[Placement]:
+        """The same as :meth:`resolve`, under RLinf's name."""
+        return self.resolve(cluster, isolate_accelerator)
+
+
+@dataclass(frozen=True, slots=True)
+class FlexiblePlacementStrategy(PlacementStrategy):
+    """A list of resource ranks for each process: sorted inside a process, processes ordered by their first rank.
+
+    Args:
+        hardware_ranks_list: resource ranks of each process; processes may share one.
+        node_group: label, comma-separated labels or a list of labels; None: the whole cluster.
+
+    Raises:
+        InvalidInput: no process, a process without a rank, or a rank twice in a process.
+    """
+
+    hardware_ranks_list: Sequence[Ranks]
+    node_group: tuple[str, ...] = (WHOLE_CLUSTER,)
+
+    def __init__(
+        self, hardware_ranks_list: Iterable[Iterable[int]], node_group: str | Sequence[str] | None = None
+    ) -> None:
+        lists = [tuple(sorted(ranks)) for ranks in hardware_ranks_list]
+        faults = [f"process {i} gets nothing" for i, ranks in enumerate(lists) if not ranks]
+        faults += [f"process {i} gets rank {low} twice" for i, ranks in enumerate(lists) for low in _repeated(ranks)]
+        faults += [f"process {i} gets the negative rank {r[0]}" for i, r in enumerate(lists) if r and r[0] < 0]
+        if not lists:
+            faults.append("the list is empty; give the ranks of at least one process")
+        _raise("hardware_ranks_list", faults)
+        lists.sort(key=lambda ranks: ranks[0])
+        object.__setattr__(self, "hardware_ranks_list", tuple(lists))
+        object.__setattr__(self, "node_group", labels_of(node_group))
+
+    @classmethod
+    def trusted(cls, lists: Sequence[Ranks], node_group: tuple[str, ...]) -> FlexiblePlacementStrategy:
+        """The strategy of lists that are in order already: nothing is checked again."""
+        strategy = cls.__new__(cls)
+        object.__setattr__(strategy, "hardware_ranks_list", tuple([tuple(ranks) for ranks in lists]))
+        object.__setattr__(strategy, "node_group", node_group)
+        return strategy
+
+    def processes(self) -> Sequence[Ranks]:
+        return self.hardware_ranks_list
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlacementStrategy(PlacementStrategy):
+    """A range of resource ranks, filled in the order of nodes; every rank of it is used exactly once.
+
+    With a stride ``s`` a process takes the ranks r, r + s, r + 2s …: processes of one block of
+    ``num_hardware_per_process * s`` ranks interleave. A block lies on one node.
+
+    Args:
+        start_hardware_rank: first rank.
+        end_hardware_rank: last rank, inclusive.
+        num_hardware_per_process: ranks of each process.
+        stride: distance between the ranks of one process.
+        node_group: label, comma-separated labels or a list of labels; None: the whole cluster.
+
+    Raises:
+        InvalidInput: the range descends, or does not divide into blocks.
+    """
+
+    start_hardware_rank: int
+    end_hardware_rank: int
+    num_hardware_per_process: int = 1
+    stride: int = 1
+    node_group: tuple[str, ...] = (WHOLE_CLUSTER,)
+
+    def __init__(
+        self,
+        start_hardware_rank: int,
+        end_hardware_rank: int,
+        num_hardware_per_process: int = 1,
+        stride: int = 1,
+        node_group: str | Sequence[str] | None = None,
+    ) -> None:
+        start, end, size = start_hardware_rank, end_hardware_rank, num_hardware_per_process
+        faults: list[str] = []
+        if start < 0:
+            faults.append(f"the range starts at {start}; ranks count from 0")
+        if end < start:
+            faults.append(f"the range {start}-{end} descends")
+        if size < 1 or stride < 1:
+            faults.append(f"{size} per process with stride {stride}: both are at least 1")
+        elif end >= start and (end - start + 1) % (size * stride):
+            block = f"{size} per process × stride {stride} = {size * stride}"
+            faults.append(f"the range {start}-{end} has {end - start + 1} ranks, which {block} does not divide")
+        elif end - start >= MAX_PROCESSES * size:
+            faults.append(f"the range {start}-{end} gives more than {MAX_PROCESSES} processes")
+        _raise("hardware_ranks", faults)
+        object.__setattr__(self, "start_hardware_rank", start)
+        object.__setattr__(self, "end_hardware_rank", end)
+        object.__setattr__(self, "num_hardware_per_process", size)
+        object.__setattr__(self, "stride", stride)
+        object.__setattr__(self, "node_group", labels_of(node_group))
+
+    def processes(self) -> Sequence[Ranks]:
+        block = self.num_hardware_per_process * self.stride
+        starts = range(self.start_hardware_rank, self.end_hardware_rank + 1, block)
+        return [range(start + offset, start + block, self.stride) for start in starts for offset in range(self.stride)]
+
+    def fits(self, numbering: Numbering, where: Where, report: Report) -> bool:
+        """Also: each block of processes that interleave lies on one node, not only each process (PS-08)."""
+        block = self.num_hardware_per_process * self.stride
+        starts = range(self.start_hardware_rank, self.end_hardware_rank + 1, block)
+        blocks = [range(start, start + block) for start in starts]
+        return check_processes(blocks, numbering, where, report, per_block=self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlacementStrategy(PlacementStrategy):
+    """A node for each process, and no accelerator: for components that live on CPUs.
+
+    Args:
+        node_ranks: the node of each process, counted in its node group; a node may occur several times.
+        node_group: label, comma-separated labels or a list of labels; None: every node.
+
+    Raises:
+        InvalidInput: no process, or a negative rank.
+    """
+
+    node_ranks: tuple[int, ...]
+    node_group: tuple[str, ...] = (WHOLE_CLUSTER,)
+
+    def __init__(self, node_ranks: Iterable[int], node_group: str | Sequence[str] | None = None) -> None:
+        ranks = tuple(sorted(node_ranks))
+        faults = ["the list is empty; give the node of at least one process"] if not ranks else []
+        faults += [f"the node rank {ranks[0]} is negative"] if ranks and ranks[0] < 0 else []
+        _raise("node_ranks", faults)
+        object.__setattr__(self, "node_ranks", ranks)
+        object.__setattr__(self, "node_group", labels_of(node_group))
+
+    def processes(self) -> Sequence[Ranks]:
+        return [(rank,) for rank in self.node_ranks]
+
+    def numbering(self, cluster: Cluster, where: Where, report: Report) -> Numbering | None:
+        return number(cluster, self.node_group, where, report, nodes_only=True)
+
+
+def check_processes(
+    processes: Sequence[Ranks], numbering: Numbering, where: Where, report: Report, *, per_block: int = 1
+) -> bool:
+    """Whether each process gets ranks that exist, on one node and of one type (rules 1 and 4).
+
+    Args:
+        processes: resource ranks of each process, or of each block of them, ascending.
+        numbering: what the ranks mean.
+        where: place of the placement.
+        report: where faults go.
+        per_block: how many processes an item of ``processes`` stands for.
+    """
+    faults_before = len(report.faults)
+    spans, total = numbering.spans, numbering.total
+    at = 0
+    for index, ranks in enumerate(processes):
+        low, high = ranks[0], ranks[-1]
+        if high >= total:
+            have = f"there are {total} here, 0 to {total - 1}"
+            report.fault(
+                where, f"{numbering.resource} rank {high} does not exist; {have}", read=str(high), allowed=have
+            )
+            return False
+        while spans[at].end <= low:
+            at += 1
+        if high < spans[at].end:
+            if not spans[at].uniform and _mixed(ranks, spans[at]):
+                _fault_of_types(index * per_block, ranks, [spans[at]], where, report)
+            continue
+        touched = [span for span in spans[at : numbering.index_of(high) + 1] if _touches(ranks, span)]
+        nodes = list(dict.fromkeys(span.node.rank for span in touched))
+        if len(nodes) > 1:
+            what = f"process {index * per_block}" if per_block == 1 else f"processes {index * per_block} to "
+            what += "" if per_block == 1 else str((index + 1) * per_block - 1)
+            report.fault(
+                where,
+                f"{what} would span nodes {_listed(nodes)}: {numbering.resource} ranks {_ranks_text(ranks)} lie on "
+                "several nodes, and all of a process are on one",
+                read=_ranks_text(ranks),
+                allowed="ranks of one node",
+            )
+        else:
+            _fault_of_types(index * per_block, ranks, touched, where, report)
+        if len(report.faults) - faults_before >= 10:
+            return False
+    return len(report.faults) == faults_before
+
+
+def place(
+    processes: Sequence[Ranks], numbering: Numbering, *, isolate_accelerator: bool = True
+) -> list[tuple[Placement, Span]]:
+    """The record of each process with the span it lies in. The processes fit: :func:`check_processes` said so."""
+    spans = numbering.spans
+    located: list[tuple[Ranks, Span]] = []
+    on_node: dict[int, int] = {}
+    at = 0
+    for ranks in processes:
+        low = ranks[0]
+        while spans[at].end <= low:
+            at += 1
+        span = spans[at]
+        located.append((ranks, span))
+        on_node[span.node.rank] = on_node.get(span.node.rank, 0) + 1
+    order = {rank: position for position, rank in enumerate(on_node)}
+    begun = dict.fromkeys(on_node, 0)
+    whole: dict[int, tuple[str, ...]] = {}
+    found: list[tuple[Placement, Span]] = []
+    for process, (ranks, span) in enumerate(located):
+        node = span.node
+        local_rank = begun[node.rank]
+        begun[node.rank] = local_rank + 1
+        first = span.first
+        own = () if span.kind is Kind.NODE else tuple([rank - first for rank in ranks])
+        devices = own if span.kind is Kind.ACCELERATOR else ()
+        if isolate_accelerator:
+            visible = (span.ids[devices[0]],) if len(devices) == 1 else tuple([span.ids[i] for i in devices])
+        else:
+            if node.rank not in whole:
+                whole[node.rank] = tuple(device.id for device in node.accelerators)
+            visible = whole[node.rank]
+        placement = Placement(
+            process,
+            node.rank,
+            order[node.rank],
+            local_rank,
+            on_node[node.rank],
+            devices[0] if devices else -1,
+            span.types[devices[0]] if devices else "",
+            visible,
+            own,
+            isolate_accelerator,
+            span.group.label,
+        )
+        found.append((placement, span))
+    return found
+
+
+def _touches(ranks: Ranks, span: Span) -> bool:
+    index = bisect_left(ranks, span.first)
+    return index < len(ranks) and ranks[index] < span.end
+
+
+def _mixed(ranks: Ranks, span: Span) -> bool:
+    return len({span.types[rank - span.first] for rank in ranks}) > 1
+
+
+def _fault_of_types(process: int, ranks: Ranks, spans: Sequence[Span], where: Where, report: Report) -> None:
+    types = dict.fromkeys(
+        span.types[rank - span.first] for span in spans for rank in ranks if span.first <= rank < span.end
+    )
+    listed = " and ".join(types)
+    report.fault(
+        where,
+        f"process {process} would get {listed} on node {spans[0].node.rank}: ranks {_ranks_text(ranks)} are of "
+        "several types, and all of a process are of one",
+        read=listed,
+        allowed="one type",
+    )
+
+
+def _ranks_text(ranks: Ranks) -> str:
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return _listed(ranks)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ",".join(str(one) for one in numbers[:16])
+    return shown if len(numbers) <= 16 else f"{shown},…"
+
+
+def _repeated(ranks: Ranks) -> list[int]:
+    return [low for low, high in pairwise(ranks) if low == high]
+
+
+def _raise(field: str, faults: Sequence[str]) -> None:
+    if faults:
+        raise InvalidInput(Fault(field, fault) for fault in faults[:100])

@@ -1,0 +1,109 @@
+"""Do the figures say what is true, and does a scrape harm nobody?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from callboard.controller.metrics.server import MetricsServer
+from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.server import Controller
+from callboard.v1 import job_pb2
+from tests.controller.support import api_at, job, options_for, pool, running
+from tests.support.fake_agent import FakeAgent
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+async def scrape(controller: Controller) -> Samples:
+    text = await asyncio.to_thread(get, f"http://{controller.metrics.address}/metrics")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def labelled(**labels: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
+
+
+class TestMetrics:
+    async def test_gauges_are_the_ledger_and_counts_are_what_happened(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path, metrics="127.0.0.1:0")
+        async with running(options) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n1", gpus=2):
+                await api.submit(job("a", gpu=1000))
+                await api.until(lambda event: event.subject == "jobs/a" and event.state == "RUNNING")
+                found = await scrape(controller)
+        assert found["callboard_nodes", labelled(state="READY")] == 1
+        assert found["callboard_gpus", labelled(state="used")] == 1
+        assert found["callboard_gpus", labelled(state="free")] == 1
+        assert found["callboard_jobs", labelled(state="RUNNING")] == 1
+        assert found["callboard_queue_length", labelled(pool="rlhf")] == 0
+        assert found["callboard_pool_usage", labelled(pool="rlhf", resource="gpu")] == 1
+        assert found["callboard_component_workers", labelled(job="a", component="w")] == 1
+        assert found["callboard_task_schedule_seconds_count", labelled(pool="rlhf")] == 1
+        assert found["callboard_worker_start_seconds_count", labelled(spare="miss")] == 1
+        assert found["callboard_worker_starts_total", labelled(spare="miss")] == 1
+        assert found["callboard_decision_seconds_count", ()] > 0
+        assert found["callboard_journal_commit_seconds_count", ()] > 0
+        assert found["callboard_call_seconds_count", labelled(method="SubmitJob", code="OK")] == 1
+        assert ("callboard_agent_heartbeat_age_seconds", labelled(node="n1")) in found
+
+    async def test_a_preemption_is_counted_with_its_rule_and_how_it_ended(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path, metrics="127.0.0.1:0")
+        async with running(options) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n1", gpus=1):
+                await api.submit(job("low", gpu=1000, priority_milli=1000))
+                await api.until(lambda event: event.subject == "jobs/low" and event.state == "RUNNING")
+                await api.submit(job("high", gpu=1000, priority_milli=9000))
+                await api.until(lambda event: event.subject == "jobs/high" and event.state == "RUNNING")
+                found = await scrape(controller)
+        counted = {labels: value for (name, labels), value in found.items() if name == "callboard_preemptions_total"}
+        assert list(counted.values()) == [1]
+        assert dict(next(iter(counted)))["reason"] == "SAME_POOL"
+        assert found["callboard_preemption_execution_seconds_count", ()] == 1
+        assert found["callboard_preemption_to_start_seconds_count", ()] == 1
+        assert found["callboard_queue_length", labelled(pool="rlhf")] == 1
+
+    async def test_a_refused_call_is_counted_by_its_status(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path, metrics="127.0.0.1:0")
+        async with running(options) as controller, api_at(controller.address) as api:
+            with pytest.raises(Exception, match="nobody"):
+                await api.jobs.GetJob(job_pb2.GetJobRequest(name="jobs/nobody"))
+            found = await scrape(controller)
+        assert found["callboard_call_seconds_count", labelled(method="GetJob", code="NOT_FOUND")] == 1
+
+    async def test_a_stuck_loop_is_told_and_other_methods_are_refused(self) -> None:
+        loop = asyncio.get_running_loop()
+        server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), loop, {"/demand": lambda: {"jobs": []}})
+        try:
+            base = f"http://127.0.0.1:{server.port}"
+            assert json.loads(await asyncio.to_thread(get, f"{base}/demand")) == {"jobs": []}
+            for url, data, code in ((f"{base}/nothing", None, 404), (f"{base}/metrics", b"x", 405)):
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    await asyncio.to_thread(urllib.request.urlopen, url, data, 10)
+                assert refused.value.code == code
+                refused.value.close()
+        finally:
+            await asyncio.to_thread(server.close)
+
+    def test_an_address_that_others_can_reach_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(BadOption, match="--metrics"):
+            ControllerOptions(state_dir=tmp_path, metrics="0.0.0.0:8080")

@@ -1,0 +1,207 @@
+"""Do jobs run where their placement texts say, and is every fault of a text told?"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
+from tests.controller.support import Api, api_at, options_for, pool, refusal_of, running
+from tests.support.fake_agent import FakeAgent
+
+TWO_GROUPS = """
+runner: {task_type: embodied, api_key: not-to-be-kept}
+cluster:
+  num_nodes: 2
+  component_placement:
+    actor: {node_group: left, placement: 0-1}
+    rollout: {node_group: right, placement: 0-1:0}
+    env: {node_group: right, placement: "0:0-1"}
+    agent: {node_group: node, placement: 1, visible: all}
+  node_groups:
+    - label: left
+      node_ranks: 0
+      env_configs:
+        - node_ranks: 0
+          env_vars: [{GLOO_SOCKET_IFNAME: eth0}, {MY_TOKEN: hidden}]
+    - {label: right, node_ranks: 1}
+"""
+
+
+def placed_job(name: str, config: str, *components: str, **fields: Any) -> job_pb2.JobSpec:
+    return job_pb2.JobSpec(
+        name=name,
+        pool="rlhf",
+        components=[job_pb2.ComponentSpec(name=each, actor="pkg.workers:Worker") for each in components],
+        placement_config=textwrap.dedent(config),
+        **fields,
+    )
+
+
+def starts(*agents: FakeAgent) -> dict[tuple[str, int], agent_pb2.StartWorker]:
+    found = [
+        command.start_worker
+        for agent in agents
+        for command in agent.commands
+        if command.WhichOneof("action") == "start_worker"
+    ]
+    return {(start.worker.component, start.worker.rank): start for start in found}
+
+
+def held(start: agent_pb2.StartWorker) -> tuple[str, list[tuple[str, int]]]:
+    return start.allocation.node_id, [(share.id, share.milli) for share in start.allocation.devices]
+
+
+class TestPlacedJobs:
+    async def test_workers_start_on_the_nodes_and_devices_of_the_text(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0") as left, FakeAgent(controller.address, "n1") as right:
+                await api.submit(placed_job("rl", TWO_GROUPS, "actor", "rollout", "env", "agent"))
+                await api.until_job("rl", "RUNNING")
+                started = starts(left, right)
+        assert {key: held(start) for key, start in started.items()} == {
+            ("actor", 0): ("n0", [("0", 1000)]),
+            ("actor", 1): ("n0", [("1", 1000)]),
+            ("rollout", 0): ("n1", [("0", 333), ("1", 1000)]),
+            ("env", 0): ("n1", [("0", 333)]),
+            ("env", 1): ("n1", [("0", 333)]),
+            ("agent", 0): ("n1", []),
+        }
+        assert started["actor", 1].env == {"GLOO_SOCKET_IFNAME": "eth0", "MY_TOKEN": "hidden"}
+        assert started["actor", 1].node_group == "left"
+        assert started["agent", 0].observes_devices
+        assert (started["env", 1].local_rank, started["env", 1].local_world_size, started["env", 1].world_size) == (
+            1,
+            2,
+            2,
+        )
+
+    async def test_what_is_kept_has_the_placement_and_no_secret(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path)
+        async with running(options) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"), FakeAgent(controller.address, "n1"):
+                await api.submit(placed_job("rl", TWO_GROUPS, "actor", "rollout", "env", "agent"))
+                await api.until_job("rl", "RUNNING")
+                spec = (await api.job("rl")).spec
+        assert "node_group: left" in spec.placement_config
+        assert "not-to-be-kept" not in spec.placement_config
+        assert "hidden" not in str(spec)
+        assert [place.node_id for place in spec.components[0].places] == ["n0", "n0"]
+        for file in options.state_dir.iterdir():
+            if "secrets" not in file.name:
+                assert b"hidden" not in file.read_bytes(), file
+                assert b"not-to-be-kept" not in file.read_bytes(), file
+
+    async def test_places_and_their_variables_survive_a_restart(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path)
+        async with running(options) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"), FakeAgent(controller.address, "n1"):
+                await api.submit(placed_job("rl", TWO_GROUPS, "actor", "rollout", "env", "agent"))
+        async with running(options) as controller, api_at(controller.address):
+            [spec] = [record.spec for record in controller.driver.state.specs.values()]
+            assert dict(spec.components[0].places[1].env)["MY_TOKEN"] == "hidden"
+
+    async def test_every_fault_is_told_with_its_line_and_column(self, tmp_path: Path) -> None:
+        config = """\
+        cluster:
+          num_nodes: 1
+          component_placement:
+            actor: 0-2
+            rollout: 1-0
+            env: {placment: 0}
+        """
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                refused = await refusal_of(
+                    api.jobs.SubmitJob(
+                        job_pb2.SubmitJobRequest(spec=placed_job("rl", config, "actor", "rollout", "env"))
+                    )
+                )
+                assert not controller.driver.state.jobs
+        assert refused.code == "INVALID_ARGUMENT"
+        assert {fault.line for fault in refused.faults} == {4, 5, 6}
+        assert all(fault.column for fault in refused.faults)
+        assert any("placement" in fault.message and "placment" in fault.message for fault in refused.faults)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"workers": 3}, "states 3 workers, its placement makes 2"),
+            ({"min_workers": 1, "max_workers": 2}, "number of workers is fixed"),
+            ({"resources": common_pb2.Resources(gpu_milli=2000)}, "asks 2 GPU a worker"),
+            ({"name": "actr"}, "places actor, but the job's components are actr"),
+        ],
+    )
+    async def test_what_the_job_says_otherwise_is_refused(
+        self, tmp_path: Path, change: dict[str, Any], said: str
+    ) -> None:
+        spec = placed_job("rl", "cluster: {num_nodes: 1, component_placement: {actor: 0-1}}", "actor")
+        spec.components[0].MergeFrom(job_pb2.ComponentSpec(**change))
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                refused = await refusal_of(api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=spec)))
+        assert any(said in fault.message for fault in refused.faults), refused
+
+    async def test_a_repeated_submit_is_the_first_job_though_a_node_joined_meanwhile(self, tmp_path: Path) -> None:
+        spec = placed_job("rl", "cluster: {component_placement: {actor: all}}", "actor")
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                first = await api.submit(spec, request_id="r-1")
+                async with FakeAgent(controller.address, "n1"):
+                    again = await api.submit(spec, request_id="r-1")
+                    assert again.uid == first.uid
+                    assert len(again.spec.components[0].places) == 2
+                    spec.placement_config = "cluster: {component_placement: {actor: 0}}"
+                    refused = await refusal_of(
+                        api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=spec, request_id="r-1"))
+                    )
+        assert refused.reason.value == "REQUEST_ID_REUSED"
+
+    async def test_a_plan_of_a_placed_job_is_told_without_starting_it(self, tmp_path: Path) -> None:
+        spec = placed_job("rl", "cluster: {component_placement: {actor: 1}}", "actor")
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                answer = await api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=spec, validate_only=True))
+                assert not controller.driver.state.jobs
+        [worker] = answer.plan.workers
+        assert [share.id for share in worker.devices] == ["1"]
+
+
+class TestResolving:
+    async def resolve(self, api: Api, config: str) -> placement_pb2.ResolvePlacementResponse:
+        stub = placement_pb2_grpc.PlacementServiceStub(api.channel)
+        call: Any = stub.ResolvePlacement(placement_pb2.ResolvePlacementRequest(config=config))
+        answer: placement_pb2.ResolvePlacementResponse = await call
+        return answer
+
+    async def test_a_text_is_resolved_against_the_visible_devices_of_the_nodes(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            agent = FakeAgent(controller.address, "n0", gpus=2)
+            for device, name in zip(agent.hello.inventory.devices, ("1", "3"), strict=True):
+                device.id = name
+            async with agent:
+                answer = await self.resolve(api, "cluster: {component_placement: {actor: '0-1:0-3'}}")
+        [component] = answer.components
+        assert [list(worker.visible_devices) for worker in component.workers] == [["1"], ["1"], ["3"], ["3"]]
+        assert [worker.place.devices[0].milli for worker in component.workers] == [500] * 4
+        assert answer.mode == "HYBRID"
+        assert answer.revision > 0
+
+    @pytest.mark.parametrize("config", ["", " ", "x" * (2 << 20)])
+    async def test_no_text_or_too_much_is_refused(self, tmp_path: Path, config: str) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await self.resolve(api, config)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
