@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from callboard.model import PgPoolSpec as PgPoolSpec
     from callboard.model import PoolSpec as PoolSpec
     from callboard.model import PreemptionPolicy as PreemptionPolicy
+    from callboard.placement import ComponentPlacement as ComponentPlacement
+    from callboard.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy
+    from callboard.placement import HybridComponentPlacement as HybridComponentPlacement
+    from callboard.placement import ModelParallelComponentPlacement as ModelParallelComponentPlacement
+    from callboard.placement import NodePlacementStrategy as NodePlacementStrategy
+    from callboard.placement import PackedPlacementStrategy as PackedPlacementStrategy
+    from callboard.placement import Placement as Placement
+    from callboard.placement import component_placement_for as component_placement_for
     from callboard.wire.refusals import AlreadyExists as AlreadyExists
     from callboard.wire.refusals import CallboardError as CallboardError
     from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
@@ -53,20 +61,27 @@ _PUBLIC = MappingProxyType(
         "AlreadyExists": "callboard.wire.refusals",
         "CallboardError": "callboard.wire.refusals",
         "Client": "callboard.client",
+        "ComponentPlacement": "callboard.placement",
         "ComponentSpec": "callboard.model",
         "DeadlineExceeded": "callboard.wire.refusals",
         "EtagMismatch": "callboard.wire.refusals",
+        "FlexiblePlacementStrategy": "callboard.placement",
+        "HybridComponentPlacement": "callboard.placement",
         "InvalidInput": "callboard.model",
         "InvalidRequest": "callboard.wire.refusals",
         "JobEnded": "callboard.client",
         "JobHandle": "callboard.client",
         "JobSpec": "callboard.model",
         "LimitReached": "callboard.wire.refusals",
+        "ModelParallelComponentPlacement": "callboard.placement",
         "NoActor": "callboard.client",
         "NoController": "callboard.client",
         "NoRay": "callboard.client",
+        "NodePlacementStrategy": "callboard.placement",
         "NotFound": "callboard.wire.refusals",
+        "PackedPlacementStrategy": "callboard.placement",
         "PgPoolSpec": "callboard.model",
+        "Placement": "callboard.placement",
         "PoolInUse": "callboard.wire.refusals",
         "PoolSpec": "callboard.model",
         "PreemptionPolicy": "callboard.model",
@@ -84,6 +99,7 @@ _PUBLIC = MappingProxyType(
         "WorkerGone": "callboard.client",
         "WorkerHandle": "callboard.client",
         "WrongState": "callboard.wire.refusals",
+        "component_placement_for": "callboard.placement",
     }
 )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from callboard.agents.checkpoints import ROLE as CHECKPOINT
 from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.interpreters import InterpreterRefused, Interpreters
@@ -81,11 +82,13 @@ class Heir:
     def _keep(self, earlier: list[Started]) -> list[Started]:
         if self._own().facts not in [each.facts for each in earlier if each.role == "agent"]:
             return []
+        # Answers that are owed, whatever became of those who left them.
+        left = [each for each in earlier if each.role == CHECKPOINT]
         nodes = [each for each in earlier if each.role == "ray"]
         if self.membership is not None:
             nodes = [each for each in nodes if self.membership.adopt(each)]
             if not nodes:
-                return []
+                return left
         workers = [each for each in earlier if each.role == "worker"]
         taken = {each.process for each in workers if each.process is not None}
         # A spare that was just becoming a worker is recorded as both.
@@ -95,6 +98,7 @@ class Heir:
         return [
             *nodes,
             *workers,
+            *left,
             *(each for each in spares if (by_name if each.process is None else is_living(each.process))),
         ]
 

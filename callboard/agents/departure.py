@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from callboard.agents.pid_watch import exited
-from callboard.agents.process_tree import identify
+from callboard.agents.process_tree import ProcessId, identify
 
 _log = structlog.get_logger(__name__)
 
@@ -53,3 +53,8 @@ class Departure:
         if parent is not None and os.getppid() == pid:
             await exited(parent)
         self.ask(f"the parent process {pid} is gone")
+
+    async def follow(self, process: ProcessId) -> None:
+        """Leave when a process is gone that watches over us without being our parent."""
+        await exited(process)
+        self.ask(f"the process {process.pid} is gone")

@@ -73,6 +73,8 @@ class Driver:
                 return await self._control(**argument)
             case "kill":
                 return await asyncio.to_thread(self._kill, **argument)
+            case "groups":
+                return await asyncio.to_thread(self._groups, **argument)
             case "book":
                 return await self._book(**argument)
             case "unbook":
@@ -166,6 +168,19 @@ class Driver:
         return self._actors[actor_name]
 
     # Placement groups.
+
+    @staticmethod
+    def _groups(prefix: str) -> Json:
+        """Groups in Ray whose name begins so: who they are, and on which nodes their bundles are (none: pending)."""
+        return [
+            {
+                "name": table["name"],
+                "ray_id": table["placement_group_id"],
+                "nodes": [node for node in table["bundles_to_node_id"].values() if node],
+            }
+            for table in placement_group_table().values()
+            if table["name"].startswith(prefix) and table["state"] != "REMOVED"
+        ]
 
     async def _book(self, name: str, bundles: list[dict[str, Any]], timeout_s: float) -> Json:
         """Make a group, wait until it is ready, and compare what Ray says of it with what was asked."""

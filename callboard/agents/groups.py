@@ -13,6 +13,7 @@ import structlog
 
 from callboard.agents.outbox import Outbox
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
+from callboard.model.quantities import MILLI
 from callboard.v1 import agent_pb2, common_pb2
 
 _log = structlog.get_logger(__name__)
@@ -26,6 +27,10 @@ class Groups:
         self._outbox = outbox
         self._making: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def look_around(self) -> None:
+        """Tell of every group of this cluster that is in Ray: this node is new there, or its agent is (PG-07)."""
+        self._track(asyncio.create_task(self._look_around()))
 
     def create(self, command_id: str, command: agent_pb2.CreatePlacementGroup) -> None:
         """Make a group; a report answers the command."""
@@ -44,6 +49,19 @@ class Groups:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def _look_around(self) -> None:
+        try:
+            groups = await self._runtime.found()
+        except HostError as error:
+            # Whatever keeps it from being found out ends in another join, and that in another look.
+            _log.warning("placement_groups_not_listed", why=str(error))
+            return
+        for each in groups:
+            found = agent_pb2.PlacementGroupFound(
+                placement_group_id=each.id, ray_placement_group_id=each.ray_id, ray_session=each.ray_session
+            )
+            self._outbox.report("", placement_group_found=found)
 
     async def _create(self, command_id: str, command: agent_pb2.CreatePlacementGroup) -> None:
         started = asyncio.get_running_loop().time()
@@ -98,17 +116,34 @@ class Groups:
 
 
 def ray_bundles(bundles: Sequence[agent_pb2.Bundle]) -> list[BundleBooking]:
-    """Bundles in Ray's terms. Ray gives a bundle whole GPUs or a part of one, so one with parts of several (a worker
-    whose placement shares them) becomes several: its own, with its first device, and one more for each other device,
-    behind all others, so that the index of a bundle stays what it was."""
-    booked, more = [], []
+    """Bundles in Ray's terms. The index of a bundle stays what it is; more may follow behind all of them.
+
+    Ray gives a bundle whole GPUs or a part of one, and chooses by itself of which GPU a part is. Parts that we put on
+    one device must therefore be booked as one amount: booked one by one, 0.5 + 0.5 and 3 × 0.333 that fill two devices
+    may be torn over both, and the last one finds no room. The first bundle that has a part of a device books the whole
+    sum, or, where it books GPUs already, a bundle of its own does.
+    """
+    parts: dict[tuple[str, int], int] = {}
+    for each in bundles:
+        for share in each.devices:
+            if share.milli < MILLI:
+                device = (each.ray_node_id, share.index)
+                parts[device] = parts.get(device, 0) + share.milli
+    booked: list[BundleBooking] = []
+    more: list[BundleBooking] = []
     for each in bundles:
         amounts = ray_amounts(each.resources)
-        if len(each.devices) > 1 and any(share.milli < 1000 for share in each.devices):
-            first, *rest = (share.milli / 1000 for share in each.devices)
-            amounts["GPU"] = first
-            more += [BundleBooking(each.ray_node_id, {"GPU": part}) for part in rest]
-        booked.append(BundleBooking(each.ray_node_id, amounts))
+        if any(share.milli < MILLI for share in each.devices):
+            amounts.pop("GPU", None)
+            if whole := sum(share.milli == MILLI for share in each.devices):
+                amounts["GPU"] = whole
+            for share in each.devices:
+                total_milli = parts.pop((each.ray_node_id, share.index), 0)
+                if total_milli and "GPU" not in amounts:
+                    amounts["GPU"] = total_milli / MILLI
+                elif total_milli:
+                    more.append(BundleBooking(each.ray_node_id, {"GPU": total_milli / MILLI}))
+        booked.append(BundleBooking(each.ray_node_id, amounts or {"memory": 1}))
     return booked + more
 
 

@@ -11,6 +11,8 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
+import psutil
+
 from callboard.agents.options import AgentOptions, split_address
 from callboard.agents.run_dir import Started
 
@@ -33,12 +35,13 @@ class NodeAddress:
             earlier: the loopback address of an earlier agent's Ray node, taken again if it is free.
 
         Raises:
-            NoAddress: every loopback address is taken, or the cluster's host can't be resolved.
+            NoAddress: this host doesn't have the address that was asked for, every loopback address is taken, or the
+                cluster's host can't be resolved.
         """
         self._claim: socket.socket | None = None
         host, port = split_address(options.ray_address or options.controller)
         if options.node_ip:
-            self.ip = options.node_ip
+            self.ip = _own(options.node_ip)
         elif _is_loopback(host):
             self.ip, self._claim = _take_loopback(earlier)
         else:
@@ -48,6 +51,31 @@ class NodeAddress:
         """Give it up."""
         if self._claim is not None:
             self._claim.close()
+
+
+def _own(ip: str) -> str:
+    """The address, which must be this host's: Ray would wait for ever for a node that nobody can reach (PG-13)."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((ip, 0))
+    except OSError as error:
+        raise NoAddress(f"node_ip: this host has no address {ip}; it has {', '.join(host_addresses())}") from error
+    return ip
+
+
+def host_addresses() -> list[str]:
+    """The addresses that a node of this host may have, as people would write them."""
+    found = [
+        each.address
+        for interface in psutil.net_if_addrs().values()
+        for each in interface
+        if each.family in (socket.AF_INET, socket.AF_INET6)
+        # Addresses of one link need its name, and loopback is told as a whole.
+        and "%" not in each.address
+        and not _is_loopback(each.address)
+    ]
+    return [*sorted(found), "127.0.0.2 … 127.255.255.254"]
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,6 +14,7 @@ import structlog
 
 import callboard
 from callboard.agents.adoption import Heir, LeftBehind
+from callboard.agents.checkpoints import Checkpoints
 from callboard.agents.commands import Commands
 from callboard.agents.departure import Departure
 from callboard.agents.devices import NodeDevices
@@ -28,6 +29,7 @@ from callboard.agents.lease_file import LeaseFile, read_lease
 from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
 from callboard.agents.process_runtime import ProcessRuntime
+from callboard.agents.process_tree import ProcessId
 from callboard.agents.ray_membership import RayMembership
 from callboard.agents.ray_plan import RayPlan
 from callboard.agents.ray_runtime import RayRuntime
@@ -85,6 +87,7 @@ class Agent:
             self._spares,
             self._lease,
             self._fence,
+            Checkpoints(run_dir),
         )
         self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)
@@ -183,6 +186,8 @@ class Agent:
             works["ray"] = self._membership.run()
         if self._options.exit_with_parent is not None:
             works["parent"] = self._departure.follow_parent(self._options.exit_with_parent)
+        if self._options.exit_with is not None:
+            works["keeper"] = self._departure.follow(ProcessId(*self._options.exit_with))
         return works
 
     # What the session asks and tells (SessionHandler).
@@ -288,6 +293,8 @@ class Agent:
 
     def _ray_changed(self) -> None:
         self._session.beat()
+        if self._ray_now().ray_node_id:
+            self._groups.look_around()
         self._spares.wake()
 
     def _report_ray_exit(self, message: str) -> None:
@@ -305,8 +312,8 @@ class Agent:
     def _new_runtime(self) -> Runtime:
         options = self._options
         if options.runtime == "ray":
-            return RayRuntime(self._driver)
-        alone = options.exit_with_parent is not None
+            return RayRuntime(self._driver, options.cluster)
+        alone = options.exit_with_parent is not None or options.exit_with is not None
         successor_s = options.successor_s if options.successor_s is not None else 0.0 if alone else _SUCCESSOR_S
         return ProcessRuntime(logs=self._run_dir.logs, sockets=self._run_dir.sockets, successor_s=successor_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Mapping
@@ -90,9 +91,12 @@ class AgentOptions:
     `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
     exit_with_parent: int | None = None
     """Leave when the process with this pid, our parent, is gone; None: live on."""
+    exit_with: tuple[int, int] | None = None
+    """Leave when this process is gone, by pid and start time in clock ticks since boot; it need not be our parent."""
     successor_s: float | None = None
     """Seconds that plain worker processes live on without an agent, for the next one to find them; None: 60, or 0
-    with `exit_with_parent`, because nobody starts such an agent again. (Ray actors live as long as their Ray node.)"""
+    with `exit_with_parent` or `exit_with`, because nobody starts such an agent again. (Ray actors live as long as
+    their Ray node.)"""
     leave_hooks_s: float = 2.0
     """Seconds that the hooks of workers may take when the agent leaves."""
     leave_s: float = 20.0
@@ -153,6 +157,9 @@ class AgentOptions:
         for name, port in ports.items():
             fine = port is None or port == 0 or 1024 <= port <= 65535
             _need(fine, name, f"{port} is not 0 or 1024 … 65535")
+        if self.node_ip:
+            _need(self.runtime == "ray", "node_ip", "a node without Ray listens on no address")
+            _need_node_ip(self.node_ip)
         base = self.port_base
         fine = base is None or 1024 <= base <= 65535 - 10
         _need(fine, "port_base", f"{base} is not 1024 … 65525")
@@ -169,6 +176,17 @@ def split_address(address: str) -> tuple[str, int]:
 def _need(condition: bool, option: str, why: str) -> None:
     if not condition:
         raise OptionError(option, why)
+
+
+def _need_node_ip(text: str) -> None:
+    try:
+        ip = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise OptionError("node_ip", f"{text!r} is no IP address; names are not looked up") from error
+    one = not (ip.is_unspecified or ip.is_multicast)
+    _need(one, "node_ip", f"{text} is not the address of one host")
+    kept = text not in ("127.0.0.1", "::1")
+    _need(kept, "node_ip", f"Ray replaces {text} by the address of an interface; on loopback take 127.0.0.2 or above")
 
 
 def _need_address(option: str, address: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from callboard.v1 import agent_pb2
@@ -32,6 +32,7 @@ class Outbox:
         self._unsent: dict[str, None] = {}
         self._more = asyncio.Event()
         self._fewer = asyncio.Event()
+        self._then: dict[str, Callable[[], None]] = {}
         self._answers: OrderedDict[str, agent_pb2.Report | None] = OrderedDict()
         self._answer_bytes = 0
 
@@ -60,11 +61,18 @@ class Outbox:
         self._unsent[report.report_id] = None
         self._more.set()
 
+    def when_acknowledged(self, report: agent_pb2.Report, then: Callable[[], None]) -> None:
+        """Do something once the controller has this report; not at all if this agent ends before."""
+        self._then[report.report_id] = then
+
     def acknowledge(self, report_ids: Iterable[str]) -> None:
         """The controller has these."""
         for report_id in report_ids:
             self._waiting.pop(report_id, None)
             self._unsent.pop(report_id, None)
+            then = self._then.pop(report_id, None)
+            if then is not None:
+                then()
         self._fewer.set()
 
     def start_over(self) -> None:

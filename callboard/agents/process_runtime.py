@@ -16,7 +16,7 @@ from pathlib import Path
 
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.process_tree import ProcessId, identify
-from callboard.agents.runtime import BookedGroup, GroupBooking, HostError, Launch
+from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, HostError, Launch
 
 
 class ProcessRuntime:
@@ -96,6 +96,10 @@ class ProcessRuntime:
     async def book(self, group: GroupBooking) -> BookedGroup:  # noqa: ARG002 - nothing to book
         """Nothing to book outside the ledger."""
         return BookedGroup()
+
+    async def found(self) -> list[FoundGroup]:
+        """Nothing is booked outside the ledger."""
+        return []
 
     async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:
         """Nothing was booked."""

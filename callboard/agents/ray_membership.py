@@ -159,7 +159,7 @@ class RayMembership:
         self._running = await RayNode.start(spec, self._ender)
         self._run_dir.put(Started("ray", self._running.process))
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
-        self._check_session(target, connection)
+        self._check_connection(target, connection)
         self._record(self._running, target, connection)
         self.node = self._part_in_ray(connection, target)
         self._on_change()
@@ -168,7 +168,7 @@ class RayMembership:
     async def _join_again(self, target: RayTarget) -> Connection:
         """A driver for the node that was adopted."""
         connection = await self._new_driver(target)
-        self._check_session(target, connection)
+        self._check_connection(target, connection)
         if connection.ray_node_id != self.node.ray_node_id:
             raise RayNodeError("another Ray node has its address")
         self._on_change()
@@ -186,9 +186,12 @@ class RayMembership:
                 _log.warning("ray_driver_died", why=str(error), tries_left=left)
         return await self._driver.connect(target.gcs_address, self._node_ip, environment)
 
-    def _check_session(self, target: RayTarget, connection: Connection) -> None:
+    def _check_connection(self, target: RayTarget, connection: Connection) -> None:
         if target.session and connection.session != target.session:
             raise RayNodeError(f"{target.gcs_address} is another Ray session than the one that is wanted")
+        if connection.node_ip != self._node_ip:
+            # Placement, rendezvous and drivers all go by what Ray says (PG-13).
+            raise RayNodeError(f"Ray took {connection.node_ip} for the node's address and not {self._node_ip}")
 
     def _record(self, node: RayNode, target: RayTarget, connection: Connection) -> None:
         facts = {

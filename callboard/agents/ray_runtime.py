@@ -14,7 +14,7 @@ import structlog
 from callboard.agents.driver_client import DriverClient, DriverLost
 from callboard.agents.framing import Json, RemoteError
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.runtime import BookedGroup, GroupBooking, HostError, Launch
+from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, HostError, Launch
 
 _log = structlog.get_logger(__name__)
 
@@ -36,16 +36,18 @@ def actor_name(name: str) -> str:
     return f"cb/{name}"
 
 
-def group_name(group_id: str, attempt: int) -> str:
-    """Ray's name for an attempt at a placement group: a retry never meets the ghost of an earlier one."""
-    return f"cb/{group_id}/{attempt}"
+def group_name(cluster: str, group_id: str, attempt: int) -> str:
+    """Ray's name for an attempt at a placement group: a retry never meets the ghost of an earlier one, and two clusters
+    of ours in one Ray cluster never meet each other's."""
+    return f"cb/{cluster}/{group_id}/{attempt}"
 
 
 class RayRuntime:
     """Hosts workers in the Ray node beside the agent."""
 
-    def __init__(self, driver: DriverClient) -> None:
+    def __init__(self, driver: DriverClient, cluster: str) -> None:
         self._driver = driver
+        self._cluster = cluster
         self._owed: dict[str, asyncio.Task[None]] = {}
 
     async def launch(self, launch: Launch) -> RayHosted:
@@ -97,7 +99,7 @@ class RayRuntime:
         if connection is None:
             raise HostError("this node is in no Ray cluster")
         argument = {
-            "name": group_name(group.id, group.attempt),
+            "name": group_name(self._cluster, group.id, group.attempt),
             "bundles": [{"ray_node_id": each.ray_node_id, "resources": dict(each.resources)} for each in group.bundles],
             "timeout_s": group.timeout_s,
         }
@@ -113,9 +115,24 @@ class RayRuntime:
             raise HostError(str(error)) from error
         return BookedGroup(ray_id, connection.session)
 
+    async def found(self) -> list[FoundGroup]:
+        """Groups with a bundle on this node, and those that wait for room, which are on none."""
+        connection = self._driver.connection
+        if connection is None:
+            raise HostError("this node is in no Ray cluster")
+        try:
+            there = await self._driver.ask("groups", {"prefix": f"cb/{self._cluster}/"}, within_s=_QUICK_S)
+        except (DriverLost, RemoteError) as error:
+            raise HostError(str(error)) from error
+        return [
+            FoundGroup(each["name"].split("/")[2], each["ray_id"], connection.session)
+            for each in there
+            if not each["nodes"] or connection.ray_node_id in each["nodes"]
+        ]
+
     async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:
         """Remove the group from Ray, however long that takes."""
-        argument = {"name": group_name(group_id, attempt), "ray_id": ray_id}
+        argument = {"name": group_name(self._cluster, group_id, attempt), "ray_id": ray_id}
         pause_s = _RETRY_FIRST_S
         while True:
             try:

@@ -7,6 +7,7 @@
       ray/                Ray's temp dir, unless its path would be too long for sockets
       sockets/            addresses of workers that are plain processes
       lease               when the controller was heard last (`lease_file`)
+      checkpoints/        what workers left and the controller has not acknowledged (`checkpoints`)
       logs/               agent's children: ray.log, driver.log, one file a worker
 
 Everything the agent starts carries `CALLBOARD_AGENT={run_dir}` in its environment. An agent that was killed leaves
@@ -50,7 +51,7 @@ class Started:
     """Something that was started for this node, or is about to be."""
 
     role: str
-    """"agent", "ray", "driver", "fence", "worker" or "spare"."""
+    """"agent", "ray", "driver", "fence", "worker", "spare" or "checkpoint"."""
     process: ProcessId | None
     """None while it isn't known."""
     name: str = ""
@@ -87,6 +88,8 @@ class RunDir:
         self.ray_token = path / "ray-token"
         self.sockets = path / "sockets"
         self.sockets.mkdir(exist_ok=True)
+        self.checkpoints = path / "checkpoints"
+        self.checkpoints.mkdir(exist_ok=True)
         self._records = path / _RECORDS
         self._lock = _take(path / _LOCK)
         self._started = {each.key: each for each in read_records(path)}
@@ -152,6 +155,7 @@ class RunDir:
             self.clear_ray()
             shutil.rmtree(self.logs)
             shutil.rmtree(self.sockets)
+            shutil.rmtree(self.checkpoints)
             self._records.unlink(missing_ok=True)
             (self.path / LEASE_FILE).unlink(missing_ok=True)
             (self.path / _LOCK).unlink()

@@ -93,6 +93,16 @@ class BookedGroup:
 
 
 @dataclass(frozen=True)
+class FoundGroup:
+    """A placement group that is there, whoever made it."""
+
+    id: str
+    """Our id, by its name."""
+    ray_id: str
+    ray_session: str
+
+
+@dataclass(frozen=True)
 class NodePlace:
     """Where a runtime keeps its things on this node."""
 
@@ -130,6 +140,13 @@ class Runtime(Protocol):
 
         Raises:
             HostError: it can't be made as asked; nothing of it is left.
+        """
+
+    async def found(self) -> list[FoundGroup]:
+        """Placement groups of this cluster that are there, as far as this node is the one to tell of them.
+
+        Raises:
+            HostError: it can't be found out.
         """
 
     async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:

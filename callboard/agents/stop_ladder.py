@@ -11,6 +11,7 @@ import base64
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
+from callboard.agents.checkpoints import Yielded
 from callboard.agents.framing import Json
 from callboard.agents.runtime import Hosted, HostError
 from callboard.v1 import agent_pb2
@@ -54,16 +55,6 @@ def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_K
         checkpoint=hooks_s > 0,
         reason=reason,
     )
-
-
-@dataclass(frozen=True)
-class Yielded:
-    """What came of asking."""
-
-    cooperative: bool = False
-    """The hooks returned in time and no call went on."""
-    checkpoint: agent_pb2.Checkpoint | None = None
-    detail: str = ""
 
 
 _ENDED_BY_ITSELF = Yielded(cooperative=True, detail="the process ended by itself")

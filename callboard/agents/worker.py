@@ -97,7 +97,7 @@ class Worker:
             problem = await (self._starting.run() if self._record is None else self._go_on(self._record))
             if problem is not None:
                 left = await end_failed(facts, problem)
-            elif await facts.signals.first() is First.STOP or self._is_fenced():
+            elif await facts.signals.first() is First.STOP or self._is_fenced() or self._has_yielded():
                 left = await end_stopped(facts)
             else:
                 left = await end_alone(facts)
@@ -122,6 +122,10 @@ class Worker:
         self._facts.site.lease.check()
         stopping = self._facts.stopping
         return stopping is not None and not stopping.command_ids
+
+    def _has_yielded(self) -> bool:
+        """Whether its process ended because an earlier agent killed it after it had left its checkpoint."""
+        return self._facts.stopping is not None and self._facts.site.checkpoints.find(self._facts.name) is not None
 
     # Taking over from an agent that was killed.
 

@@ -5,7 +5,8 @@ Every function returns what is left, as text: empty when everything of the worke
 
 from __future__ import annotations
 
-from callboard.agents.stop_ladder import UNASKED_KILL_S, Yielded, ask_to_yield
+from callboard.agents.checkpoints import Yielded
+from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted
@@ -29,9 +30,10 @@ async def end_stopped(facts: WorkerFacts) -> str:
     order = facts.stopping
     assert order is not None
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
-    yielded = Yielded()
-    if facts.hosted is not None and not facts.signals.over.done():
+    yielded = facts.site.checkpoints.find(facts.name) or Yielded()
+    if yielded.checkpoint is None and facts.hosted is not None and not facts.signals.over.done():
         yielded = await ask_to_yield(facts.hosted, facts.hooks, order, facts.signals.over)
+        facts.site.checkpoints.keep(facts.name, yielded)
     left = await _end_tree(facts, order.kill_s)
     unasked = ""
     if not order.command_ids:

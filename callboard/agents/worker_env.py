@@ -17,9 +17,9 @@ from pathlib import Path
 import callboard
 from callboard.agents.devices import Vendor, visibility_variables
 from callboard.agents.framing import Json
-from callboard.model.environment import why_refused
+from callboard.model.environment import is_secret, why_refused
 from callboard.model.names import is_actor_path, is_env_name
-from callboard.v1 import agent_pb2
+from callboard.v1 import agent_pb2, common_pb2
 
 PASSED_ON = (
     "PATH",
@@ -36,8 +36,8 @@ PASSED_ON = (
 )
 PASSED_ON_PREFIXES = ("WANDB_", "SWANLAB_", "MLFLOW_")
 
-MAX_ENVIRONMENT_BYTES = 128 * 1024
-"""Linux takes this much in one variable; an environment near it is a mistake."""
+MAX_ENVIRONMENT_BYTES = 1_250_000
+"""What a job may state (1 MiB) and what its node adds. Linux takes 2 MiB for a program's environment and arguments."""
 
 _EARLY_PREFIXES = ("LD_", "PYTHON")
 
@@ -71,8 +71,12 @@ class NodeIdentity:
 
 def worker_name(command: agent_pb2.StartWorker) -> str:
     """`{job}/{component}/{rank}/g{generation}`."""
-    key = command.worker
-    return f"{key.job_id}/{key.component}/{key.rank}/g{command.generation}"
+    return name_of(command.worker, command.generation)
+
+
+def name_of(worker: common_pb2.WorkerKey, generation: int) -> str:
+    """The same for a worker whose start command isn't at hand."""
+    return f"{worker.job_id}/{worker.component}/{worker.rank}/g{generation}"
 
 
 def worker_marker(node: NodeIdentity, name: str) -> str:
@@ -110,7 +114,11 @@ def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> di
     variables |= _owned(command, node)
     size = sum(len(name) + len(value) + 2 for name, value in variables.items())
     if size > MAX_ENVIRONMENT_BYTES:
-        raise PlanRefused(f"the environment of a worker is {size} bytes; at most {MAX_ENVIRONMENT_BYTES}")
+        largest = sorted(variables, key=lambda name: len(variables[name]), reverse=True)[:3]
+        raise PlanRefused(
+            f"the environment of a worker is {size} bytes; at most {MAX_ENVIRONMENT_BYTES}. The largest variables are "
+            f"{', '.join(largest)}; pass on fewer, or put them in a file"
+        )
     return variables
 
 
@@ -172,17 +180,17 @@ def worker_plan(command: agent_pb2.StartWorker, node: NodeIdentity, variables: M
     Raises:
         PlanRefused: a field can't be read.
     """
-    if not is_actor_path(command.actor):
-        raise PlanRefused(f"actor: {command.actor!r} is not an import path pkg.module:Class")
     key = command.worker
+    declared = frozenset(command.secret_names)
     return {
         "env": dict(variables),
+        "secrets": sorted(name for name in variables if name in declared or is_secret(name)),
         "visibility_variable": node.vendor.variables[0],
-        "actor": command.actor,
-        "args": _json(command.args_json, list, "args_json"),
-        "kwargs": _json(command.kwargs_json, dict, "kwargs_json"),
-        "entry": command.entry,
-        "max_concurrency": max(1, command.max_concurrency),
+        **_object(command, ""),
+        "members": [
+            {"name": member.name, "role": member.role, **_object(member, f"members[{i}].")}
+            for i, member in enumerate(command.members)
+        ],
         "checkpoint": _checkpoint(command),
         "context": {
             "job_id": key.job_id,
@@ -199,6 +207,19 @@ def worker_plan(command: agent_pb2.StartWorker, node: NodeIdentity, variables: M
             "node_group": command.node_group,
             "hardware": _json(command.hardware_json, list, "hardware_json"),
         },
+    }
+
+
+def _object(said: agent_pb2.StartWorker | agent_pb2.WorkerMember, field: str) -> dict[str, Json]:
+    """What one object of the user is made of."""
+    if not is_actor_path(said.actor):
+        raise PlanRefused(f"{field}actor: {said.actor!r} is not an import path pkg.module:Class")
+    return {
+        "actor": said.actor,
+        "args": _json(said.args_json, list, f"{field}args_json"),
+        "kwargs": _json(said.kwargs_json, dict, f"{field}kwargs_json"),
+        "entry": said.entry,
+        "max_concurrency": max(1, said.max_concurrency),
     }
 
 

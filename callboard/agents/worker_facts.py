@@ -52,6 +52,11 @@ class WorkerFacts:
         """The newest start command for it."""
         return self.reports.order
 
+    @property
+    def name(self) -> str:
+        """`{job}/{component}/{rank}/g{generation}`."""
+        return self.order.launch.name
+
     def adopt(self, record: WorkerRecord) -> None:
         """Know what an earlier agent knew."""
         self.process = record.process
@@ -108,5 +113,9 @@ class WorkerFacts:
         detail: str = "",
     ) -> None:
         """Answer every stop command that waits."""
-        if self.stopping is not None:
-            self.reports.stopped(self.stopping, asyncio.get_running_loop().time(), outcome, checkpoint, detail)
+        if self.stopping is None:
+            return
+        now = asyncio.get_running_loop().time()
+        for report in self.reports.stopped(self.stopping, now, outcome, checkpoint, detail):
+            if checkpoint is not None:
+                self.site.outbox.when_acknowledged(report, lambda: self.site.checkpoints.drop(self.name))

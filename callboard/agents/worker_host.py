@@ -1,9 +1,10 @@
 """What runs inside a worker process?
 
-The generic worker host: it takes an assignment, sets the environment before any code of the user is
-imported, builds the user's object and calls it. With `worker_lanes` and `worker_process` all that is ours in a
-worker, and it needs nothing but the standard library. The same class is a detached Ray actor (`driver`) and a
-plain process (`worker_main`); there is one host per process and one assignment per host.
+The generic worker host: it takes an assignment, sets the environment before any code of the user is imported, builds
+the user's object (or one for each member of a colocation group) and calls it. With `worker_members`, `worker_lanes`,
+`worker_process` and `worker_timings` all that is ours in a worker, and it needs nothing but the standard library. The
+same class is a detached Ray actor (`driver`) and a plain process (`worker_main`); there is one host per process and one
+assignment per host.
 
 Guaranteed: the control methods (`assign, ping, cancel, checkpoint, progress, report`) never wait behind a
 busy method of the user: those run in threads of their own. Not guaranteed: an answer while
@@ -16,28 +17,25 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.agents.worker_lanes import InFlight, Lane, in_thread, lane_for
+from callboard.agents.worker_lanes import in_thread
+from callboard.agents.worker_members import HOOKS, Member, Members, Plan
 from callboard.agents.worker_process import (
     become_subreaper,
     checkpoint_answer,
     checkpoint_value,
     enter_environment,
-    failed,
-    fitting,
     format_error,
-    load_class,
+    group_checkpoint_answer,
+    hiding,
+    member_checkpoint,
     plain,
     start_ticks,
 )
-
-HOOKS = ("setup", "restore", "cancel", "checkpoint", "progress")
-"""Methods the host calls by itself when a class has them; none of them decides how `run()` runs."""
-
-Plan = Mapping[str, Any]
-"""An assignment as plain JSON, made by `worker_plan`."""
+from callboard.agents.worker_timings import timed, timings_name
 
 
 class WorkerStopping(RuntimeError):
@@ -70,42 +68,63 @@ class WorkerContext:
     """Label of the node group its placement counts ranks in."""
     hardware: tuple[Mapping[str, Any], ...] = ()
     """Settings of the declared hardware it was given: robots, cameras."""
+    colocation_group: str = ""
+    """Group whose members share the process; `component` is the member then."""
+
+    def timed(self, component: str = "", **facts: int) -> AbstractContextManager[None]:
+        """Record the seconds of a block with the job, for `callboard profile`: `with ctx.timed("rollout"): …`.
+
+        Args:
+            component: what is measured; the worker's own component when nothing is said.
+            facts: what it was measured at, besides the worker's devices: `envs_per_instance`, `iteration`, `gpus`.
+        """
+        fields = {
+            "component": component or self.component,
+            "rank": self.rank,
+            "generation": self.generation,
+            "devices": [f"{self.node_rank}/{device}" for device in self.devices],
+            **facts,
+        }
+        return timed(timings_name(self.job_id, self.component, self.rank, self.generation), fields)
 
 
 class WorkerHost:
-    """Hosts one object of the user."""
+    """Hosts one object of the user, or one for each member of a colocation group."""
 
     def __init__(self) -> None:
         self._assignment: asyncio.Future[dict[str, Any]] | None = None
-        self._target: object = None
-        self._lane: Lane | None = None
+        self._members: Members | None = None
         self._job_name = ""
-        self._in_flight = InFlight()
         self._stopping = False
-        self._entry_method: Callable[..., Any] | None = None
-        self._entry: Future[Any] | None = None
-        self._hook_runs: dict[str, Future[Any]] = {}
+        self._entries: dict[str, Future[Any]] = {}
+        self._hide: Callable[[str], str] = str
 
     # Default group: what the user's callers ask for.
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the user's object and return what it returns."""
-        function, lane = self._callable(method)
-        with self._in_flight:
-            return await asyncio.wrap_future(lane.call(function, *args, **kwargs))
+        """Call a method of the user's object and return what it returns; of a group `member.method`."""
+        member, function = self._callable(method)
+        with member.in_flight:
+            return await asyncio.wrap_future(member.lane.call(function, *args, **kwargs))
 
     async def stream(self, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Call a method that yields, item by item."""
-        function, lane = self._callable(method)
-        with self._in_flight:
-            async for item in lane.stream(function, *args, **kwargs):
+        member, function = self._callable(method)
+        with member.in_flight:
+            async for item in member.lane.stream(function, *args, **kwargs):
                 yield item
 
     # Control group: never behind the default group.
 
     async def ping(self) -> dict[str, Any]:
         """Who this process is. Also what an agent asks a fresh host for its pid."""
-        return {"pid": os.getpid(), "start_ticks": start_ticks(), "in_flight": self._in_flight.count}
+        members = self._members
+        return {
+            "pid": os.getpid(),
+            "start_ticks": start_ticks(),
+            "in_flight": members.in_flight if members is not None else 0,
+            "loads": [each.load() for each in members.all] if members is not None else [],
+        }
 
     async def assign(self, plan: Plan) -> dict[str, Any]:
         """Become the worker of this plan; asked again, answer the same.
@@ -120,51 +139,68 @@ class WorkerHost:
         return await asyncio.shield(self._assignment)
 
     async def cancel(self) -> dict[str, Any]:
-        """Refuse further calls and run the user's `cancel()`, once. Returns {"hook", "error"}."""
+        """Refuse further calls and run every member's `cancel()`, once. Returns {"hook", "error"}."""
         self._stopping = True
-        _, error = await self._run_hook("cancel", self._job_name)
-        return {"hook": self._has("cancel"), "error": error}
+        if self._members is None:
+            return {"hook": False, "error": ""}
+        _, error = await self._members.run_hook("cancel", self._job_name)
+        return {"hook": self._members.has("cancel"), "error": self._hide(error)}
 
     async def checkpoint(self, wait_s: float, take: bool) -> dict[str, Any]:
-        """Wait up to `wait_s` seconds for the calls in flight, then `take` a checkpoint, once.
+        """Wait up to `wait_s` seconds for the calls in flight, then `take` a checkpoint of every member, once.
 
         Returns:
             {"in_flight", "data" (base64) or "uri" or neither, "error"}.
         """
         self._stopping = True
-        await asyncio.wrap_future(in_thread(self._in_flight.wait_idle, wait_s))
-        answer: dict[str, Any] = {"in_flight": self._in_flight.count, "error": ""}
+        members = self._members
+        if members is None:
+            return {"in_flight": 0, "error": ""}
+        waits = [asyncio.wrap_future(in_thread(each.in_flight.wait_idle, wait_s)) for each in members.all]
+        await asyncio.wait(waits)
+        answer: dict[str, Any] = {"in_flight": members.in_flight, "error": ""}
         if take:
-            state, error = await self._run_hook("checkpoint", self._job_name)
-            answer |= {"error": error} if error else checkpoint_answer(state)
+            states, error = await members.run_hook("checkpoint", self._job_name)
+            if error:
+                answer |= {"error": self._hide(error)}
+            elif members.grouped:
+                answer |= group_checkpoint_answer(states)
+            else:
+                answer |= checkpoint_answer(states.get(""))
         return answer
 
     async def progress(self) -> dict[str, Any]:
-        """Calls in flight, and what the user's `progress()` says."""
-        answer: dict[str, Any] = {"in_flight": self._in_flight.count, "progress": None, "error": ""}
-        if self._has("progress"):
-            self._hook_runs.pop("progress", None)
-            value, error = await self._run_hook("progress", self._job_name)
-            answer |= {"progress": plain(value), "error": error}
+        """Calls in flight, and what `progress()` says; of a group by member."""
+        members = self._members
+        answer: dict[str, Any] = {"in_flight": 0, "progress": None, "error": ""}
+        if members is None:
+            return answer
+        answer["in_flight"] = members.in_flight
+        if members.has("progress"):
+            values, error = await members.run_hook("progress", self._job_name, again=True)
+            answer |= {"progress": plain(values if members.grouped else values.get("")), "error": self._hide(error)}
         return answer
 
     async def report(self) -> dict[str, Any]:
-        """Begin the entry method, once, and wait for its end. Returns {"succeeded", "traceback"}.
+        """Begin the entry methods, once, and wait for all of them, or for the first that fails.
 
-        Not begun by `assign`: an entry that holds the GIL would keep its answer from leaving this process.
+        Returns {"succeeded", "traceback"}. Not begun by `assign`: an entry that holds the GIL would keep its answer
+        from leaving this process.
         """
-        if self._entry is None:
-            assert self._entry_method is not None, "asked for the end of an entry that the plan doesn't have"
-            assert self._lane is not None, "asked for the end of an entry before the worker was ready"
-            self._entry = self._counted(self._lane.call(self._entry_method))
-        entry = asyncio.wrap_future(self._entry)
-        await asyncio.wait([entry])
-        if entry.cancelled():
-            return {"succeeded": False, "traceback": "the entry method was cancelled"}
-        error = entry.exception()
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            return {"succeeded": True, "traceback": ""}
-        return {"succeeded": False, "traceback": format_error(error)}
+        assert self._members is not None, "asked for the end of an entry before the worker was ready"
+        having = [each for each in self._members.all if each.entry is not None]
+        assert having, "asked for the end of an entry that the plan doesn't have"
+        for member in having:
+            if member.name not in self._entries:
+                self._entries[member.name] = member.run_entry()
+        runs = {asyncio.wrap_future(self._entries[each.name]): each for each in having}
+        left: set[asyncio.Future[Any]] = set(runs)
+        while left:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            for run in done:
+                if traceback := _failure_of(run):
+                    return {"succeeded": False, "traceback": self._hide(runs[run].named(traceback))}
+        return {"succeeded": True, "traceback": ""}
 
     # Inside.
 
@@ -172,69 +208,46 @@ class WorkerHost:
         enter_environment(plan["env"])
         become_subreaper()
         self._job_name = plan["context"]["job_name"]
-        try:
-            target = await asyncio.wrap_future(in_thread(load_class, plan["actor"]))
-        except BaseException as error:  # noqa: BLE001 - SystemExit of a user's module is a failed import
-            return failed("IMPORT", error)
-        lane = lane_for(target, hooks=HOOKS, limit=plan["max_concurrency"])
-        try:
-            await asyncio.wrap_future(lane.call(self._build, target, plan))
-            for hook, offered in self._first_hooks(plan):
-                function = getattr(self._target, hook)
-                await asyncio.wrap_future(lane.call(function, *fitting(function, (offered,))))
-        except BaseException as error:  # noqa: BLE001 - likewise for a constructor
-            return failed("CONSTRUCTOR", error)
-        if plan["entry"]:
-            try:
-                self._entry_method = getattr(self._target, plan["entry"])
-            except AttributeError as error:
-                return failed("CONSTRUCTOR", error)
-        self._lane = lane
+        self._hide = hiding(plan["env"][name] for name in plan.get("secrets", ()) if name in plan["env"])
+        members = Members(plan)
+        for member in members.all:
+            problem = await member.build(lambda built: self._first_hooks(plan, built, members))
+            if problem is not None:
+                return {key: self._hide(text) if isinstance(text, str) else text for key, text in problem.items()}
+        self._members = members
         return {
             "ok": True,
             "visible_devices": os.environ.get(plan["visibility_variable"]),
-            "hooks": [hook for hook in HOOKS if self._has(hook)],
+            "hooks": [hook for hook in HOOKS if members.has(hook)],
         }
 
-    def _build(self, target: Callable[..., object], plan: Plan) -> None:
-        self._target = target(*plan["args"], **plan["kwargs"])
-
-    def _first_hooks(self, plan: Plan) -> list[tuple[str, object]]:
+    def _first_hooks(self, plan: Plan, member: Member, members: Members) -> list[tuple[str, object]]:
         told = plan["context"]
         lists = {"devices": tuple(told["devices"]), "hardware": tuple(told.get("hardware", ()))}
-        context = WorkerContext(**{**told, **lists})
-        hooks: list[tuple[str, object]] = [("setup", context)] if self._has("setup") else []
-        if plan["checkpoint"] is not None and self._has("restore"):
-            hooks.append(("restore", checkpoint_value(plan["checkpoint"])))
+        own = {"component": member.name, "colocation_group": told["component"]} if members.grouped else {}
+        context = WorkerContext(**{**told, **lists, **own})
+        hooks: list[tuple[str, object]] = [("setup", context)] if member.has("setup") else []
+        checkpoint = plan["checkpoint"]
+        if checkpoint is not None and members.grouped:
+            checkpoint = member_checkpoint(checkpoint, member.name)
+        if checkpoint is not None and member.has("restore"):
+            hooks.append(("restore", checkpoint_value(checkpoint)))
         return hooks
 
-    def _counted(self, run: Future[Any]) -> Future[Any]:
-        self._in_flight.__enter__()
-        run.add_done_callback(lambda _: self._in_flight.__exit__(None, None, None))
-        return run
-
-    def _callable(self, method: str) -> tuple[Callable[..., Any], Lane]:
-        if self._lane is None:
+    def _callable(self, method: str) -> tuple[Member, Callable[..., Any]]:
+        if self._members is None:
             raise NotAssigned("the worker is not ready yet")
         if self._stopping:
             raise WorkerStopping("the worker is being stopped and takes no more calls")
-        if method.startswith("_"):
-            raise AttributeError(f"{method!r} is not a public method")
-        return getattr(self._target, method), self._lane
+        member, own = self._members.called(method)
+        return member, member.method(own)
 
-    def _has(self, hook: str) -> bool:
-        return callable(getattr(self._target, hook, None))
 
-    async def _run_hook(self, hook: str, *offered: object) -> tuple[Any, str]:
-        """What the hook returned, and what it raised as one line ("" if nothing)."""
-        if not self._has(hook) or self._lane is None:
-            return None, ""
-        if hook not in self._hook_runs:
-            function = getattr(self._target, hook)
-            self._hook_runs[hook] = self._lane.hook(function, *fitting(function, offered))
-        run = asyncio.wrap_future(self._hook_runs[hook])
-        await asyncio.wait([run])
-        error = run.exception()
-        if error is None:
-            return run.result(), ""
-        return None, f"{hook}() raised {type(error).__name__}: {error}"[:1000]
+def _failure_of(entry: asyncio.Future[Any]) -> str:
+    """The traceback of an entry method that ended; empty when it ended well."""
+    if entry.cancelled():
+        return "the entry method was cancelled"
+    error = entry.exception()
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return ""
+    return format_error(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from callboard.agents.checkpoints import Checkpoints
 from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.framing import Json
@@ -53,3 +54,4 @@ class Site:
     spares: Spares
     lease: Lease
     fence: FenceKeeper
+    checkpoints: Checkpoints

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ MAX_TRACEBACK_CHARACTERS = 16 * 1024
 
 _OUR_FRAMES = ("callboard.agents.", "concurrent.futures.", "asyncio.", "importlib")
 """Modules between a user's code and the one who reads its traceback."""
+
+_MEMBERS = "callboard.members"
+"""Key of a group's checkpoint: what each member left."""
+
+_SHORTEST_SECRET = 4
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -117,6 +122,44 @@ def checkpoint_answer(state: object) -> dict[str, Any]:
             return {"error": f"checkpoint() returned {size}"}
         case _:
             return {"error": f"checkpoint() returned {type(state).__name__}, not bytes or a URI"}
+
+
+def group_checkpoint_answer(states: Mapping[str, object]) -> dict[str, Any]:
+    """What the `checkpoint()` of the members returned, as one checkpoint of their group."""
+    answers = {name: checkpoint_answer(state) for name, state in states.items()}
+    wrong = [f"{name}: {answer['error']}" for name, answer in answers.items() if "error" in answer]
+    if wrong:
+        return {"error": "; ".join(wrong)}
+    parts = {name: answer for name, answer in answers.items() if answer}
+    if not parts:
+        return {}
+    data = json.dumps({_MEMBERS: parts}).encode()
+    if len(data) > MAX_CHECKPOINT_BYTES:
+        sizes = ", ".join(f"{name} {len(part.get('data', part.get('uri', '')))}" for name, part in parts.items())
+        most = f"at most {MAX_CHECKPOINT_BYTES} for the members together, else return URIs"
+        return {"error": f"the checkpoint of the group is {len(data)} bytes ({sizes}); {most}"}
+    return {"data": base64.b64encode(data).decode()}
+
+
+def member_checkpoint(checkpoint: Mapping[str, str], member: str) -> Mapping[str, str] | None:
+    """The part of a group's checkpoint that is a member's; None when it left none."""
+    if "uri" in checkpoint:
+        return None
+    parts: dict[str, Any] = json.loads(base64.b64decode(checkpoint["data"]))[_MEMBERS]
+    return parts.get(member)
+
+
+def hiding(secrets: Iterable[str]) -> Callable[[str], str]:
+    """What makes a text fit to be told: the values of secret variables in it are masked (SE-04)."""
+    # Longest first, for one may hold another; a very short one would mask half of every text.
+    values = sorted({value for value in secrets if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
+
+    def hide(text: str) -> str:
+        for value in values:
+            text = text.replace(value, "********")
+        return text
+
+    return hide
 
 
 def checkpoint_value(checkpoint: Mapping[str, str]) -> bytes | str:

@@ -1,7 +1,7 @@
 """What must the next agent know of a worker to go on with it?
 
-No environment, no arguments, no checkpoint: those come again with the start command, should the worker still need them,
-and secrets stay out of files.
+No environment, no arguments, no checkpoint to restore: those come again with the start command, should the worker still
+need them, and secrets stay out of files.
 """
 
 from __future__ import annotations

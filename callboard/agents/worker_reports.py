@@ -79,8 +79,9 @@ class WorkerReports:
         outcome: agent_pb2.StopOutcome.ValueType,
         checkpoint: agent_pb2.Checkpoint | None = None,
         detail: str = "",
-    ) -> None:
-        """Answer every stop command that waits; `now` is loop time in seconds."""
+    ) -> list[agent_pb2.Report]:
+        """Answer every stop command that waits; `now` is loop time in seconds. Returns the answers."""
+        answers: list[agent_pb2.Report] = []
         for command_id in order.command_ids:
             stopped = agent_pb2.WorkerStopped(
                 **self.ref,
@@ -89,7 +90,7 @@ class WorkerReports:
                 took_ms=round((now - order.asked_at) * 1000),
                 detail=detail,
             )
-            self._outbox.report(command_id, worker_stopped=stopped)
+            answers.append(self._outbox.report(command_id, worker_stopped=stopped))
             _log.info(
                 "worker_stopped",
                 worker=self.order.launch.name,
@@ -98,6 +99,7 @@ class WorkerReports:
                 why=order.reason,
             )
         order.command_ids.clear()
+        return answers
 
     def out_of_quarantine(self) -> None:
         """What could not be proved gone is gone at last."""

@@ -17,6 +17,7 @@ import structlog
 
 from callboard.agents.stop_ladder import StopOrder, unasked_stop
 from callboard.agents.worker import Worker
+from callboard.agents.worker_env import name_of
 from callboard.agents.worker_order import Site, WorkerOrder
 from callboard.agents.worker_record import WorkerRecord
 from callboard.v1 import agent_pb2, common_pb2
@@ -94,12 +95,7 @@ class WorkerTable:
         self._remember(key, max(command.generation, self._newest.get(key, 0)))
         worker = self._workers.get((key, command.generation))
         if worker is None or worker.gone.is_set():
-            gone = agent_pb2.WorkerStopped(
-                worker=command.worker,
-                generation=command.generation,
-                outcome=agent_pb2.STOP_OUTCOME_ALREADY_GONE,
-            )
-            self._site.outbox.report(command_id, worker_stopped=gone)
+            self._answer_for_gone(command_id, command)
             return
         now = asyncio.get_running_loop().time()
         order = StopOrder(
@@ -111,6 +107,19 @@ class WorkerTable:
             command_ids=[command_id],
         )
         worker.stop(order)
+
+    def _answer_for_gone(self, command_id: str, command: agent_pb2.StopWorker) -> None:
+        """It is gone; an earlier agent may have stopped it and been killed before it could say so."""
+        name = name_of(command.worker, command.generation)
+        gone = agent_pb2.WorkerStopped(worker=command.worker, generation=command.generation)
+        gone.outcome = agent_pb2.STOP_OUTCOME_ALREADY_GONE
+        left = self._site.checkpoints.find(name)
+        if left is not None and left.checkpoint is not None:
+            gone.outcome = agent_pb2.STOP_OUTCOME_COOPERATIVE if left.cooperative else agent_pb2.STOP_OUTCOME_KILLED
+            gone.checkpoint.CopyFrom(left.checkpoint)
+            gone.detail = left.detail
+        report = self._site.outbox.report(command_id, worker_stopped=gone)
+        self._site.outbox.when_acknowledged(report, lambda: self._site.checkpoints.drop(name))
 
     def keep_only(self, kept: Iterable[agent_pb2.WorkerRef]) -> None:
         """End every worker that the controller doesn't want to go on."""

@@ -39,6 +39,12 @@ ExitWithParentOption = Annotated[
         "--exit-with-parent", metavar="PID", help="End when this program, which started it, ends.", hidden=True
     ),
 ]
+ExitWithOption = Annotated[
+    str,
+    typer.Option(
+        "--exit-with", metavar="PID:TICKS", help="End when this program, which watches over it, ends.", hidden=True
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -64,7 +70,7 @@ def add_to(app: typer.Typer) -> None:
 def up(
     agents: Annotated[int, typer.Option("--agents", "-n", metavar="N", help="Nodes to start.", min=1, max=64)] = 3,
     gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", metavar="N", help="Simulated GPUs of each node.", min=0, max=64)
+        int, typer.Option("--gpus-per-node", metavar="N", help="GPUs of each node.", min=0, max=64)
     ] = 2,
     cpus_per_node: Annotated[
         str, typer.Option("--cpus-per-node", metavar="N", help="CPUs of each node, as far as jobs are concerned.")
@@ -77,9 +83,42 @@ def up(
     ] = False,
     warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option("--resource", metavar="NAME=N", help="Custom resource of each node; may be repeated."),
+    ] = None,
+    machine_gpus: Annotated[
+        str,
+        typer.Option(
+            "--machine-gpus",
+            metavar="auto|N",
+            help="Deal out this machine's GPUs, each to one node: auto, the real ones (8 simulated where there are "
+            "none), or N simulated ones. Default: every node has simulated GPUs of its own.",
+            show_default=False,
+        ),
+    ] = "",
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", help="Port of the controller.", min=1, max=65535)
     ] = 7700,
+    ray_port: Annotated[
+        int, typer.Option("--ray-port", metavar="PORT", help="Port of Ray's head; 0: any free one.", min=0, max=65535)
+    ] = 0,
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option(
+            "--dashboard-port", metavar="PORT", help="Start Ray's dashboard there, if installed.", min=1, max=65535
+        ),
+    ] = None,
+    port_base: Annotated[
+        int | None,
+        typer.Option(
+            "--port-base",
+            metavar="PORT",
+            help="First port of the nodes' own Ray services, ten for each node. Default: any free ones.",
+            min=1024,
+            max=65535 - 2450,
+        ),
+    ] = None,
     ray_address: Annotated[
         str,
         typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one."),
@@ -98,9 +137,14 @@ def up(
         cpus=cpus_per_node,
         memory=memory_per_node,
         gpus=gpus_per_node,
+        machine_gpus=machine_gpus,
+        resources=resource or [],
         warm_spares=warm_spares,
         runtime=runtime.value,
         ray_address=ray_address,
+        ray_port=ray_port,
+        dashboard_port=dashboard_port,
+        port_base=port_base,
         detach=detach,
         timeout_s=timeout,
         quiet=quiet,
@@ -129,6 +173,20 @@ def controller(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it writes its address and pid.")
     ] = None,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Address of the Prometheus figures; none: no figures. Default: 127.0.0.1:8080 if it is free.",
+        ),
+    ] = "",
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles", metavar="FILE", help="YAML file with presets of further roles, e.g. roles: {sim: ...}."
+        ),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines can reach.")
     ] = False,
@@ -139,8 +197,10 @@ def controller(
     """Run the controller: one per cluster. Ctrl-C ends it; what runs goes on and is found again."""
     actions.controller.run(
         listen=listen,
+        metrics=metrics,
         state_dir=state_dir,
         run_dir=run_dir,
+        roles=roles,
         insecure=insecure,
         log_format=log_format,
         log_level=log_level,
@@ -193,6 +253,10 @@ def agent(
         int | None,
         typer.Option("--ray-port", metavar="PORT", help="Port of Ray's head; 0: any free one.", min=0, max=65535),
     ] = None,
+    dashboard_port: Annotated[
+        int | None,
+        typer.Option("--dashboard-port", metavar="PORT", help="Port of Ray's dashboard, on the head.", max=65535),
+    ] = None,
     port_base: Annotated[
         int | None, typer.Option("--port-base", metavar="PORT", help="First of ten ports of the Ray node.")
     ] = None,
@@ -201,6 +265,7 @@ def agent(
     log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
     exit_with_parent: ExitWithParentOption = None,
+    exit_with: ExitWithOption = "",
 ) -> None:
     """Run the agent of one node: it joins the controller and hosts workers. Ctrl-C leaves the cluster."""
     actions.agent.run(
@@ -221,10 +286,12 @@ def agent(
         ray_head=ray_head,
         ray_address=ray_address,
         ray_port=ray_port,
+        dashboard_port=dashboard_port,
         port_base=port_base,
         node_ip=node_ip,
         run_dir=run_dir,
         log_format=log_format,
         log_level=log_level,
         exit_with_parent=exit_with_parent,
+        exit_with=exit_with,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -10,6 +11,14 @@ from callboard.cli import actions
 from callboard.cli.options import QuietOption
 
 app = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)
+
+
+class Role(StrEnum):
+    """What a class that works in `demo elastic` is."""
+
+    TRAINER = "trainer"
+    INFERENCE = "inference"
+    ENVIRONMENT = "environment"
 
 
 @app.callback()
@@ -49,3 +58,21 @@ def rlhf(
         gpus=gpus_per_node,
         quiet=quiet,
     )
+
+
+@app.command("elastic", epilog="Example: callboard demo elastic --json")
+def elastic(
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON: what was seen.")] = False,
+    actor: Annotated[
+        str, typer.Option("--actor", metavar="PKG.MODULE:CLASS", help="Your own class in place of the sample.")
+    ] = "callboard.cli.demo.training:TrainingActor",
+    role: Annotated[
+        Role,
+        typer.Option("--role", help="What it is; a step calls train_step(n), generate(n) or rollout(n) of it."),
+    ] = Role.TRAINER,
+    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes to start with.", min=2, max=7)] = 2,
+    pace: Annotated[float, typer.Option("--pace", metavar="SECONDS", help="Pause between steps.", min=0, max=10)] = 0.2,
+    quiet: QuietOption = False,
+) -> None:
+    """A training loop that follows its cluster: a node joins, a worker is lost, a node is drained."""
+    actions.demos.elastic(as_json=as_json, actor=actor, role=role.value, agents=agents, pace_s=pace, quiet=quiet)

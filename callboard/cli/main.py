@@ -13,8 +13,10 @@ from callboard.cli import (
     cluster,
     demo_verbs,
     events,
+    growing,
     jobs,
     nodes,
+    placement,
     placement_groups,
     policy,
     pools,
@@ -33,6 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 cluster.add_to(app)
+growing.add_to(app)
 app.add_typer(demo_verbs.app, name="demo")
 status.add_to(app)
 app.add_typer(jobs.app, name="job")
@@ -41,6 +44,7 @@ app.add_typer(placement_groups.app, name="pg")
 app.add_typer(nodes.app, name="node")
 app.add_typer(workers.app, name="worker")
 app.add_typer(policy.app, name="policy")
+app.add_typer(placement.app, name="placement")
 events.add_to(app)
 simulate.add_to(app)
 

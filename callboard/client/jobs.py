@@ -22,6 +22,7 @@ from callboard.v1.job_pb2 import (
     PreemptJobRequest,
     ScaleJobRequest,
     Worker,
+    WorkerState,
 )
 from callboard.wire.errors import RevisionCompacted
 
@@ -223,4 +224,5 @@ class JobHandle:
             actor_name=worker.actor_name,
             uid=self.job.uid,
             controller=self._connection.address,
+            ready=worker.state == WorkerState.WORKER_STATE_READY,
         )

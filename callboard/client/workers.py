@@ -119,6 +119,8 @@ class WorkerHandle:
         actor_name: name of its Ray actor in namespace "callboard"; empty for plain processes.
         uid: id of the job; empty: calls can't follow.
         controller: address of the controller, as seen from where the handle was made.
+        ready: whether it was ready then. If not, the first call waits until it is, or until another generation takes
+            its place: a worker that is being started or stopped is never called (PC-14).
         call_options: how calls are made; see :meth:`options`.
         newest: the later generation that calls go to, once one was found.
     """
@@ -132,6 +134,7 @@ class WorkerHandle:
     actor_name: str
     uid: str = ""
     controller: str = ""
+    ready: bool = True
     call_options: CallOptions = CallOptions()
     newest: Incarnation = field(default_factory=Incarnation, compare=False, repr=False)
 
@@ -170,17 +173,22 @@ class WorkerHandle:
     def actor(self) -> Any:
         """The Ray actor of the worker, or of its newest generation.
 
-        Blocks only when the actor is gone and another must be waited for.
+        Blocks only when the actor is gone, or wasn't there yet, and must be waited for.
 
         Raises:
             WorkerGone: the worker is gone, and no later generation came in time (or none was asked for).
             NoActor: it is a plain process.
         """
-        if not self.actor_name:
+        if self.ready and not self.actor_name:
             raise NoActor(self._label)
-        while (actor := _living_actor(self.newest.actor_name or self.actor_name)) is None:
+        while (actor := _living_actor(self._known_actor)) is None:
             self._move_on()
         return actor
+
+    @property
+    def _known_actor(self) -> str:
+        """Name of the actor of the newest generation that is known to have been ready; empty: of none."""
+        return self.newest.actor_name or (self.actor_name if self.ready else "")
 
     @property
     def _label(self) -> str:
@@ -190,8 +198,9 @@ class WorkerHandle:
         """Find the generation that took the place of the newest one known, which is gone."""
         newest = self.newest
         if not self.call_options.follow:
-            gone = newest.actor_name or self.actor_name
-            raise WorkerGone(self._label, f"Ray has no living actor {gone}, and the call was told not to follow")
+            gone = self._known_actor
+            why = f"Ray has no living actor {gone}" if gone else "it was not ready when it was looked up"
+            raise WorkerGone(self._label, f"{why}, and the call was told not to follow")
         if not self.uid:
             raise WorkerGone(self._label, "the handle names no job of a controller, so no later generation is known")
         found = next_generation(
@@ -199,15 +208,20 @@ class WorkerHandle:
             uid=self.uid,
             component=self.component,
             rank=self.rank,
-            after=max(newest.generation, self.generation),
+            # What wasn't ready may become so.
+            after=max(newest.generation, self.generation if self.ready else self.generation - 1),
             label=self._label,
             wait_s=self.call_options.wait,
         )
+        if not found.actor_name:
+            raise NoActor(self._label)
         newest.actor_name, newest.generation = found.actor_name, found.generation
 
 
 def _living_actor(name: str) -> Any:
     """The actor of that name; None when it is known to be gone."""
+    if not name:
+        return None
     try:
         actor = _actor(name)
     except ValueError:  # Ray's way to say that there is none.

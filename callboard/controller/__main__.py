@@ -9,6 +9,8 @@ from typing import Any
 
 from callboard.controller.options import DEFAULT_LISTEN, BadOption, ControllerOptions
 from callboard.controller.server import run_controller
+from callboard.model.faults import InvalidInput
+from callboard.model.inputs.roles import read_role_file
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--state-dir", type=Path, help="directory of the journal; default: the user's state directory")
     parser.add_argument("--run-dir", type=Path, help="directory of controller.json; default: the state directory")
     parser.add_argument("--metrics", help="address of the Prometheus figures, host:port; default: none")
+    parser.add_argument("--roles", type=Path, metavar="FILE", help="YAML file with presets of further roles")
     parser.add_argument("--insecure", action="store_true", help="allow an address that others can reach")
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process is gone")
     parser.add_argument("--loop", choices=["auto", "uvloop", "asyncio"], default="auto", help="event loop")
@@ -34,8 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     read = vars(parser.parse_args(arguments))
     stated: dict[str, Any] = {key: value for key, value in read.items() if value is not None}
     try:
+        if "roles" in stated:
+            stated["roles"] = read_role_file(stated["roles"])
         options = ControllerOptions(**stated)
-    except BadOption as error:
+    except (BadOption, InvalidInput) as error:
         parser.error(str(error))
     return run_controller(options)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from callboard.model.roles import PRESETS, RolePreset
+
 DEFAULT_METRICS = "127.0.0.1:8080"
 DEFAULT_LISTEN = "127.0.0.1:7700"
 """Where a controller listens unless told otherwise."""
@@ -94,6 +96,7 @@ class ControllerOptions:
         log_format: ``console`` for people, ``json`` for machines, ``auto``: console on a terminal.
         log_level: least severe level that is logged.
         limits: bounds of queues and histories.
+        roles: presets of the roles that components may name.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -114,6 +117,7 @@ class ControllerOptions:
     log_format: Literal["auto", "console", "json"] = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = field(default_factory=Limits)
+    roles: Mapping[str, RolePreset] = field(default_factory=lambda: PRESETS)
 
     def __post_init__(self) -> None:
         host, _ = split_address(self.listen)

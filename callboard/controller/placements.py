@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import yaml
 
+from callboard.model.colocation import unfused
 from callboard.model.describe import masked
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.quantities import MILLI, format_milli
@@ -99,7 +100,7 @@ def as_before(spec: JobSpec, first: JobSpec) -> JobSpec:
     stays different."""
     if first.placement_digest != _digest(spec.placement_config):
         return spec
-    resolved = {component.name: component for component in first.components}
+    resolved = {component.name: component for component in unfused(first).components}
     components = tuple(
         replace(
             component,

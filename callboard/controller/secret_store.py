@@ -1,8 +1,9 @@
 """Where are secret values kept? In a file of their own, so that the journal can be copied, read and mailed.
 
-A controller must start workers again after a restart, so it has to remember the values of secret-looking variables
-(:func:`callboard.model.environment.is_secret`). The journal holds the names only. The values lie in ``secrets.sqlite``
-(mode 0600 in a directory of mode 0700, freed pages overwritten) until their job has ended and a snapshot is taken.
+A controller must start workers again after a restart, so it has to remember the values of variables that look secret
+(:func:`callboard.model.environment.is_secret`) or are declared to be. The journal holds the names only. The values lie
+in ``secrets.sqlite`` (mode 0600 in a directory of mode 0700, freed pages overwritten) until their job has ended and a
+snapshot is taken.
 They are not encrypted: whoever may read the file may also read the key that would have to lie beside it.
 """
 
@@ -50,9 +51,9 @@ class SecretStore:
         """Stores the secrets of a spec, durably, and returns the spec without their values."""
         rows = [
             (record.uid, owner, name, value)
-            for owner, env in _environments(record)
+            for owner, env, declared in _environments(record)
             for name, value in env
-            if is_secret(name)
+            if declared or is_secret(name)
         ]
         if not rows:
             return record
@@ -76,7 +77,12 @@ class SecretStore:
         Raises:
             MissingSecrets: values are ``needed`` and gone.
         """
-        named = [(owner, name) for owner, env in _environments(record) for name, _ in env if is_secret(name)]
+        named = [
+            (owner, name)
+            for owner, env, declared in _environments(record)
+            for name, _ in env
+            if declared or is_secret(name)
+        ]
         if not named:
             return record
         rows = self._database.execute("SELECT component, name, value FROM secret WHERE uid = ?", (record.uid,))
@@ -105,29 +111,53 @@ def without_values(record: SpecRecord) -> SpecRecord:
 
 
 def _with_values(record: SpecRecord, values: dict[tuple[str, str], str]) -> SpecRecord:
-    components = tuple(_component(component, values) for component in record.spec.components)
+    components = tuple(_component(component, component.name, values) for component in record.spec.components)
     return replace(record, spec=replace(record.spec, components=components))
 
 
-def _environments(record: SpecRecord) -> Iterator[tuple[str, Labels]]:
-    """Every set of variables of a job, with a name for whose it is."""
+def _environments(record: SpecRecord) -> Iterator[tuple[str, Labels, bool]]:
+    """Every set of variables of a job, with a name for whose it is, and whether all of it was declared secret."""
     for component in record.spec.components:
-        yield component.name, component.env
-        for rank, place in enumerate(component.places):
-            yield _place_name(component, rank), place.env
+        yield from _environments_of(component, component.name)
 
 
-def _place_name(component: ComponentSpec, rank: int) -> str:
-    return f"{component.name}[{rank}]"  # no component has such a name
+def _environments_of(component: ComponentSpec, owner: str) -> Iterator[tuple[str, Labels, bool]]:
+    yield owner, component.env, False
+    yield _declared_name(owner), component.secret_env, True
+    for rank, place in enumerate(component.places):
+        yield _place_name(owner, rank), place.env, False
+    for member in component.members:
+        yield from _environments_of(member, _member_name(owner, member))
 
 
-def _component(component: ComponentSpec, values: dict[tuple[str, str], str]) -> ComponentSpec:
+# No component has such names: they hold characters that names don't.
+
+
+def _place_name(owner: str, rank: int) -> str:
+    return f"{owner}[{rank}]"
+
+
+def _declared_name(owner: str) -> str:
+    return f"{owner}!"
+
+
+def _member_name(owner: str, member: ComponentSpec) -> str:
+    return f"{owner}/{member.name}"
+
+
+def _component(component: ComponentSpec, owner: str, values: dict[tuple[str, str], str]) -> ComponentSpec:
     places = tuple(
-        replace(place, env=_env(place.env, _place_name(component, rank), values))
+        replace(place, env=_env(place.env, _place_name(owner, rank), values))
         for rank, place in enumerate(component.places)
     )
-    return replace(component, env=_env(component.env, component.name, values), places=places)
+    return replace(
+        component,
+        env=_env(component.env, owner, values),
+        secret_env=_env(component.secret_env, _declared_name(owner), values, declared=True),
+        places=places,
+        members=tuple(_component(member, _member_name(owner, member), values) for member in component.members),
+    )
 
 
-def _env(env: Labels, owner: str, values: dict[tuple[str, str], str]) -> Labels:
-    return tuple((name, values.get((owner, name), "") if is_secret(name) else value) for name, value in env)
+def _env(env: Labels, owner: str, values: dict[tuple[str, str], str], *, declared: bool = False) -> Labels:
+    return tuple((name, values.get((owner, name), "") if declared or is_secret(name) else value) for name, value in env)

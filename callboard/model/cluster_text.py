@@ -33,6 +33,9 @@ MAX_GPUS_PER_NODE = 1024
 MAX_CPUS_PER_NODE = 65_536
 """Most CPUs of one node."""
 
+MAX_GPUS = 1_000_000
+"""Most GPUs of a described cluster."""
+
 MAX_FAULTS = 20
 """Most faults told at once."""
 
@@ -77,13 +80,17 @@ def parse_cluster(text: str, field: str = "nodes") -> tuple[NodeText, ...]:
         raise InvalidInput([Fault(field, f"{len(text)} characters are too many; {MAX_TEXT} are allowed", 1, 1)])
     reader = _Reader(field)
     nodes: list[NodeText] = []
-    start = 0
+    start = gpus = 0
     for part in text.split("+"):
         found = reader.block(part, start)
         if found is not None:
             count, node = found
             if len(nodes) + count > MAX_NODES:
                 reader.fault(f"more than {MAX_NODES} nodes", start + 1)
+                break
+            gpus += node.gpus * count
+            if gpus > MAX_GPUS:
+                reader.fault(f"more than {MAX_GPUS} GPUs", start + 1)
                 break
             nodes.extend([node] * count)
         start += len(part) + 1

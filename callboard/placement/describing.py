@@ -395,16 +395,16 @@ class _Group:
     def _compare(
         self, declared: Sequence[tuple[int, HardwareUnit]], units: Sequence[tuple[int, HardwareUnit]], where: Where
     ) -> None:
-        """What nodes declared when they joined can't be exceeded by a config."""
+        """A config can't exceed what a node declared when it joined; of a node that declared nothing it is believed."""
         have = _counts(declared)
         for rank, count in _counts(units).items():
-            if have and count > have.get(rank, 0):
+            if rank in have and count > have[rank]:
                 self._report.fault(
                     where,
-                    f"node {rank} declared {have.get(rank, 0)} of this hardware when it joined, and the config of the "
+                    f"node {rank} declared {have[rank]} of this hardware when it joined, and the config of the "
                     f"group {self.label} states {count}",
                     read=str(count),
-                    allowed=str(have.get(rank, 0)),
+                    allowed=str(have[rank]),
                 )
 
     def _inside(self, rank: int, where: Where, what: str) -> bool:

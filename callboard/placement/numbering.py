@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from callboard.model.inputs.located import shown_text
-from callboard.placement.cluster import NODES_ONLY, WHOLE_CLUSTER, Cluster, EnvConfig, HardwareUnit, Node, NodeGroup
+from callboard.placement.cluster import (
+    NODES_ONLY,
+    WHOLE_CLUSTER,
+    Accelerator,
+    Cluster,
+    EnvConfig,
+    HardwareUnit,
+    Node,
+    NodeGroup,
+)
 from callboard.placement.diagnostics import Report, Where, unknown
 
 MAX_GROUPS = 64
@@ -164,24 +173,23 @@ def _spans(cluster: Cluster, group: NodeGroup, first: int, *, nodes_only: bool) 
         units.setdefault(rank, []).append(unit)
     env = {rank: config for config in reversed(group.env_configs) for rank in config.node_ranks}
     found: list[Span] = []
+    alike: dict[tuple[Accelerator, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for node in nodes:
         own = tuple(units.get(node.rank, ()))
-        ids = tuple(device.id for device in node.accelerators) if kind is Kind.ACCELERATOR else ()
-        types = _types(kind, node, own)
+        ids: tuple[str, ...] = ()
+        if kind is Kind.ACCELERATOR:
+            # Nodes of a large cluster are alike: their lists are made once.
+            if node.accelerators not in alike:
+                devices = node.accelerators
+                alike[devices] = (tuple([device.id for device in devices]), tuple([device.type for device in devices]))
+            ids, types = alike[node.accelerators]
+        else:
+            types = ("node",) if kind is Kind.NODE else tuple([unit.type for unit in own])
         if types:
-            uniform = len(set(types)) == 1
-            env_config = env.get(node.rank)
-            found.append(Span(first, len(types), node, group, kind, ids, types, uniform, own, env_config))
+            uniform = types.count(types[0]) == len(types)
+            found.append(Span(first, len(types), node, group, kind, ids, types, uniform, own, env.get(node.rank)))
             first += len(types)
     return found
-
-
-def _types(kind: Kind, node: Node, units: Sequence[HardwareUnit]) -> tuple[str, ...]:
-    if kind is Kind.NODE:
-        return ("node",)
-    if kind is Kind.HARDWARE:
-        return tuple(unit.type for unit in units)
-    return tuple(device.type for device in node.accelerators)
 
 
 def kind_of(group: NodeGroup, nodes: Sequence[Node], *, nodes_only: bool = False) -> Kind:

@@ -7,13 +7,16 @@ records (:mod:`~callboard.scheduler.records`). ``handle`` is all of it or nothin
 records        what is known; ``Put`` and ``Drop`` are the only changes
 state, ledger  the records with their indexes; ``State.apply`` is the only mutator
 transitions    which state may follow which
-view           what would be free if …; ``fitting`` finds nodes and devices in it
+view, rooms    what would be free if …; ``fitting`` finds nodes and devices in it, by a
+               ``greedy`` search, and an ``exhaustive`` one for what that may miss
 grouping       which placement groups a job would use
-preemption     must v yield to p; ``planning`` puts all of it together
+preemption     must v yield to p; ``candidates`` who may be asked, and in which order
+planning       puts all of it together
 passes         who may start now
-requests, jobs, workers, groups, nodes   what each event changes
+requests, workers, groups, nodes, elastic              what each event changes
+starting, stopping, ending, preempting                 what becomes of a job
 orders         what agents are owed
-explain        why
+explain        why; of ``blockers``, ``awaited`` and ``remedies``
 invariants     I1 … I10, computed again from the records
 =============  ====================================================================
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from callboard.model.quantities import MILLI, Resources, format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
+from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.fitting import fit
-from callboard.scheduler.grouping import Ask, asks_of, charged_beside, new_kind, node_filter, reuse
+from callboard.scheduler.grouping import charged_beside, new_kind, node_filter, reuse
 from callboard.scheduler.pinned import place_reasons
 from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import (
@@ -43,7 +44,7 @@ def blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
         reasons += node_reasons(state, view, spec, ask)
     if not reasons and len(asks) > 1:
         # Each pool's workers find room, all together don't.
-        together = Ask(spec.pool, tuple(slot for ask in asks for slot in ask.slots))
+        together = Ask.of(spec.pool, (slot for ask in asks for slot in ask.slots))
         reasons += node_reasons(state, view, spec, together)
     return reasons
 

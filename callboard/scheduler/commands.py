@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from callboard.model.frozen import quick
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler.records import BundleRecord, CheckpointRecord, WorkerRecord
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
     """Start one worker on ``node_id``."""
@@ -30,6 +32,7 @@ class StartWorker:
     checkpoint: CheckpointRecord | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorker:
     """Stop one worker and prove its process tree gone."""
@@ -46,6 +49,7 @@ class StopWorker:
     reason: str
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateGroup:
     """Make one placement group; ``node_id`` is the agent that asks Ray."""
@@ -58,6 +62,7 @@ class CreateGroup:
     timeout_ms: int
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveGroup:
     """Remove one placement group; ``node_id`` is the agent that asks Ray."""

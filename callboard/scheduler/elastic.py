@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from callboard.model.specs import ComponentSpec, JobSpec, Strategy
 from callboard.scheduler import starting, stopping
+from callboard.scheduler.asks import Ask
 from callboard.scheduler.events import JobScaled
-from callboard.scheduler.grouping import Ask, choose_groups
+from callboard.scheduler.grouping import choose_groups
 from callboard.scheduler.preemption import stop_timeouts
 from callboard.scheduler.records import (
     ENDED,
@@ -54,10 +55,15 @@ def scale(tx: Transaction, event: JobScaled) -> str:
             f"not {event.workers}",
             "workers",
         )
+    before = wanted(job, component)
     targets = {**dict(job.targets), event.component: event.workers}
     tx.change_job(job.uid, targets=tuple(sorted(targets.items())))
     tx.event(
-        "job.scaled", f"jobs/{job.name}", job.state.value, f"{event.component} should have {event.workers} workers"
+        "job.scaled",
+        f"jobs/{job.name}",
+        job.state.value,
+        f"{event.component} should have {event.workers} workers",
+        {"direction": "up" if event.workers > before else "down", "reason": "request"},
     )
     _shrink(tx, job.uid, component, event.workers)
     grow(tx, job.uid)
@@ -139,7 +145,7 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
-    ask = Ask(spec.pool_of(component), (Slot(component.name, rank, component.resources),))
+    ask = Ask.of(spec.pool_of(component), [Slot(component.name, rank, component.resources)])
     uses = choose_groups(tx.state, View(tx.state, Assumption(subject=uid)), spec, [ask])
     if uses is None:
         return False

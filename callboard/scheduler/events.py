@@ -296,6 +296,15 @@ class GroupReady(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFound(Event):
+    """An agent that joined found a placement group of this cluster in Ray."""
+
+    group_id: str
+    ray_id: str
+    ray_session: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFailed(Event):
     """A placement group could not be made; nothing of it is left in Ray."""
 

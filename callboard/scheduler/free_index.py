@@ -83,8 +83,8 @@ class FreeIndex:
 def _key(book: NodeBook) -> Key:
     booked, claimed = book.booked, book.claimed
     gpu_milli = 0
-    for index in range(len(book.node.devices)):
-        free = MILLI - booked.device_milli[index] - claimed.device_milli[index]
+    for _, taken, promised in zip(book.node.devices, booked.device_milli, claimed.device_milli, strict=False):
+        free = MILLI - taken - promised
         if free > 0:
             gpu_milli += free
     cpu_milli = book.node.capacity.cpu_milli - booked.cpu_milli - claimed.cpu_milli

@@ -14,18 +14,22 @@ from callboard.scheduler.view import Room
 
 def search(rooms: Rooms, asks: Sequence[Resources], strategy: Strategy) -> list[Room] | None:
     """A node for each ask, or None if it found none for one of them. Nothing is taken from the rooms."""
-    equal = all(ask == asks[0] for ask in asks)
-    if strategy in (Strategy.PACK, Strategy.STRICT_PACK):
+    if strategy is Strategy.PACK or strategy is Strategy.STRICT_PACK:
         alone = _one_node(rooms, asks)
         if alone is not None or strategy is Strategy.STRICT_PACK or len(asks) == 1:
             return alone
-        return _pack(rooms, asks, equal=equal)
+        return _pack(rooms, asks, equal=_equal(asks))
+    equal = _equal(asks)
     if not (rooms.indexed and equal):
         return _SPREADS[strategy](rooms.all(len(asks)), asks)
     # As many nodes as workers are enough: of equally used ones the same are preferred every time.
     walk = rooms.emptiest_first if strategy is Strategy.SPREAD else rooms.fullest_first
     fitting = (room for room in walk(asks[0]) if room.fits(asks[0]))
     return _SPREADS[strategy](list(islice(fitting, len(asks))), asks)
+
+
+def _equal(asks: Sequence[Resources]) -> bool:
+    return all(ask == asks[0] for ask in asks)
 
 
 def _pack(rooms: Rooms, asks: Sequence[Resources], *, equal: bool) -> list[Room] | None:
@@ -48,7 +52,10 @@ def _by_count(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room]:
 def _one_node(rooms: Rooms, asks: Sequence[Resources]) -> list[Room] | None:
     """The node with the least to spare that holds all."""
     if rooms.indexed:
-        for room in rooms.fullest_first(total(asks) if len(asks) > 1 else asks[0]):
+        if len(asks) == 1:
+            ask = asks[0]
+            return next(([room] for room in rooms.fullest_first(ask) if room.fits(ask)), None)
+        for room in rooms.fullest_first(total(asks)):
             if _count(room, asks) == len(asks):
                 return [room] * len(asks)
         return None
@@ -98,7 +105,7 @@ def _count(room: Room, asks: Sequence[Resources]) -> int:
     first = asks[0]
     if len(asks) == 1:
         return int(room.fits(first))
-    if all(ask == first for ask in asks):
+    if _equal(asks):
         return min(len(asks), _times(room, first))
     trial = _Trial(asks)
     trial.fill(room)

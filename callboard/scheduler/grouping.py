@@ -6,31 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
+from callboard.scheduler.asks import Ask
 from callboard.scheduler.fitting import fit
 from callboard.scheduler.pinned import books
 from callboard.scheduler.quota import Charged, shortages
 from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
-from callboard.scheduler.rooms import NodeFilter, Rooms
-from callboard.scheduler.slots import Slot
+from callboard.scheduler.rooms import ANY_NODE, NodeFilter, Rooms
 from callboard.scheduler.state import State
 from callboard.scheduler.view import View
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """The workers of a job that are charged to one pool: they share one placement group."""
-
-    pool: str
-    slots: tuple[Slot, ...]
-
-    @property
-    def resources(self) -> Resources:
-        """Sum over the workers."""
-        return total(slot.resources for slot in self.slots)
-
-
+@quick
 @dataclass(frozen=True, slots=True)
 class GroupUse:
     """One placement group that a job would use.
@@ -52,17 +41,10 @@ class GroupUse:
     later: bool = False
 
 
-def asks_of(spec: JobSpec) -> tuple[Ask, ...]:
-    """What a job needs to start: the fewest workers of each component, by the pool they are charged to."""
-    by_pool: dict[str, list[Slot]] = {}
-    for component in spec.components:
-        slots = by_pool.setdefault(spec.pool_of(component), [])
-        slots.extend(Slot.of(component, rank) for rank in range(component.min_workers))
-    return tuple(Ask(pool, tuple(slots)) for pool, slots in by_pool.items())
-
-
 def node_filter(spec: JobSpec, pool: PoolSpec) -> NodeFilter:
     """Nodes that a job may use for what it charges to a pool."""
+    if not pool.node_selector and not spec.node_selector:
+        return ANY_NODE
     required = tuple(pool.node_selector) + (() if spec.node_selector_soft else tuple(spec.node_selector))
     return NodeFilter(required, tuple(spec.node_selector) if spec.node_selector_soft else ())
 
@@ -195,6 +177,10 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
 
 def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[GroupUse] | None:
     """New groups for some asks of a job, if their pools may make them and all the bundles find room together."""
+    if not asks:
+        return []
+    if len(asks) == 1:
+        return _make_one(state, view, spec, asks[0])
     kinds: list[GroupKind] = []
     by_filter: dict[NodeFilter, list[Ask]] = {}
     for ask in asks:
@@ -222,6 +208,15 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
         GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(len(ask.slots))))
         for ask, kind in zip(asks, kinds, strict=True)
     ]
+
+
+def _make_one(state: State, view: View, spec: JobSpec, ask: Ask) -> list[GroupUse] | None:
+    pool = state.pools[ask.pool].spec
+    kind = _kind_open(view, spec, pool, ask)
+    if kind is None:
+        return None
+    bundles = fit(Rooms(state, view, node_filter(spec, pool)), ask.slots, spec.placement)
+    return None if bundles is None else [GroupUse(ask, "", kind, bundles, tuple(range(len(bundles))))]
 
 
 def _kind_open(view: View, spec: JobSpec, pool: PoolSpec, ask: Ask) -> GroupKind | None:

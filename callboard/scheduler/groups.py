@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from typing import Any
 
 from callboard.model.specs import PgPoolSpec, Strategy
@@ -11,6 +11,7 @@ from callboard.scheduler.evolving import evolve
 from callboard.scheduler.fitting import fit
 from callboard.scheduler.records import (
     BundleRecord,
+    GroupCounts,
     GroupKind,
     GroupRecord,
     GroupState,
@@ -20,6 +21,7 @@ from callboard.scheduler.records import (
 )
 from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.slots import Slot
+from callboard.scheduler.state import State
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 
@@ -38,7 +40,7 @@ def new_group(
     bundles: tuple[BundleRecord, ...],
     **fields: Any,
 ) -> GroupRecord:
-    """Adds a group with the next id."""
+    """Adds a group with the next id that is not asked of Ray yet."""
     number = tx.count(next_group=tx.state.meta.next_group + 1).next_group
     group = GroupRecord(
         group_id=f"pg-{number}",
@@ -50,16 +52,55 @@ def new_group(
         created_ms=tx.now_ms,
         **fields,
     )
-    if state is not GroupState.CREATING:  # begin_creation() tells of that
-        revision = tx.event(
-            f"group.{state.value.lower()}",
-            f"placementGroups/{group.group_id}",
-            state.value,
-            group.reason,
-            {"pool": pool, "kind": kind.value},
-        )
-        group = evolve(group, revision=revision)
+    revision = tx.event(
+        f"group.{state.value.lower()}",
+        f"placementGroups/{group.group_id}",
+        state.value,
+        group.reason,
+        {"pool": pool, "kind": kind.value},
+    )
+    group = evolve(group, revision=revision)
     tx.put(group)
+    return group
+
+
+def was_planned(state: State, group_id: str) -> bool:
+    """Whether a group of this id has been there: ids are given in turn, and never twice."""
+    written = re.fullmatch("pg-([1-9][0-9]{0,17})", group_id)
+    return written is not None and int(written[1]) < state.meta.next_group
+
+
+def create(
+    tx: Transaction, pool: str, kind: GroupKind, bundles: tuple[BundleRecord, ...], reason: str, **fields: Any
+) -> GroupRecord:
+    """Adds a group with the next id, whose room is free, and asks Ray for it."""
+    number = tx.count(next_group=tx.state.meta.next_group + 1).next_group
+    group_id = f"pg-{number}"
+    revision = tx.event(
+        "group.creating",
+        f"placementGroups/{group_id}",
+        GroupState.CREATING.value,
+        reason,
+        {"pool": pool, "kind": kind.value},
+    )
+    timeout_ms = orders.creation_timeout_ms(tx.state, pool)
+    group = GroupRecord(
+        group_id=group_id,
+        number=number,
+        pool=pool,
+        group_kind=kind,
+        state=GroupState.CREATING,
+        bundles=bundles,
+        created_ms=tx.now_ms,
+        executor=bundles[0].node_id,
+        deadline_ms=tx.now_ms + timeout_ms + ANSWER_MARGIN_MS,
+        reason=reason,
+        revision=revision,
+        **fields,
+    )
+    tx.put(group)
+    _count(tx, pool, creations=1)
+    tx.command(orders.create_group(group, timeout_ms))
     return group
 
 
@@ -68,7 +109,7 @@ def begin_creation(tx: Transaction, group_id: str, reason: str, **fields: Any) -
     group = tx.state.groups[group_id]
     bundles: tuple[BundleRecord, ...] = fields.get("bundles", group.bundles)
     executor = bundles[0].node_id
-    timeout_ms = orders.creation_timeout_ms(tx.state, group)
+    timeout_ms = orders.creation_timeout_ms(tx.state, group.pool)
     if group.state is not GroupState.CREATING:
         fields["attempt"] = group.attempt + 1 if group.state is GroupState.BACKOFF else group.attempt
     group = tx.move_group(
@@ -236,10 +277,9 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
         bundles = fit(rooms, [Slot("", 0, shape)], Strategy.PACK)
         if bundles is not None:
             if planned is None:
-                planned = new_group(
-                    tx, pool.spec.name, GroupKind.RESERVED, GroupState.CREATING, bundles, reserved_index=index
-                )
-            begin_creation(tx, planned.group_id, "reserved", bundles=bundles)
+                create(tx, pool.spec.name, GroupKind.RESERVED, bundles, "reserved", reserved_index=index)
+            else:
+                begin_creation(tx, planned.group_id, "reserved", bundles=bundles)
             continue
         reason = f"no node has room for {shape}"
         if planned is None:
@@ -272,11 +312,11 @@ def reassign_removals(tx: Transaction, left: str = "") -> None:
                 tx.command(orders.remove_group(group))
 
 
-def count_use(tx: Transaction, group: GroupRecord, fresh: bool) -> None:
+def count_use(tx: Transaction, group: GroupRecord, *, fresh: bool, reused: bool) -> None:
     """Counts that a job got a group: a fresh one, or a kept one (used before: a reuse)."""
     if group.group_kind is GroupKind.PRIVATE:
         return
-    _count(tx, group.pool, misses=1 if fresh else 0, hits=0 if fresh else 1, reuses=1 if group.users else 0)
+    _count(tx, group.pool, misses=1 if fresh else 0, hits=0 if fresh else 1, reuses=1 if reused else 0)
 
 
 def _is_made_again(tx: Transaction, group: GroupRecord) -> bool:
@@ -310,16 +350,17 @@ def _count(
     if pool is None:
         return
     counts = pool.counts
-    removals = dict(counts.removals)
+    removals = counts.removals
     if removal is not None:
-        removals[removal.value] = removals.get(removal.value, 0) + 1
-    new = replace(
-        counts,
+        by_reason = dict(removals)
+        by_reason[removal.value] = by_reason.get(removal.value, 0) + 1
+        removals = tuple(sorted(by_reason.items()))
+    new = GroupCounts(
         creations=counts.creations + creations,
         reuses=counts.reuses + reuses,
         hits=counts.hits + hits,
         misses=counts.misses + misses,
-        removals=tuple(sorted(removals.items())),
+        removals=removals,
     )
     if new != counts:
         tx.put(evolve(pool, counts=new))

@@ -33,7 +33,7 @@ class Holders:
         old = self._known.get(uid)
         new = None
         if job is not None and spec is not None and job.state in _HOLDING:
-            new = (yield_class(spec), _order(job, spec))
+            new = (yield_class(spec) if old is None else old[0], _order(job, spec))
         if old == new:
             return
         if old is not None:

@@ -13,7 +13,7 @@ from callboard.model.quantities import MILLI, NOTHING, Resources
 from callboard.scheduler.records import (
     BOOKED,
     LIVE,
-    BundleRecord,
+    DeviceShare,
     GroupRecord,
     GroupState,
     NodeRecord,
@@ -33,17 +33,18 @@ class Amounts:
         self.custom_milli: dict[str, int] = {}
         self.device_milli = [0] * devices
 
-    def add(self, resources: Resources, devices: Iterable[tuple[int, int]], sign: int) -> None:
-        """Adds (sign 1) or takes away (sign -1) resources and (device index, milli) pairs."""
+    def add(self, resources: Resources, devices: Iterable[DeviceShare], sign: int) -> None:
+        """Adds (sign 1) or takes away (sign -1) resources and shares of devices."""
         self.cpu_milli += sign * resources.cpu_milli
         self.memory_bytes += sign * resources.memory_bytes
         for name, milli in resources.custom_milli:
             self.custom_milli[name] = self.custom_milli.get(name, 0) + sign * milli
-        for index, milli in devices:
+        for share in devices:
+            index = share.index
             if index >= len(self.device_milli):
                 # A node that came back with fewer devices still owes the shares it had given.
                 self.device_milli.extend([0] * (index + 1 - len(self.device_milli)))
-            self.device_milli[index] += sign * milli
+            self.device_milli[index] += sign * share.milli
 
     def resources(self) -> Resources:
         """The sum as one amount."""
@@ -179,12 +180,13 @@ class Ledger:
 
     def worker_changed(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
         """Follows a worker's allocation. A worker on a lost node charges nothing (design 02, Pools)."""
-        if old is not None and new is not None:
-            same_state = (old.state in LIVE) == (new.state in LIVE) and (old.state is WorkerState.QUARANTINED) == (
-                new.state is WorkerState.QUARANTINED
-            )
-            if same_state:
-                return
+        if (
+            old is not None
+            and new is not None
+            and (old.state in LIVE) == (new.state in LIVE)
+            and (old.state is WorkerState.QUARANTINED) == (new.state is WorkerState.QUARANTINED)
+        ):
+            return
         if old is not None:
             self._charge(old, -1)
         if new is not None:
@@ -197,11 +199,11 @@ class Ledger:
     def _book(self, group: GroupRecord, sign: int) -> None:
         if group.state in BOOKED:
             for bundle in group.bundles:
-                self.nodes[bundle.node_id].booked.add(bundle.resources, shares(bundle), sign)
+                self.nodes[bundle.node_id].booked.add(bundle.resources, bundle.devices, sign)
                 self.touched[bundle.node_id] = None
         elif group.state is GroupState.NOMINATED:
             for bundle in group.bundles:
-                self.nodes[bundle.node_id].claimed.add(bundle.resources, shares(bundle), sign)
+                self.nodes[bundle.node_id].claimed.add(bundle.resources, bundle.devices, sign)
                 self.touched[bundle.node_id] = None
 
     def _charge(self, worker: WorkerRecord, sign: int) -> None:
@@ -211,11 +213,6 @@ class Ledger:
             amounts = self.nodes[worker.node_id].quarantined
         else:
             return
-        amounts.add(worker.resources, ((share.index, share.milli) for share in worker.devices), sign)
+        amounts.add(worker.resources, worker.devices, sign)
         used = self.pools.get(worker.pool, NOTHING)
         self.pools[worker.pool] = used + worker.resources if sign > 0 else used - worker.resources
-
-
-def shares(bundle: BundleRecord) -> list[tuple[int, int]]:
-    """(device index, milli) of a bundle."""
-    return [(share.index, share.milli) for share in bundle.devices]

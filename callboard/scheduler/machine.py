@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from callboard.model.frozen import quick
 from callboard.model.specs import JobSpec
 from callboard.scheduler import elastic, ending, groups, nodes, orders, passes, requests, starting, stopping, workers
 from callboard.scheduler import events as ev
@@ -37,6 +38,7 @@ HISTORY_LIMIT = 1_000
 """Most ended jobs kept; the oldest go first (NJ-11)."""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What one event led to.
@@ -121,7 +123,8 @@ class Scheduler:
     def _trim_history(self, tx: Transaction) -> None:
         if not tx.changes:
             return
-        ended = sum(len(self.state.jobs_by_state[state]) for state in ENDED)
+        by_state = self.state.jobs_by_state
+        ended = len(by_state[JobState.SUCCEEDED]) + len(by_state[JobState.FAILED]) + len(by_state[JobState.CANCELLED])
         if ended > self._history_limit:
             oldest = sorted(
                 (uid for state in ENDED for uid in self.state.jobs_by_state[state]),
@@ -206,6 +209,16 @@ def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
     groups.let_go(tx, event.group_id)
 
 
+def _group_found(tx: Transaction, event: ev.GroupFound) -> None:
+    """A group in Ray that no record names is left by somebody who is gone, and goes too (PG-07). One that is being made
+    is not judged here: its creation finds it by its name, compares it, and takes or removes it."""
+    group = tx.state.groups.get(event.group_id)
+    making = group is not None and group.state is GroupState.CREATING
+    if making or any(each.ray_id == event.ray_id for each in tx.state.groups.values()):
+        return
+    groups.remove_stray(tx, event.ray_id, event.ray_session, f"found in Ray as {event.group_id}; nobody knows it")
+
+
 def _group_failed(tx: Transaction, event: ev.GroupFailed) -> None:
     group = tx.state.groups.get(event.group_id)
     if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
@@ -270,5 +283,6 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.WorkerFinished: workers.handle,
     ev.GroupReady: _group_ready,
     ev.GroupFailed: _group_failed,
+    ev.GroupFound: _group_found,
     ev.GroupRemoved: _group_removed,
 }

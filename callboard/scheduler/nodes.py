@@ -146,9 +146,8 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
             continue
         if job.state is JobState.RUNNING and worker.extra:
             if worker.state is not WorkerState.STOPPING:
-                preempting.preempt(
-                    tx, Victim(job.uid, Rule.DRAIN, reason, worker.generation), None, within_ms=within_ms
-                )
+                victim = Victim(job.uid, Rule.DRAIN, reason, worker.generation)
+                preempting.preempt(tx, victim, None, within_ms=within_ms)
         elif job.state in (JobState.RUNNING, JobState.STARTING):
             preempting.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
     for group_id in list(tx.state.groups_on_node.get(node.node_id, ())):

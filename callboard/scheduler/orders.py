@@ -96,9 +96,9 @@ def ghost_stop(node_id: str, generation: int, job: str, component: str, rank: in
     )
 
 
-def creation_timeout_ms(state: State, group: GroupRecord) -> int:
-    """How long the creation of a group may take."""
-    pool = state.pools.get(group.pool)
+def creation_timeout_ms(state: State, pool_name: str) -> int:
+    """How long the creation of a group of a pool may take."""
+    pool = state.pools.get(pool_name)
     return pool.spec.pg_pool.creation_timeout_ms if pool else 60_000
 
 
@@ -123,6 +123,6 @@ def owed(state: State, node_id: str) -> Iterator[Command]:
             if group.executor != node_id:
                 continue
             if group_state is GroupState.CREATING:
-                yield create_group(group, creation_timeout_ms(state, group))
+                yield create_group(group, creation_timeout_ms(state, group.pool))
             else:
                 yield remove_group(group)

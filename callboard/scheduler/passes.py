@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import elastic, groups, preempting, requests, starting
-from callboard.scheduler.grouping import Ask, GroupUse, asks_of, charged_beside, match, reserved_refund
+from callboard.scheduler.asks import Ask, asks_of
+from callboard.scheduler.grouping import GroupUse, charged_beside, match, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan, plan_patiently
 from callboard.scheduler.quota import borrows, shortages
 from callboard.scheduler.records import GroupState, JobRecord, JobState
@@ -109,7 +110,8 @@ def _look_at_some(tx: Transaction, memory: Memory) -> None:
         if job is not None and job.state is JobState.PENDING:
             memory.blocked.discard(tx.state.shapes[uid])
             uids[uid] = None
-    for uid in sorted(uids, key=lambda uid: tx.state.queue_key(tx.state.jobs[uid])):
+    in_order = sorted(uids, key=lambda uid: tx.state.queue_key(tx.state.jobs[uid])) if len(uids) > 1 else list(uids)
+    for uid in in_order:
         if tx.state.jobs[uid].nominated:
             _advance_nominee(tx, uid)
         _look_at(tx, memory, uid)

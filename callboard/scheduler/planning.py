@@ -7,10 +7,12 @@ evicted for a job that still could not start (PC-02, PC-04), and the sets it nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from callboard.model.frozen import quick
 from callboard.model.specs import JobSpec
+from callboard.scheduler.asks import Ask
 from callboard.scheduler.candidates import (
     Candidate,
     candidates,
@@ -19,12 +21,11 @@ from callboard.scheduler.candidates import (
     takes_only_what_is_owed,
     without,
 )
-from callboard.scheduler.grouping import Ask, GroupUse, asks_of, choose_groups
+from callboard.scheduler.grouping import GroupUse, choose_groups
 from callboard.scheduler.pinned import pin
 from callboard.scheduler.preemption import left_ms, policy_for
 from callboard.scheduler.records import JobState, Rule
 from callboard.scheduler.rooms import NodeFilter, Rooms
-from callboard.scheduler.shapes import shape_of
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, Room, View
 
@@ -42,6 +43,7 @@ class Victim:
     generation: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a job starts.
@@ -94,11 +96,11 @@ def plan_patiently(state: State, uid: str, spec: JobSpec) -> Plan | None:
 
 def could_ever_fit(state: State, spec: JobSpec) -> bool:
     """Whether the nodes and quotas there are could hold the job if nothing else was there."""
-    shape = shape_of(spec)
+    shape = state.shapes.of(spec)
     known = state.fits_ever.get(shape)
     if known is None:
         view = View(state, Assumption(empty=True))
-        known = choose_groups(state, view, spec, asks_of(spec)) is not None
+        known = choose_groups(state, view, spec, shape.asks) is not None
         if len(state.fits_ever) >= MAX_SHAPES:
             state.fits_ever.clear()
         state.fits_ever[shape] = known
@@ -112,25 +114,27 @@ class _Search:
         self._state = state
         self._uid = uid
         self._spec = spec
-        self._asks: Sequence[Ask] = asks_of(spec)
+        self._asks: Sequence[Ask] = state.shapes.of(spec).asks
         self._no_room: bool | None = None
 
     def without_victims(self, now_ms: int) -> Plan | None:
         """A plan that evicts nobody."""
-        now = Assumption(subject=self._uid)
-        later = replace(now, future=True)
-        overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))
-        passable = self._passable(now_ms)
-        if passable:
-            now = replace(now, passed=passable)
-        assumptions = [now, later]
-        if overtakes:
-            assumptions += [replace(now, overtaken=overtakes), replace(later, overtaken=overtakes)]
-        for assumption in assumptions:
+        for assumption in self._from_now_on(now_ms):
             found = self._try(assumption) or self._try_trimmed(assumption)
             if found is not None:
                 return self._slim(*found)
         return None
+
+    def _from_now_on(self, now_ms: int) -> Iterator[Assumption]:
+        """What may be taken for granted if nobody is evicted, least first."""
+        later = Assumption(subject=self._uid, future=True)
+        now = Assumption(subject=self._uid, passed=self._passable(now_ms))
+        yield now
+        yield later
+        overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))
+        if overtakes:
+            yield replace(now, overtaken=overtakes)
+            yield replace(later, overtaken=overtakes)
 
     def patiently(self) -> Plan | None:
         """A plan on the room of everything that runs."""

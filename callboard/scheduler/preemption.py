@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from callboard.model.policy import LabelRules, PreemptionPolicy
 from callboard.model.specs import JobSpec
-from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.quota import borrowed, borrows, cohort_of
 from callboard.scheduler.records import (
     ENDED,
@@ -140,7 +139,7 @@ def claims_of(state: State, preemptor: JobSpec, preemptor_uid: str) -> Claims:
     reclaimable: set[str] = set()
     owners: set[str] = set()
     view: View | None = None
-    for ask in asks_of(preemptor):
+    for ask in state.shapes.of(preemptor).asks:
         record = state.pools.get(ask.pool)
         if record is None or not record.spec.cohort:
             continue

@@ -47,6 +47,8 @@ def shortages(
 
     Only resources that are asked for count: one that nobody is short of never blocks (PC-16).
     """
+    if not pool.nominal:
+        return []
     asked = [(resource, nominal) for resource, nominal in pool.nominal if ask.get(resource)]
     if not asked:
         return []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from callboard.model.frozen import quick
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.specs import JobSpec, Labels, PoolSpec
@@ -141,6 +142,7 @@ class HardwareInfo:
     config_json: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
     """A part of one device: ``milli`` of 1000 (I1), never straddling two."""
@@ -161,6 +163,7 @@ class RayInfo:
     node_ip: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """One node.
@@ -208,6 +211,7 @@ class NodeRecord:
         return self.state is NodeState.READY and not self.cordoned and not self.ghosts
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
     """What a placement-group pool did so far."""
@@ -219,6 +223,7 @@ class GroupCounts:
     removals: tuple[tuple[str, int], ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRecord:
     """One pool.
@@ -243,6 +248,7 @@ class PoolRecord:
         return self.spec.name
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRecord:
     """What one bundle of a placement group books on one node."""
@@ -252,6 +258,7 @@ class BundleRecord:
     devices: tuple[DeviceShare, ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """One placement group.
@@ -298,6 +305,7 @@ class GroupRecord:
         return self.group_id
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class StoryLine:
     """One state a job entered."""
@@ -313,6 +321,7 @@ STORY_LIMIT = 100
 """Most story lines kept per job."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """One job, but for its spec (:class:`SpecRecord`), which never changes.
@@ -374,6 +383,7 @@ class JobRecord:
         return self.uid
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecRecord:
     """What was asked of a job."""
@@ -389,6 +399,7 @@ class SpecRecord:
         return self.uid
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
     """One worker of one attempt, keyed by its generation: the fencing token of reports about it (I9).
@@ -438,6 +449,7 @@ class WorkerRecord:
         return self.generation
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """State that one worker left for the next attempt of its job: ``data`` (≤ 1 MiB) or a ``uri``."""
@@ -457,6 +469,7 @@ class CheckpointRecord:
         return (self.job, self.component, self.rank)
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionRecord:
     """One victim that yields or yielded.
@@ -490,6 +503,7 @@ class PreemptionRecord:
         return self.number
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaRecord:
     """Counters and settings of the whole cluster.
@@ -571,6 +585,7 @@ Change = Put | Drop
 """What the journal stores and :meth:`State.apply` applies."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """One entry of the event log: what changed, for people and watchers. Never read by the scheduler."""

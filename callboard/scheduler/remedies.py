@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from callboard.model.specs import JobSpec, Strategy
+from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.blockers import group_reasons, lacks, node_reasons
-from callboard.scheduler.grouping import Ask, asks_of, charged_beside, node_filter, reuse
+from callboard.scheduler.grouping import charged_beside, node_filter, reuse
 from callboard.scheduler.pinned import place_reasons, place_remedies
 from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import (

@@ -19,7 +19,6 @@ from callboard.scheduler.events import (
 )
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.explain import unschedulable, unschedulable_reasons
-from callboard.scheduler.grouping import asks_of
 from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
 from callboard.scheduler.quota import borrowable
 from callboard.scheduler.records import (
@@ -171,36 +170,23 @@ def submit(tx: Transaction, event: JobSubmitted) -> str:
         deadline_ms = tx.now_ms + spec.wait_for_nodes_ms
     meta = tx.count(next_order=tx.state.meta.next_order + 1, total_submitted=tx.state.meta.total_submitted + 1)
     tx.put(SpecRecord(uid=event.uid, spec=spec))
-    tx.put(
-        JobRecord(
-            uid=event.uid,
-            name=spec.name,
-            order=meta.next_order,
-            state=JobState.PENDING,
-            submit_ms=tx.now_ms,
-            deadline_ms=deadline_ms,
-            starving_ms=tx.now_ms + spec.starvation_after_ms if spec.starvation_after_ms else 0,
-            session_ms=tx.now_ms + spec.session_lease_ms if spec.session_lease_ms else 0,
-            request_id=event.request_id,
-            cause=tx.cause,
-        )
+    tx.add_job(
+        event.uid,
+        spec.name,
+        "submitted",
+        order=meta.next_order,
+        deadline_ms=deadline_ms,
+        starving_ms=tx.now_ms + spec.starvation_after_ms if spec.starvation_after_ms else 0,
+        session_ms=tx.now_ms + spec.session_lease_ms if spec.session_lease_ms else 0,
+        request_id=event.request_id,
     )
-    tx.move_job(event.uid, JobState.PENDING, "submitted")
     tx.fresh.append(event.uid)
     return event.uid
 
 
 def check_spec(tx: Transaction, spec: JobSpec) -> None:
     """Refuses what could never be admitted by the pools there are."""
-    for i, component in enumerate(spec.components):
-        if component.colocation_group:
-            raise Refusal(
-                RefusalCode.INVALID_FIELD,
-                f"jobs/{spec.name}",
-                "colocation groups are not supported yet; give each component workers of its own",
-                f"spec.components[{i}].colocation_group",
-            )
-    for ask in asks_of(spec):
+    for ask in tx.state.shapes.of(spec).asks:
         pool = tx.state.pools.get(ask.pool)
         if pool is None or pool.deleting:
             what = "is being deleted" if pool else "does not exist"
@@ -308,8 +294,10 @@ def preempt(tx: Transaction, event: JobPreempted) -> str:
 
 
 def delete_group(tx: Transaction, event: GroupDeleted) -> str:
-    """Removes an idle placement group; a reserved one stays away. Idempotent while it goes."""
+    """Removes an idle placement group; a reserved one stays away. Idempotent, also when it is gone."""
     group = tx.state.groups.get(event.group_id)
+    if group is None and groups.was_planned(tx.state, event.group_id):
+        return event.group_id
     if group is None:
         raise Refusal(
             RefusalCode.NOT_FOUND,

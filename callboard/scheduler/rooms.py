@@ -34,6 +34,9 @@ class NodeFilter:
         return _has(node, self.preferred)
 
 
+ANY_NODE = NodeFilter()
+
+
 def _has(node: NodeRecord, labels: Labels) -> bool:
     if not labels:
         return True
@@ -115,10 +118,11 @@ class Rooms:
         """The walk with the changed nodes at their places."""
         skip = set(self._known)
         waiting = list(reversed(changed))
+        nodes, anywhere = self._state.nodes, not self._wanted.required
         for node_id in walk:
-            if node_id in skip or not self._wanted.admits(self._state.nodes[node_id]):
+            if node_id in skip or not (anywhere or self._wanted.admits(nodes[node_id])):
                 continue
-            room = self._view.room(self._state.nodes[node_id])
+            room = self._view.room(nodes[node_id])
             while waiting and _goes_before(waiting[-1], room, sign):
                 yield waiting.pop()
             self._known[node_id] = room

@@ -186,19 +186,16 @@ def drop_nomination(tx: Transaction, uid: str, reason: str) -> None:
 
 
 def _take_group(tx: Transaction, uid: str, use: GroupUse) -> str:
+    reason = f"for {tx.state.jobs[uid].name}"
     if not use.group_id:
-        group = groups.new_group(
-            tx, use.ask.pool, use.kind, GroupState.CREATING, use.bundles, job=uid, users=0, reason="asked for by a job"
-        )
-        groups.begin_creation(tx, group.group_id, f"for {tx.state.jobs[uid].name}")
-        groups.count_use(tx, group, fresh=True)
-    else:
-        group = tx.state.groups[use.group_id]
-        groups.count_use(tx, group, fresh=group.state is GroupState.NOMINATED)
-        tx.change_group(group.group_id, job=uid, nominee="", idle_since_ms=0)
-        if group.state is GroupState.NOMINATED:
-            groups.begin_creation(tx, group.group_id, f"for {tx.state.jobs[uid].name}")
-    tx.change_group(group.group_id, users=tx.state.groups[group.group_id].users + 1)
+        group = groups.create(tx, use.ask.pool, use.kind, use.bundles, reason, job=uid, users=1)
+        groups.count_use(tx, group, fresh=True, reused=False)
+        return group.group_id
+    group = tx.state.groups[use.group_id]
+    groups.count_use(tx, group, fresh=group.state is GroupState.NOMINATED, reused=group.users > 0)
+    tx.change_group(group.group_id, job=uid, nominee="", idle_since_ms=0, users=group.users + 1)
+    if group.state is GroupState.NOMINATED:
+        groups.begin_creation(tx, group.group_id, reason)
     return group.group_id
 
 

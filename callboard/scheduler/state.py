@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from callboard.model.quantities import NOTHING, Resources, total
 from callboard.scheduler.free_index import FreeIndex
@@ -21,6 +21,7 @@ from callboard.scheduler.records import (
     LIVE,
     Change,
     CheckpointRecord,
+    Drop,
     GroupKind,
     GroupRecord,
     GroupState,
@@ -37,10 +38,9 @@ from callboard.scheduler.records import (
     WorkerRecord,
     WorkerState,
 )
-from callboard.scheduler.shapes import Shape, shape_of
+from callboard.scheduler.shapes import Shape, Shapes
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 
-_R = TypeVar("_R")
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 QueueKey = tuple[int, int, int, str]
@@ -78,8 +78,18 @@ class State:
             "checkpoint": cast("dict[Key, Record]", self.checkpoints),
             "preemption": cast("dict[Key, Record]", self.preemptions),
         }
+        self._reindex: dict[str, Callable[[Any, Any], None]] = {
+            "node": self._index_node,
+            "pool": self._index_pool,
+            "group": self._index_group,
+            "spec": self._index_spec,
+            "job": self._index_job,
+            "worker": self._index_worker,
+            "checkpoint": self._index_checkpoint,
+            "preemption": self._index_preemption,
+        }
         self.jobs_by_state: dict[JobState, dict[str, None]] = {state: {} for state in JobState}
-        self.shapes: dict[str, Shape] = {}
+        self.shapes = Shapes()
         """Shape of every job's spec."""
         self.waiting: dict[Shape, list[QueueKey]] = {}
         """PENDING jobs by shape, each in the order of the queue."""
@@ -126,27 +136,26 @@ class State:
 
     def apply(self, change: Change) -> Record | None:
         """Carries out one change and returns the record it replaced or dropped, or None."""
-        if isinstance(change, Put) and isinstance(change.record, MetaRecord):
-            old_meta, self.meta = self.meta, change.record
-            if old_meta.policy is not change.record.policy or (
-                old_meta.reconcile_until_ms != change.record.reconcile_until_ms
-            ):
-                self.room_version += 1
-            self._deadline(change.record.reconcile_until_ms, "meta", "")
-            return old_meta
-        if isinstance(change, Put):
-            kind, key, new = change.record.kind, change.record.key, change.record
-        else:
-            kind, key, new = change.kind, change.key, None
-        table = self._tables[kind]
+        if isinstance(change, Drop):
+            old = self._tables[change.kind].pop(change.key, None)
+            if old is not None:
+                self._reindex[change.kind](old, None)
+            return old
+        new = change.record
+        if isinstance(new, MetaRecord):
+            return self._put_meta(new)
+        key, table = new.key, self._tables[new.kind]
         old = table.get(key)
-        if new is None:
-            if old is None:
-                return None
-            del table[key]
-        else:
-            table[key] = new
-        self._reindex(kind, old, new)
+        table[key] = new
+        self._reindex[new.kind](old, new)
+        return old
+
+    def _put_meta(self, new: MetaRecord) -> MetaRecord:
+        old, self.meta = self.meta, new
+        if old.policy is not new.policy or old.reconcile_until_ms != new.reconcile_until_ms:
+            self.room_version += 1
+        if new.reconcile_until_ms:
+            self._deadline(new.reconcile_until_ms, "meta", "")
         return old
 
     # ---- questions ----
@@ -279,49 +288,62 @@ class State:
 
     # ---- indexes ----
 
-    def _reindex(self, kind: str, old: Record | None, new: Record | None) -> None:
-        if kind == "worker":
-            self._index_worker(cast("WorkerRecord | None", old), cast("WorkerRecord | None", new))
-        elif kind == "job":
-            self._index_job(cast("JobRecord | None", old), cast("JobRecord | None", new))
-        elif kind == "group":
-            self._index_group(cast("GroupRecord | None", old), cast("GroupRecord | None", new))
-        elif kind == "spec":
-            old_spec, new_spec = cast("SpecRecord | None", old), cast("SpecRecord | None", new)
-            if new_spec is not None:
-                self.shapes[new_spec.uid] = shape_of(new_spec.spec)
-            elif old_spec is not None:
-                del self.shapes[old_spec.uid]
-        elif kind == "node":
+    def _index_spec(self, old: SpecRecord | None, new: SpecRecord | None) -> None:
+        if new is not None:
+            self.shapes.put(new.uid, new.spec)
+        elif old is not None:
+            self.shapes.drop(old.uid)
+
+    def _index_node(self, old: NodeRecord | None, new: NodeRecord | None) -> None:
+        self.fits_ever.clear()
+        self.ledger.node_changed(old, new)
+        self.room_version += 1
+
+    def _index_pool(self, old: PoolRecord | None, new: PoolRecord | None) -> None:
+        if (
+            old is None
+            or new is None
+            or old.spec_version != new.spec_version
+            or old.deleting != new.deleting
+            or old.destroyed_reserved != new.destroyed_reserved
+        ):
             self.fits_ever.clear()
-            old_node, new_node = cast("NodeRecord | None", old), cast("NodeRecord | None", new)
-            self.ledger.node_changed(old_node, new_node)
             self.room_version += 1
-        elif kind == "pool":
-            old_pool, new_pool = cast("PoolRecord | None", old), cast("PoolRecord | None", new)
-            before_p, after_p = (p and (p.spec_version, p.deleting, p.destroyed_reserved) for p in (old_pool, new_pool))
-            if before_p != after_p:
-                self.fits_ever.clear()
-                self.room_version += 1
-        elif kind == "checkpoint":
-            before_c, after_c = cast("CheckpointRecord | None", old), cast("CheckpointRecord | None", new)
-            _link(self._checkpoints_of_job, *_ends(before_c, after_c, lambda it: (it.job, it.key)))
-        elif kind == "preemption":
-            before, after = cast("PreemptionRecord | None", old), cast("PreemptionRecord | None", new)
-            _link(self._preemptions_for, *_ends(before, after, lambda it: (it.preemptor, it.number)))
-            before = before if before is not None and before.yield_ms < 0 else None
-            after = after if after is not None and after.yield_ms < 0 else None
-            _link(self._open_preemptions, *_ends(before, after, lambda it: (it.victim, it.number)))
+
+    def _index_checkpoint(self, old: CheckpointRecord | None, new: CheckpointRecord | None) -> None:
+        if old is None and new is not None:
+            _add(self._checkpoints_of_job, new.job, new.key)
+        elif old is not None and new is None:
+            _remove(self._checkpoints_of_job, old.job, old.key)
+
+    def _index_preemption(self, old: PreemptionRecord | None, new: PreemptionRecord | None) -> None:
+        if old is None and new is not None:
+            _add(self._preemptions_for, new.preemptor, new.number)
+        elif old is not None and new is None:
+            _remove(self._preemptions_for, old.preemptor, old.number)
+        before = old if old is not None and old.yield_ms < 0 else None
+        after = new if new is not None and new.yield_ms < 0 else None
+        if before is None and after is not None:
+            _add(self._open_preemptions, after.victim, after.number)
+        elif before is not None and after is None:
+            _remove(self._open_preemptions, before.victim, before.number)
 
     def _index_worker(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
         self.ledger.worker_changed(old, new)
-        _link(self._workers_of_job, *_ends(old, new, lambda it: (it.job, it.generation)))
+        if old is None and new is not None:
+            _add(self._workers_of_job, new.job, new.generation)
+        elif old is not None and new is None:
+            _remove(self._workers_of_job, old.job, old.generation)
         before = old if old is not None and old.state in HOLDING else None
         after = new if new is not None and new.state in HOLDING else None
-        if (before is None) != (after is None):
-            _link(self._workers_in_group, *_ends(before, after, lambda it: (it.group_id, it.generation)))
-            _link(self._workers_on_node, *_ends(before, after, lambda it: (it.node_id, it.generation)))
-            _link(self.jobs_holding, *_ends(before, after, lambda it: (it.job, it.generation)))
+        if before is None and after is not None:
+            _add(self._workers_in_group, after.group_id, after.generation)
+            _add(self._workers_on_node, after.node_id, after.generation)
+            _add(self.jobs_holding, after.job, after.generation)
+        elif before is not None and after is None:
+            _remove(self._workers_in_group, before.group_id, before.generation)
+            _remove(self._workers_on_node, before.node_id, before.generation)
+            _remove(self.jobs_holding, before.job, before.generation)
         if new is not None and new.extra and new.state is WorkerState.STOPPING:
             self.leaving_extras[new.generation] = None
         elif old is not None and old.extra:
@@ -330,39 +352,52 @@ class State:
         if left_live or (before is not None and after is None):
             # Also when it is quarantined: whoever waits for its room must look elsewhere.
             self.room_version += 1
-        if new is not None:
+        if new is not None and new.deadline_ms:
             self._deadline(new.deadline_ms, "worker", new.generation)
 
     def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if old is None or new is None:
             self._index_job_name(old, new)
-        record = new or cast("JobRecord", old)
-        if old is None or new is None or old.state is not new.state or old.checkpoint_ms != new.checkpoint_ms:
-            spec = self.specs.get(record.uid)
-            self.holders.update(new, record.uid, spec.spec if spec else None)
         if old is None or new is None or old.state is not new.state:
-            if old is not None:
-                del self.jobs_by_state[old.state][old.uid]
-                if old.state is JobState.PENDING:
-                    self._unqueue(old)
-            if new is not None:
-                self.jobs_by_state[new.state][new.uid] = None
-                if new.state is JobState.PENDING:
-                    key = self.queue_key(new)
-                    insort(self.queue, key)
-                    insort(self.waiting.setdefault(self.shapes[new.uid], []), key)
-        if (old is None) != (new is None) or (old is not None and new is not None and old.state is not new.state):
-            self._index_elastic(old, new)
+            self._index_job_state(old, new)
+        elif old.checkpoint_ms != new.checkpoint_ms:
+            self.holders.update(new, new.uid, self.specs[new.uid].spec)
         if old is not None and old.nominated and not (new is not None and new.nominated):
             del self.nominated[old.uid]
             self.room_version += 1
-        if new is not None and new.nominated:
+        if new is None:
+            return
+        if new.nominated:
             self.nominated.setdefault(new.uid)
-        if new is not None:
+        if new.eligible_ms:
             self._deadline(new.eligible_ms, "eligible", new.uid)
+        if new.deadline_ms:
             self._deadline(new.deadline_ms, "job", new.uid)
+        if new.session_ms:
             self._deadline(new.session_ms, "session", new.uid)
-            self._deadline(new.starving_ms if new.state is JobState.PENDING else 0, "starving", new.uid)
+        if new.starving_ms and new.state is JobState.PENDING:
+            self._deadline(new.starving_ms, "starving", new.uid)
+
+    def _index_job_state(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        record = new or cast("JobRecord", old)
+        spec = self.specs.get(record.uid)
+        self.holders.update(new, record.uid, spec.spec if spec else None)
+        if old is not None:
+            del self.jobs_by_state[old.state][old.uid]
+            if old.state is JobState.PENDING:
+                self._unqueue(old)
+            self.elastic.pop(old.uid, None)
+        if new is None or new.state in ENDED:
+            self.room_version += 1  # who yielded to it may take places again
+        if new is None:
+            return
+        self.jobs_by_state[new.state][new.uid] = None
+        if new.state is JobState.PENDING:
+            key = self.queue_key(new)
+            insort(self.queue, key)
+            insort(self.waiting.setdefault(self.shapes[new.uid], []), key)
+        elif new.state is JobState.RUNNING and any(c.elastic for c in self.specs[new.uid].spec.components):
+            self.elastic[new.uid] = None
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]
@@ -372,51 +407,50 @@ class State:
         if not alike:
             del self.waiting[shape]
 
-    def _index_elastic(self, old: JobRecord | None, new: JobRecord | None) -> None:
-        if old is not None:
-            self.elastic.pop(old.uid, None)
-        running = new if new is not None and new.state is JobState.RUNNING else None
-        if running is not None and any(component.elastic for component in self.specs[running.uid].spec.components):
-            self.elastic[running.uid] = None
-        if new is None or new.state in ENDED:
-            self.room_version += 1  # who yielded to it may take places again
-
     def _index_job_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
-        _link(self._uids_of_name, *_ends(old, new, lambda it: (it.name, it.uid)))
-        if new is not None and new.request_id:
-            self.requests[new.request_id] = new.uid
-        if old is not None and old.request_id:
-            del self.requests[old.request_id]
+        if new is not None:
+            _add(self._uids_of_name, new.name, new.uid)
+            if new.request_id:
+                self.requests[new.request_id] = new.uid
+        if old is not None:
+            _remove(self._uids_of_name, old.name, old.uid)
+            if old.request_id:
+                del self.requests[old.request_id]
 
     def _index_group(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         self.ledger.group_changed(old, new)
+        self._index_group_bundles(old, new)
         if old is None and new is not None:
-            self.groups_of_pool.setdefault(new.pool, {})[new.group_id] = None
-        if old is not None and new is None:
-            _link(self.groups_of_pool, (old.pool, old.group_id), None)
+            _add(self.groups_of_pool, new.pool, new.group_id)
+        elif old is not None and new is None:
+            _remove(self.groups_of_pool, old.pool, old.group_id)
         if old is None or new is None or old.state is not new.state:
             if old is not None:
                 del self.groups_by_state[old.state][old.group_id]
             if new is not None:
                 self.groups_by_state[new.state][new.group_id] = None
-        self._index_idle(old, new)
-        before, after = old.bundles if old else (), new.bundles if new else ()
-        if before is not after:
-            for bundle in before:
-                self.groups_on_node.get(bundle.node_id, {}).pop(cast("GroupRecord", old).group_id, None)
-            for bundle in after:
-                self.groups_on_node.setdefault(bundle.node_id, {})[cast("GroupRecord", new).group_id] = None
-        if old is not None and _frees(old, new):
-            self.room_version += 1
-        if new is not None:
-            self._deadline(new.deadline_ms, "group", new.group_id)
-            self._deadline(self._idle_end_ms(new), "idle", new.group_id)
-
-    def _index_idle(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         if new is not None and new.group_kind is GroupKind.DYNAMIC and not new.job:
             self.idle_groups[new.group_id] = None
         elif old is not None:
             self.idle_groups.pop(old.group_id, None)
+        if old is not None and _frees(old, new):
+            self.room_version += 1
+        if new is None:
+            return
+        if new.deadline_ms:
+            self._deadline(new.deadline_ms, "group", new.group_id)
+        if new.idle_since_ms and (idle_end_ms := self._idle_end_ms(new)):
+            self._deadline(idle_end_ms, "idle", new.group_id)
+
+    def _index_group_bundles(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
+        if old is not None and new is not None and old.bundles is new.bundles:
+            return
+        if old is not None:
+            for bundle in old.bundles:
+                self.groups_on_node.get(bundle.node_id, {}).pop(old.group_id, None)
+        if new is not None:
+            for bundle in new.bundles:
+                self.groups_on_node.setdefault(bundle.node_id, {})[new.group_id] = None
 
     def _idle_end_ms(self, group: GroupRecord) -> int:
         if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee:
@@ -425,8 +459,7 @@ class State:
         return group.idle_since_ms + (pool.spec.pg_pool.idle_ttl_ms if pool else 0)
 
     def _deadline(self, at_ms: int, kind: str, key: Key) -> None:
-        if at_ms:
-            heapq.heappush(self._deadlines, (at_ms, kind, key))
+        heapq.heappush(self._deadlines, (at_ms, kind, key))
 
     def _is_due(self, at_ms: int, kind: str, key: Key) -> bool:
         if kind == "worker":
@@ -451,21 +484,17 @@ def _frees(old: GroupRecord, new: GroupRecord | None) -> bool:
     return (old.job != "" and new.job == "") or (old.nominee != "" and new.nominee == "")
 
 
-def _ends(
-    old: _R | None, new: _R | None, of: Callable[[_R], tuple[_K, _V]]
-) -> tuple[tuple[_K, _V] | None, tuple[_K, _V] | None]:
-    """The index entries of a record before and after a change."""
-    return (None if old is None else of(old), None if new is None else of(new))
+def _add(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
+    """Adds one entry to a one-to-many index."""
+    members = index.get(key)
+    if members is None:
+        members = index[key] = {}
+    members[member] = None
 
 
-def _link(index: dict[_K, dict[_V, None]], old: tuple[_K, _V] | None, new: tuple[_K, _V] | None) -> None:
-    """Moves one entry of a one-to-many index; empty sets are taken out, so that an index never outgrows its records."""
-    if old == new:
-        return
-    if old is not None:
-        members = index[old[0]]
-        del members[old[1]]
-        if not members:
-            del index[old[0]]
-    if new is not None:
-        index.setdefault(new[0], {})[new[1]] = None
+def _remove(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
+    """Takes one entry out; empty sets are taken out too, so that an index never outgrows its records."""
+    members = index[key]
+    del members[member]
+    if not members:
+        del index[key]

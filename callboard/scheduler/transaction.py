@@ -38,6 +38,11 @@ RETRY_MS = 1_000
 """Between attempts at a deadline whose handling raised: a defect, which must neither be lost nor keep the loop busy."""
 
 
+_JOB_EVENTS = {state: (f"job.{state.value.lower()}", state.value) for state in JobState}
+_WORKER_EVENTS = {state: (f"worker.{state.value.lower()}", state.value) for state in WorkerState}
+"""Type of the event of entering a state, and the state's name in it."""
+
+
 class Transaction:
     """The changes, commands and log entries of one event."""
 
@@ -51,14 +56,16 @@ class Transaction:
         self.events: list[EventRecord] = []
         self.fresh: list[str] = []
         """Jobs that became PENDING or eligible in this transaction: to be looked at, whatever was known before."""
-        self._undo: list[Change] = []
+        self._replaced: list[tuple[Change, Record | None]] = []
+        """What was applied, and the record that was there before."""
+        self._meta_at = -1
+        """Where in the changes that of the counters is; -1: none yet."""
         self._taken: list[Deadline] = []
 
     def put(self, record: Record) -> None:
         """Adds or replaces a record."""
         change = Put(record)
-        old = self.state.apply(change)
-        self._undo.append(Put(old) if old is not None else Drop(record.kind, record.key))
+        self._replaced.append((change, self.state.apply(change)))
         self.changes.append(change)
 
     def drop(self, kind: str, key: Key) -> None:
@@ -66,13 +73,21 @@ class Transaction:
         change = Drop(kind, key)
         old = self.state.apply(change)
         if old is not None:
-            self._undo.append(Put(old))
+            self._replaced.append((change, old))
             self.changes.append(change)
 
     def count(self, **fields: Any) -> MetaRecord:
-        """Changes counters and settings of the cluster and returns the record before the change."""
+        """Changes counters and settings of the cluster and returns the record before the change. Only what they are at
+        the end is worth journaling."""
         before = self.state.meta
-        self.put(evolve(before, **fields))
+        change = Put(evolve(before, **fields))
+        self.state.apply(change)
+        if self._meta_at < 0:
+            self._meta_at = len(self.changes)
+            self._replaced.append((change, before))
+            self.changes.append(change)
+        else:
+            self.changes[self._meta_at] = change
         return before
 
     def command(self, command: Command) -> None:
@@ -81,6 +96,10 @@ class Transaction:
 
     def event(self, kind: str, subject: str, state: str, reason: str, facts: Mapping[str, str] | None = None) -> int:
         """Adds an entry of the log and returns its revision."""
+        return self._note(kind, subject, state, reason, tuple(sorted(facts.items())) if facts else ())
+
+    def _note(self, kind: str, subject: str, state: str, reason: str, facts: tuple[tuple[str, str], ...]) -> int:
+        """The same with the facts in their order, by name."""
         revision = self.state.meta.revision + len(self.events) + 1
         self.events.append(
             EventRecord(
@@ -91,7 +110,7 @@ class Transaction:
                 state=state,
                 reason=reason,
                 cause=self.cause,
-                facts=tuple(sorted((facts or {}).items())),
+                facts=facts,
             )
         )
         return revision
@@ -106,14 +125,17 @@ class Transaction:
         """Ends the transaction: time and revision move on with it, if anything changed."""
         if self.changes or self.events:
             revision = self.state.meta.revision + max(len(self.events), 1)
-            self.put(evolve(self.state.meta, now_ms=self.now_ms, revision=revision))
+            self.count(now_ms=self.now_ms, revision=revision)
 
     def undo(self) -> None:
         """Takes everything back."""
-        for change in reversed(self._undo):
-            self.state.apply(change)
+        for change, old in reversed(self._replaced):
+            if old is not None:
+                self.state.apply(Put(old))
+            elif isinstance(change, Put):
+                self.state.apply(Drop(change.record.kind, change.record.key))
         self.state.put_back(self._taken, self.now_ms + RETRY_MS)
-        self._undo.clear()
+        self._replaced.clear()
         self._taken.clear()
         self.changes.clear()
         self.commands.clear()
@@ -126,15 +148,33 @@ class Transaction:
         job = self.state.jobs[uid]
         if not allowed(JOB_MOVES, job.state, state):
             raise _impossible(f"jobs/{job.name}", job.state, state, _story(job))
-        revision = self.event(
-            f"job.{state.value.lower()}", f"jobs/{job.name}", state.value, reason, {"uid": uid, "from": job.state.value}
-        )
-        line = StoryLine(revision, self.now_ms, state.value, reason, self.cause)
+        kind, name = _JOB_EVENTS[state]
+        facts = (("from", _JOB_EVENTS[job.state][1]), ("uid", uid))
+        revision = self._note(kind, f"jobs/{job.name}", name, reason, facts)
+        line = StoryLine(revision, self.now_ms, name, reason, self.cause)
         new = evolve(
             job,
             state=state,
             reason=reason,
             story=(*job.story[-STORY_LIMIT + 1 :], line),
+            cause=self.cause,
+            revision=revision,
+            **fields,
+        )
+        self.put(new)
+        return new
+
+    def add_job(self, uid: str, name: str, reason: str, **fields: Any) -> JobRecord:
+        """Adds a job, PENDING, and begins its story."""
+        kind, state = _JOB_EVENTS[JobState.PENDING]
+        revision = self._note(kind, f"jobs/{name}", state, reason, (("from", state), ("uid", uid)))
+        new = JobRecord(
+            uid=uid,
+            name=name,
+            state=JobState.PENDING,
+            reason=reason,
+            submit_ms=self.now_ms,
+            story=(StoryLine(revision, self.now_ms, state, reason, self.cause),),
             cause=self.cause,
             revision=revision,
             **fields,
@@ -154,13 +194,9 @@ class Transaction:
         subject = self.worker_subject(worker)
         if not allowed(WORKER_MOVES, worker.state, state):
             raise _impossible(subject, worker.state, state, f"generation {generation}: {worker.reason}")
-        revision = self.event(
-            f"worker.{state.value.lower()}",
-            subject,
-            state.value,
-            reason,
-            {"generation": str(generation), "node": worker.node_id, "attempt": str(worker.attempt)},
-        )
+        kind, name = _WORKER_EVENTS[state]
+        facts = (("attempt", str(worker.attempt)), ("generation", str(generation)), ("node", worker.node_id))
+        revision = self._note(kind, subject, name, reason, facts)
         new = evolve(worker, state=state, reason=reason, revision=revision, **fields)
         self.put(new)
         return new

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.scheduler.ledger import Amounts
 from callboard.scheduler.records import (
@@ -45,8 +46,9 @@ class Room:
             self.memory_bytes -= amounts.memory_bytes
             for name, milli in amounts.custom_milli.items():
                 self.custom_milli[name] = self.custom_milli.get(name, 0) - milli
-            for index in range(len(node.devices)):
-                self.device_milli[index] -= amounts.device_milli[index]
+            # A node that came back with fewer devices has sums of more than it has now.
+            pairs = zip(self.device_milli, amounts.device_milli, strict=False)
+            self.device_milli = [have - taken for have, taken in pairs]
 
     def give_back(self, bundle: BundleRecord) -> None:
         """Counts a bundle as free."""
@@ -76,13 +78,16 @@ class Room:
         for name, milli in ask.custom_milli:
             if milli > self.custom_milli.get(name, 0):
                 return False
-        if ask.gpu_milli >= MILLI:
-            return self.whole_devices() * MILLI >= ask.gpu_milli
-        return ask.gpu_milli == 0 or any(free >= ask.gpu_milli for free in self.device_milli)
+        gpu_milli = ask.gpu_milli
+        if gpu_milli == MILLI:
+            return max(self.device_milli, default=0) >= MILLI
+        if gpu_milli > MILLI:
+            return self.whole_devices() * MILLI >= gpu_milli
+        return gpu_milli == 0 or max(self.device_milli, default=0) >= gpu_milli
 
     def whole_devices(self) -> int:
         """Devices nobody has a share of."""
-        return sum(1 for free in self.device_milli if free >= MILLI)
+        return len([free for free in self.device_milli if free >= MILLI])
 
     def devices_for(self, ask: Resources) -> list[int]:
         """Devices that a share could be taken from, the fullest first, one for each amount that is free; for other
@@ -135,6 +140,7 @@ class Room:
                 self.device_milli[index] += sign * milli
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
     """What a view takes for granted.
@@ -175,7 +181,7 @@ class View:
         if assumption.future:
             leaving = {uid for job_state in LEAVING for uid in state.jobs_by_state[job_state]}
             self._gone = assumption.released | leaving
-        self._ignored = assumption.overtaken | assumption.passed | {assumption.subject}
+        self._ignored = {*assumption.overtaken, *assumption.passed, assumption.subject}
         self._returns = self._returned_bundles()
 
     def room(self, node: NodeRecord) -> Room:
@@ -209,10 +215,11 @@ class View:
         if self.assumption.empty:
             return NOTHING
         amount = self.state.charged(pool)
-        for worker in self._gone_workers():
-            if worker.pool == pool:
-                amount = amount - worker.resources
-        amount = amount + self._reserved_left_idle(pool)
+        if self.assumption.patient:
+            for worker in self._gone_workers():
+                if worker.pool == pool:
+                    amount = amount - worker.resources
+            amount = amount + self._reserved_left_idle(pool)
         for uid in self.state.nominated:
             if uid not in self._ignored:
                 spec = self.state.specs[uid].spec
@@ -283,6 +290,8 @@ class View:
     def _returned_bundles(self) -> dict[str, list[BundleRecord]]:
         """Bundles by node that the assumption counts as free although the ledger does not."""
         state, assumption = self.state, self.assumption
+        if not assumption.patient and not state.nominated:
+            return {}
         back: list[GroupRecord] = [state.groups[group_id] for group_id in assumption.trimmed]
         if assumption.future:
             back += [state.groups[group_id] for group_id in state.groups_by_state[GroupState.REMOVING]]

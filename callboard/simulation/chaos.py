@@ -61,7 +61,8 @@ class Chaos:
         return self._chance.choice(self._supervisors)
 
     def _crash_agent(self) -> None:
-        supervisor, wait_ms = self._some(), self._chance.randint(200, 8_000)
+        # Back before anybody noticed, before its lease is over, and after its node was given up.
+        supervisor, wait_ms = self._some(), self._chance.choice([200, 1_000, 3_000, 8_000, 40_000])
         if supervisor.agent is not None:
             self._site.count("agent crashed")
             supervisor.crash(wait_ms)

@@ -812,6 +812,8 @@ class StartWorker(_message.Message):
     OBSERVES_DEVICES_FIELD_NUMBER: _builtins.int
     NODE_GROUP_FIELD_NUMBER: _builtins.int
     HARDWARE_JSON_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    SECRET_NAMES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -878,6 +880,14 @@ class StartWorker(_message.Message):
     def checkpoint(self) -> Global___Checkpoint:
         """Checkpoint of an earlier attempt, handed to restore(); absent: none."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerMember]:
+        """Members of a colocation group, which share the process: each an object of its own. Empty: one object, of `actor`."""
+
+    @_builtins.property
+    def secret_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names among env whose values are secret whatever their names: masked in what the agent tells."""
+
     def __init__(
         self,
         *,
@@ -909,14 +919,62 @@ class StartWorker(_message.Message):
         observes_devices: _builtins.bool = ...,
         node_group: _builtins.str = ...,
         hardware_json: _builtins.str = ...,
+        members: _abc.Iterable[Global___WorkerMember] | None = ...,
+        secret_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ray_placement_group_id", b"ray_placement_group_id", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartWorker: _TypeAlias = StartWorker  # noqa: Y015
+
+@_typing.final
+class WorkerMember(_message.Message):
+    """One member of a colocation group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    ARGS_JSON_FIELD_NUMBER: _builtins.int
+    KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENCY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of its component; callers address its methods as "name.method"."""
+    role: _builtins.str
+    """Its role, by which it can be addressed too; empty: none."""
+    actor: _builtins.str
+    """Import path "pkg.module:Class"."""
+    args_json: _builtins.str
+    """Positional arguments of the constructor, a JSON array."""
+    kwargs_json: _builtins.str
+    """Keyword arguments of the constructor, a JSON object."""
+    entry: _builtins.str
+    """Method called once the worker is ready; empty: none."""
+    max_concurrency: _builtins.int
+    """Calls that may run at once in this member."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        role: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        args_json: _builtins.str = ...,
+        kwargs_json: _builtins.str = ...,
+        entry: _builtins.str = ...,
+        max_concurrency: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "args_json", b"args_json", "entry", b"entry", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "name", b"name", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerMember: _TypeAlias = WorkerMember  # noqa: Y015
 
 @_typing.final
 class Checkpoint(_message.Message):
@@ -1134,6 +1192,7 @@ class Report(_message.Message):
     PLACEMENT_GROUP_REMOVED_FIELD_NUMBER: _builtins.int
     COMMAND_REFUSED_FIELD_NUMBER: _builtins.int
     RAY_NODE_EXITED_FIELD_NUMBER: _builtins.int
+    PLACEMENT_GROUP_FOUND_FIELD_NUMBER: _builtins.int
     report_id: _builtins.str
     """Id, unique for the node: the same id always carries the same content."""
     command_id: _builtins.str
@@ -1178,6 +1237,10 @@ class Report(_message.Message):
     def ray_node_exited(self) -> Global___RayNodeExited:
         """The node's Ray process ended by itself."""
 
+    @_builtins.property
+    def placement_group_found(self) -> Global___PlacementGroupFound:
+        """A placement group of this cluster is in Ray. Told of each when an agent joined, so that none is there that nobody knows."""
+
     def __init__(
         self,
         *,
@@ -1193,12 +1256,13 @@ class Report(_message.Message):
         placement_group_removed: Global___PlacementGroupRemoved | None = ...,
         command_refused: Global___CommandRefused | None = ...,
         ray_node_exited: Global___RayNodeExited | None = ...,
+        placement_group_found: Global___PlacementGroupFound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "ray_node_exited", b"ray_node_exited", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "ray_node_exited", b"ray_node_exited", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "ray_node_exited", b"ray_node_exited", "report_id", b"report_id", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "ray_node_exited", b"ray_node_exited", "report_id", b"report_id", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["worker_ready", "worker_start_failed", "worker_stopped", "worker_exited", "worker_finished", "placement_group_ready", "placement_group_failed", "placement_group_removed", "command_refused", "ray_node_exited"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["worker_ready", "worker_start_failed", "worker_stopped", "worker_exited", "worker_finished", "placement_group_ready", "placement_group_failed", "placement_group_removed", "command_refused", "ray_node_exited", "placement_group_found"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
@@ -1551,6 +1615,36 @@ class PlacementGroupRemoved(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlacementGroupRemoved: _TypeAlias = PlacementGroupRemoved  # noqa: Y015
+
+@_typing.final
+class PlacementGroupFound(_message.Message):
+    """A placement group of this cluster is in Ray, whoever made it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_GROUP_ID_FIELD_NUMBER: _builtins.int
+    RAY_PLACEMENT_GROUP_ID_FIELD_NUMBER: _builtins.int
+    RAY_SESSION_FIELD_NUMBER: _builtins.int
+    placement_group_id: _builtins.str
+    """Our id, by its name in Ray."""
+    ray_placement_group_id: _builtins.str
+    """Ray's id (hex)."""
+    ray_session: _builtins.str
+    """Ray session it belongs to."""
+    def __init__(
+        self,
+        *,
+        placement_group_id: _builtins.str = ...,
+        ray_placement_group_id: _builtins.str = ...,
+        ray_session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement_group_id", b"placement_group_id", "ray_placement_group_id", b"ray_placement_group_id", "ray_session", b"ray_session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacementGroupFound: _TypeAlias = PlacementGroupFound  # noqa: Y015
 
 @_typing.final
 class CommandRefused(_message.Message):

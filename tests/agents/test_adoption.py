@@ -267,6 +267,84 @@ class TestStopping:
         await node.leave()
 
 
+class TestCheckpoints:
+    """What a worker left before it was killed is told, whichever agent is there to tell it."""
+
+    async def stopped_and_killed(
+        self, controller: FakeController, node: Lineage, kind: str = "bytes"
+    ) -> tuple[agent_pb2.StopWorker, agent_pb2.Checkpoint]:
+        """The agent is killed when the worker is gone and the controller has acknowledged nothing."""
+        await node.begin()
+        command = start_worker("Yielding", entry="run", devices=("1",), args_json=json.dumps([kind]))
+        await controller.do(start_worker=command)
+        controller.acknowledge = False
+        stop = stop_worker(command, cancel_timeout_ms=5000, checkpoint=True)
+        await controller.command(command_id="c-stop", stop_worker=stop)
+        stopped = (await controller.report("c-stop")).worker_stopped
+        assert stopped.HasField("checkpoint")
+        await node.kill()
+        controller.acknowledge = True
+        return stop, stopped.checkpoint
+
+    @pytest.mark.parametrize("kind", ["bytes", "uri"])
+    async def test_the_next_agent_answers_the_owed_stop_with_it(
+        self, controller: FakeController, node: Lineage, kind: str
+    ) -> None:
+        stop, checkpoint = await self.stopped_and_killed(controller, node, kind)
+        (file,) = (node.run_dir / "checkpoints").iterdir()
+        assert file.stat().st_mode & 0o777 == 0o600
+        await node.begin()
+        await controller.command(command_id="c-stop", stop_worker=stop)
+        again = (await controller.report("c-stop", 2)).worker_stopped
+        assert again.outcome == agent_pb2.STOP_OUTCOME_COOPERATIVE
+        assert again.checkpoint == checkpoint
+        await controller.until(lambda: recorded(node, "checkpoint") == [])
+        assert list((node.run_dir / "checkpoints").iterdir()) == []
+        await node.leave()
+
+    async def test_one_that_was_killed_before_it_was_crossed_out_is_no_crash(
+        self, controller: FakeController, node: Lineage
+    ) -> None:
+        await node.begin()
+        command = start_worker("Yielding", entry="run", devices=("1",))
+        await controller.do(start_worker=command)
+        (ready,) = recorded(node, "worker")
+        stop = stop_worker(command, cancel_timeout_ms=5000, checkpoint=True)
+        controller.acknowledge = False
+        first = (await controller.do(stop_worker=stop)).worker_stopped
+        await node.kill()
+        # What the record says between the kill of the worker and its proof.
+        records = json.loads((node.run_dir / "processes.json").read_text())
+        records.append(ready | {"facts": ready["facts"] | {"stage": "ending"}})
+        (node.run_dir / "processes.json").write_text(json.dumps(records))
+        controller.acknowledge = True
+        session = await node.begin()
+        assert [state for _, state, _ in told(session)] == ["STOPPING"]
+        again = await controller.said("worker_stopped", 2)
+        assert again.checkpoint == first.checkpoint
+        assert not [each for each in controller.reports if each.HasField("worker_exited")]
+        await controller.until(lambda: recorded(node, "checkpoint") == [])
+        await node.leave()
+
+    async def test_it_outlives_several_agents(self, controller: FakeController, node: Lineage) -> None:
+        stop, checkpoint = await self.stopped_and_killed(controller, node)
+        for _ in range(2):
+            await node.begin()
+            await node.kill()
+        await node.begin()
+        assert (await controller.do(stop_worker=stop)).worker_stopped.checkpoint == checkpoint
+        await node.leave()
+
+    async def test_of_an_acknowledged_one_nothing_is_kept(self, controller: FakeController, node: Lineage) -> None:
+        await node.begin()
+        command = start_worker("Yielding", entry="run")
+        await controller.do(start_worker=command)
+        stop = stop_worker(command, cancel_timeout_ms=5000, checkpoint=True)
+        assert (await controller.do(stop_worker=stop)).worker_stopped.HasField("checkpoint")
+        await controller.until(lambda: recorded(node, "checkpoint") == [])
+        await node.leave()
+
+
 class TestOthers:
     async def test_spares_go_on(self, controller: FakeController, node: Lineage) -> None:
         controller.welcome["heartbeat_ms"] = 50

@@ -36,6 +36,12 @@ def test_se_05_strange_names_are_refused(name: str) -> None:
         ("ray_address", "host"),
         ("ray_port", 80),
         ("port_base", 65_530),
+        ("node_ip", "gpu-box.lan"),
+        ("node_ip", "10.0.0"),
+        ("node_ip", "0.0.0.0"),
+        ("node_ip", "224.0.0.1"),
+        ("node_ip", "127.0.0.1"),
+        ("node_ip", "::1"),
         ("labels", {"": "x"}),
         ("labels", {"gpu": "a b"}),
         ("interpreters", ("python3",)),
@@ -51,6 +57,8 @@ def test_se_07_impossible_values_are_refused_by_name(option: str, value: Any) ->
 def test_a_plain_process_node_has_no_part_in_ray() -> None:
     with pytest.raises(OptionError):
         AgentOptions(node_id="n0", runtime="process", ray_head=True)
+    with pytest.raises(OptionError):
+        AgentOptions(node_id="n0", runtime="process", node_ip="127.0.0.2")
     with pytest.raises(OptionError):
         AgentOptions(node_id="n0", ray_head=True, ray_address="127.0.0.10:6379")
 

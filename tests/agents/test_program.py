@@ -188,6 +188,18 @@ async def test_nj_04_a_port_in_use_is_named_before_anything_starts(
     assert_nothing_left(tmp_path / "n0")
 
 
+async def test_pg_13_an_address_that_the_host_does_not_have_is_refused_before_anything_starts(
+    controller: FakeController, program: Program, tmp_path: Path
+) -> None:
+    agent = await program(runtime="ray", ray_head=True, ray_port=0, node_ip="198.51.100.7")
+    _, errors = await agent.communicate()
+    assert agent.returncode == 2
+    assert "this host has no address 198.51.100.7; it has " in errors.decode()
+    assert "127.0.0.2" in errors.decode()
+    assert controller.opened == [], "the controller was not troubled"
+    assert_nothing_left(tmp_path / "n0")
+
+
 async def test_an_impossible_options_file_is_refused(controller: FakeController, program: Program) -> None:
     agent = await program(gpus=-1)
     _, errors = await agent.communicate()

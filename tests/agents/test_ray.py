@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from callboard.agents.loopback import host_addresses
 from callboard.agents.process_tree import read_entry
 from callboard.v1 import agent_pb2, common_pb2
-from tests.agents.conftest import assert_nothing_left, is_gone, started_by
+from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
 from tests.support.fake_controller import FakeController, start_worker, stop_worker
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
@@ -168,6 +169,9 @@ async def bring_up(
 
 pytestmark.append(pytest.mark.timeout(START_S + 60))
 
+CHOSEN_IPS = ["127.0.0.2", *[each for each in host_addresses() if ":" not in each and " " not in each][:1]]
+"""A loopback address and the first of the host's own, if it has any."""
+
 
 class TestNodes:
     async def test_the_second_node_is_in_the_first_ones_session(self, cluster: Cluster) -> None:
@@ -189,6 +193,26 @@ class TestNodes:
 
     async def test_no_worker_waits_idle(self, cluster: Cluster) -> None:
         assert await cluster.probe.ask("actors") == []
+
+    @pytest.mark.parametrize("ip", CHOSEN_IPS)
+    async def test_pg_13_on_a_host_of_several_addresses_the_chosen_one_is_what_ray_and_the_controller_see(
+        self, cluster: Cluster, ip: str
+    ) -> None:
+        node = f"ip-{ip}"
+        agent = await run_node(cluster.controller, cluster.folder, node, node_ip=ip)
+        try:
+            told = await joined(cluster.controller, node)
+            assert told.node_ip == ip
+            assert (await cluster.probe.ask("nodes"))[told.ray_node_id] == ip
+            # What is pinned to the node by its id gets there.
+            command = await cluster.start("Plain", node=node, job=node)
+            assert await cluster.call(command, "echo", 7) == [7]
+            await cluster.stop(command, node=node)
+        finally:
+            agent.terminate()
+            code = await agent.wait()
+        assert code == 0
+        assert_nothing_left(cluster.folder / node)
 
 
 class TestPlacementGroups:
@@ -400,13 +424,49 @@ class TestTrouble:
         command = await cluster.start("Plain", generation=3001)
         await cluster.stop(command)
 
+    async def test_r5_a_strict_worker_ends_itself_while_its_agent_is_stopped(self, cluster: Cluster) -> None:
+        cluster.controller.welcome["lease_ms"] = 2_000
+        agent = cluster.agents["n1"]
+        sessions = len([each for each in cluster.controller.opened if each.hello.node_id == "n1"])
+        agent.kill()
+        await agent.wait()
+        agent = cluster.agents["n1"] = await run_node(cluster.controller, cluster.folder, "n1")
+        await cluster.controller.session("n1", sessions + 1)
+        child_file = cluster.folder / "fenced-child"
+        hiding = start_worker("Stubborn", generation=3500, strict=True, args_json=json.dumps([str(child_file)]))
+        busy = start_worker("Busy", generation=3501, rank=1, strict=True, entry="run", args_json='["gil"]')
+        relaxed = start_worker("Plain", generation=3502, rank=2)
+        pids = [
+            (await cluster.controller.do("n1", start_worker=each)).worker_ready.pid for each in (hiding, busy, relaxed)
+        ]
+        child = int(child_file.read_text())
+        agent.send_signal(signal.SIGSTOP)
+        for pid in (*pids[:2], child):
+            await until_gone(pid)
+        assert not is_gone(pids[2]), "a relaxed worker runs on"
+        agent.send_signal(signal.SIGCONT)
+
+        def told() -> list[agent_pb2.WorkerStopped]:
+            stopped = [each.worker_stopped for each in cluster.controller.reports if each.HasField("worker_stopped")]
+            return [each for each in stopped if each.generation in (3500, 3501)]
+
+        await cluster.controller.until(lambda: len(told()) == 2)
+        assert all("the lease ended" in each.detail for each in told())
+        await cluster.stop(relaxed)
+        # The node goes on, with its Ray node.
+        cluster.controller.welcome["lease_ms"] = 15_000
+        command = await cluster.start("Plain", generation=3503)
+        assert await cluster.call(command, "echo", 7) == [7]
+        await cluster.stop(command)
+
     async def test_r4_the_next_agent_of_a_node_goes_on_with_its_raylet_and_its_workers(self, cluster: Cluster) -> None:
         command = await cluster.start("Busy", "gil", entry="run", generation=4000)
         raylet = cluster.recorded("n1", "ray")
+        sessions = len([each for each in cluster.controller.opened if each.hello.node_id == "n1"])
         cluster.agents["n1"].kill()
         await cluster.agents["n1"].wait()
         cluster.agents["n1"] = await run_node(cluster.controller, cluster.folder, "n1")
-        session = await cluster.controller.session("n1", 2)
+        session = await cluster.controller.session("n1", sessions + 1)
         assert [each.generation for each in session.hello.workers] == [4000]
         assert session.hello.ray == cluster.nodes["n1"], "a Hello without it would void its placement groups"
         assert cluster.recorded("n1", "ray") == raylet

@@ -30,7 +30,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
         *("job watch", "job logs", "job scale", "worker list"),
         *("pool create", "pool list", "pool get", "pool set", "pool delete"),
-        *("pg list", "pg get", "pg delete", "policy get", "policy set"),
+        *("pg list", "pg get", "pg delete", "policy get", "policy set", "placement show"),
         *("node list", "node get", "node cordon", "node uncordon", "node drain"),
     }
 

@@ -89,7 +89,7 @@ JOBS: dict[str, tuple[job_pb2.JobSpec, str]] = {
     "a strange selector": (job("a", node_selector={"": "c"}), "spec.node_selector"),
     "an unknown strategy": (job("a", placement=77), "spec.placement"),
     "a negative time": (job("a", min_runtime_ms=-5), "spec.min_runtime_ms"),
-    "colocation, which comes later": (component(colocation_group="g"), "spec.components[0].colocation_group"),
+    "an unknown role": (component(role="trianer"), "spec.components[0].role"),
 }
 
 POOLS: dict[str, tuple[pool_pb2.CreatePoolRequest, str]] = {

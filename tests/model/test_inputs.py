@@ -242,7 +242,12 @@ REFUSED_OF_COMPONENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"ray_options": {"memory": "1GiB"}, "resources": {"memory": "2GiB"}}, "ray_options.memory", "state one of them"),
     ({"ray_options": {"max_concurrency": 1}, "max_concurrency": 2}, "ray_options.max_concurrency", "state one of them"),
     ({"worker": 4}, "worker", "did you mean workers?"),
-    ({"scaling": []}, "scaling", "not supported yet"),
+    ({"working_dir": "/tmp"}, "working_dir", "not supported yet"),
+    ({"scaling": [{"signal": "q", "above": 1, "action": "up"}]}, "scaling", "needs min_workers and max_workers"),
+    ({"colocation_total": {"cpu": 2}}, "colocation_total", "is for members of a colocation_group"),
+    ({"env": {"A": "1"}, "secret_env": {"A": "2"}}, "secret_env.A", "state it in one of them"),
+    ({"secret_env": {"RANK": "1"}}, "secret_env.RANK", "the scheduler sets this variable itself"),
+    ({"secret_env": ["A"]}, "secret_env", "not a mapping"),
 ]
 
 REFUSED_OF_JOBS: list[tuple[dict[str, Any], str, str]] = [

@@ -67,6 +67,19 @@ class Site:
                 sys.executable, "-m", "callboard.agents", str(file), stderr=log
             )
 
+    async def settled(self) -> None:
+        """The controller, which is new, has its node, policy and pool."""
+        async with asyncio.timeout(60):
+            async for event in self.client.watch(start_revision=1, types=["node."]):
+                if event.state == "READY":
+                    break
+        await self.client.set_policy({"cancel_timeout": 0.4, "kill_timeout": 5})
+        await self.client.ensure_pool("rlhf", nominal={"gpu": 2}, pg_pool={"max_dynamic": 2})
+
+    async def groups_in_ray(self) -> set[str]:
+        """Ids of the placement groups that Ray has."""
+        return set(await self._ask("groups"))
+
     async def kill(self, who: str) -> None:
         """Kill programs of ours: agent, driver, controller, both (agent and controller)."""
         if who == "driver":
@@ -165,13 +178,7 @@ async def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 async def _bring_up(site: Site) -> None:
     await site.start_agent()
-    async with asyncio.timeout(60):
-        async for event in site.client.watch(start_revision=1, types=["node."]):
-            if event.state == "READY":
-                break
-    policy = {"cancel_timeout": 0.4, "kill_timeout": 5}
-    await site.client.set_policy(policy)
-    await site.client.ensure_pool("rlhf", nominal={"gpu": 2}, pg_pool={"max_dynamic": 2})
+    await site.settled()
     if site.runtime != "ray":
         return
     address = (await site.client.stats()).ray_address

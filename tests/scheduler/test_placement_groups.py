@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from callboard.model.quantities import Resources
 from callboard.model.specs import PgPoolSpec, Strategy
+from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.records import BundleRecord, DeviceShare, GroupState, JobState
@@ -56,11 +59,53 @@ def test_pg07_what_a_job_held_is_free_when_it_is_gone_and_a_group_can_be_removed
     world.exit("a")
     assert world.status("a") is JobState.FAILED
     assert not world.state.workers_in(group_id)
-    for _ in range(2):
-        if group_id in world.state.groups:
-            world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=group_id))
+    for _ in range(3):
+        world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=group_id))
     assert group_id not in world.state.groups
     assert world.state.node_use("n1").free.gpu_milli == 1000
+    for never in ("pg-2000", "pg-0", "pg-01", "pg--1", "pg-²", "pool"):
+        with pytest.raises(Refusal, match=f"there is no placement group {never}"):
+            world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=never))
+
+
+def test_pg07_a_group_in_ray_that_no_record_names_is_shown_and_removed() -> None:
+    world = World({"n1": 1})
+    pooled(world)
+    world.hold = lambda command: isinstance(command, cmd.RemoveGroup)
+    for _ in range(2):  # Whoever tells of it, and however often.
+        world.send(ev.GroupFound(now_ms=world.now_ms, group_id="pg-77", ray_id="feed", ray_session="s"))
+    (stray,) = world.state.groups.values()
+    assert stray.state is GroupState.REMOVING
+    assert "found in Ray as pg-77" in stray.reason
+    assert [command.ray_id for command in world.held if isinstance(command, cmd.RemoveGroup)] == ["feed"]
+    world.hold = lambda _: False
+    world.answer()
+    assert world.state.groups == {}
+    assert world.state.node_use("n1").free.gpu_milli == 1000
+
+
+def test_pg07_a_group_in_ray_that_a_record_names_is_kept() -> None:
+    world = World({"n1": 1})
+    pooled(world)
+    world.submit("a")
+    group = next(iter(world.state.groups.values()))
+    before = list(world.state.records())
+    world.send(ev.GroupFound(now_ms=world.now_ms, group_id=group.group_id, ray_id=group.ray_id, ray_session="s"))
+    assert list(world.state.records()) == before
+
+
+def test_pg07_a_group_that_is_being_made_is_judged_by_its_creation() -> None:
+    world = World({"n1": 1})
+    pooled(world)
+    world.hold = lambda command: isinstance(command, cmd.CreateGroup)
+    world.submit("a")
+    group = next(iter(world.state.groups.values()))
+    assert group.state is GroupState.CREATING
+    world.send(ev.GroupFound(now_ms=world.now_ms, group_id=group.group_id, ray_id="feed", ray_session="s"))
+    assert list(world.state.groups) == [group.group_id]
+    world.hold = lambda _: False
+    world.answer()
+    assert world.status("a") is JobState.RUNNING
 
 
 def test_pg08_a_request_no_node_could_hold_is_refused_at_once_and_says_why() -> None:

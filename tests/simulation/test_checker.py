@@ -10,7 +10,7 @@ from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.commands import StopWorker
 from callboard.scheduler.events import Event, WorkerStopped
 from callboard.scheduler.records import Change, EventRecord, StopOutcome
-from callboard.simulation import SimulationFailure, SimulationOptions, Simulator
+from callboard.simulation import Fault, SimulationFailure, SimulationOptions, Simulator, hosting
 from callboard.simulation.hosting import Worker
 from callboard.simulation.journal import Journal
 from callboard.simulation.liveness import Liveness
@@ -61,6 +61,17 @@ def test_an_agent_that_reports_a_stop_before_the_kill_is_caught(monkeypatch: pyt
 
     monkeypatch.setattr(Worker, "_end_tree", lies)
     assert failure_of(Simulator(OPTIONS)).rule in {"R2/I4", "R2/I1"}
+
+
+def test_r5_strict_copies_that_outlive_their_stopped_or_killed_agents_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = SimulationOptions(seed=4, events=1_500, nodes=4, faults=frozenset({Fault.AGENT}))
+    report = Simulator(options).run()
+    assert report.failure is None
+    assert dict(report.faults)["worker ended by its fence"] > 0
+    monkeypatch.setattr(hosting, "guard", lambda *_: None)
+    assert failure_of(Simulator(options)).rule == "R5"
 
 
 class Forgetful(Journal):

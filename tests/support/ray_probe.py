@@ -24,6 +24,26 @@ def process_id() -> int:
     return os.getpid()
 
 
+def shown(what: str) -> Any:
+    """What Ray's own books say."""
+    match what:
+        case "groups":
+            return {key: each for key, each in placement_group_table().items() if each["state"] != "REMOVED"}
+        case "available":
+            return available_resources_per_node()  # type: ignore[no-untyped-call]
+        case "actor table":
+            table: Any = actors()
+            return [[each["Name"], each["State"], each["Pid"]] for each in table.values()]
+        case "nodes":
+            nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+            return {each["NodeID"]: each["NodeManagerAddress"] for each in nodes if each["Alive"]}
+        case "actors":
+            named: Any = ray.util.list_named_actors(all_namespaces=True)
+            return [each["name"] for each in named]
+        case other:
+            raise ValueError(other)
+
+
 def answer(request: dict[str, Any]) -> Any:
     match request["what"]:
         case "call":
@@ -33,13 +53,6 @@ def answer(request: dict[str, Any]) -> Any:
             actor = ray.get_actor(request["actor"], namespace="callboard")
             items = actor.stream.options(num_returns="streaming").remote(request["method"], *request["args"])
             return [ray.get(item) for item in items]
-        case "groups":
-            return {key: each for key, each in placement_group_table().items() if each["state"] != "REMOVED"}
-        case "available":
-            return available_resources_per_node()  # type: ignore[no-untyped-call]
-        case "actor table":
-            table: Any = actors()
-            return [[each["Name"], each["State"], each["Pid"]] for each in table.values()]
         case "foreign task":
             # A Ray task of somebody who knows nothing of callboard, on one node.
             here: Any = NodeAffinitySchedulingStrategy(request["ray_node"], soft=False)
@@ -49,11 +62,8 @@ def answer(request: dict[str, Any]) -> Any:
             return bool(done)
         case "foreign task runs":
             return ray.get(FOREIGN.pop(), timeout=request["limit_s"]) > 0
-        case "actors":
-            named: Any = ray.util.list_named_actors(all_namespaces=True)
-            return [each["name"] for each in named]
         case other:
-            raise ValueError(other)
+            return shown(other)
 
 
 def main() -> None:

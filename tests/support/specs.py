@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from callboard.model.environment import why_refused
 from callboard.model.policy import Aggressiveness, LabelRules, PolicyOverrides, PreemptionPolicy, label_rules
-from callboard.model.quantities import MAX_MEMORY_BYTES, MAX_MILLI, Resources
+from callboard.model.quantities import MAX_MEMORY_BYTES, MAX_MILLI, NOTHING, Resources
 from callboard.model.specs import (
     NO_PG_POOL,
     ComponentSpec,
@@ -22,6 +22,8 @@ from callboard.model.specs import (
     PgPoolSpec,
     PoolSpec,
     RestartPolicy,
+    ScalingAction,
+    ScalingRule,
     StopPolicy,
     Strategy,
 )
@@ -60,12 +62,12 @@ positive_timeouts = st.integers(1, DAY_MS)
 durations = st.integers(0, YEAR_MS)
 priorities = st.integers(-1_000_000, 1_000_000)
 
-variables = st.builds(
+variable_names = st.builds(
     lambda head, tail: head + tail, st.sampled_from(string.ascii_letters + "_"), st.text(_ALNUM + "_", max_size=10)
 ).filter(lambda name: why_refused(name) is None)
-env = st.dictionaries(variables, st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=12)).map(
-    lambda found: tuple(sorted(found.items()))
-)
+env = st.dictionaries(
+    variable_names, st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=12)
+).map(lambda found: tuple(sorted(found.items())))
 
 _json_leaves = st.one_of(
     st.none(),
@@ -85,25 +87,49 @@ def _as_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+gauges = st.integers(-MAX_MILLI, MAX_MILLI)
+
+
+@st.composite
+def scaling_rules(draw: st.DrawFn) -> ScalingRule:
+    """A rule with one side of one threshold."""
+    threshold, above = draw(gauges), draw(st.booleans())
+    return ScalingRule(
+        signal=draw(names),
+        action=draw(st.sampled_from(ScalingAction)),
+        above_milli=threshold if above else None,
+        below_milli=None if above else threshold,
+        step=draw(st.integers(1, 100_000)),
+        cooldown_ms=draw(durations),
+    )
+
+
 @st.composite
 def components(draw: st.DrawFn, name: str = "train") -> ComponentSpec:
     """One component; its counts equal or not."""
     low = draw(st.integers(1, 1000))
     high = draw(st.one_of(st.just(low), st.integers(low, 1000)))
+    amounts, role, variables = draw(resources), draw(st.one_of(st.just(""), names)), draw(env)
+    zeros = tuple(sorted({"cpu", "gpu", "memory"} - {resource for resource, _ in amounts.items()})) if role else ()
     return ComponentSpec(
         name=name,
         actor=draw(st.sampled_from(["pkg:Actor", "my_pkg.workers:Trainer", "a.b.c:D.E"])),
-        role=draw(st.one_of(st.just(""), names)),
+        role=role,
         args_json=draw(st.lists(json_values, max_size=3).map(_as_json)),
         kwargs_json=draw(st.dictionaries(st.text("xyz", max_size=3), json_values, max_size=3).map(_as_json)),
         entry=draw(st.sampled_from(["", "run", "train_loop"])),
         min_workers=low,
         max_workers=high,
-        resources=draw(resources),
-        max_concurrency=draw(st.integers(1, 10_000)),
-        env=draw(env),
-        pass_env=draw(st.lists(variables, max_size=3).map(lambda found: tuple(sorted(set(found))))),
+        resources=amounts,
+        zero_resources=zeros if draw(st.booleans()) else (),
+        # 0: as the preset of the role says.
+        max_concurrency=draw(st.integers(0 if role else 1, 10_000)),
+        env=variables,
+        secret_env=tuple(pair for pair in draw(env) if pair[0] not in dict(variables)),
+        pass_env=draw(st.lists(variable_names, max_size=3).map(lambda found: tuple(sorted(set(found))))),
         pool=draw(st.one_of(st.just(""), names)),
+        node_selector=draw(labels),
+        scaling=tuple(draw(st.lists(scaling_rules(), max_size=3))) if high > low else (),
         in_bundle=draw(st.booleans()),
         interpreter=draw(st.sampled_from(["", "/usr/bin/python3"])),
         alias=draw(st.one_of(st.just(""), names)),
@@ -126,11 +152,19 @@ def restarts(draw: st.DrawFn) -> RestartPolicy:
 def jobs(draw: st.DrawFn) -> JobSpec:
     """Any job that may exist."""
     found = draw(st.lists(names, min_size=1, max_size=3, unique=True))
+    # (Every component is in the group, so one may have its name.)
     group = draw(st.one_of(st.just(""), names))
     parts = [draw(components(name)) for name in found]
     if group:
-        low, high = parts[0].min_workers, parts[0].max_workers
-        parts = [replace(part, colocation_group=group, min_workers=low, max_workers=high) for part in parts]
+        # What a process has only one of is equal,
+        shared = {
+            name: getattr(parts[0], name)
+            for name in ("min_workers", "max_workers", "pool", "interpreter", "alias", "env", "secret_env")
+        }
+        shared |= {"node_selector": parts[0].node_selector, "scaling": parts[0].scaling}
+        total = draw(st.one_of(st.just(NOTHING), resources.filter(bool)))
+        shared |= {"colocation_group": group, "colocation_total": total, "role": "", "zero_resources": ()}
+        parts = [replace(part, max_concurrency=max(1, part.max_concurrency), **shared) for part in parts]
     return JobSpec(
         name=draw(names),
         pool=draw(names),

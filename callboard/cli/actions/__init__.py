@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from callboard.cli.actions import demos as demos
     from callboard.cli.actions import events as events
     from callboard.cli.actions import groups as groups
+    from callboard.cli.actions import growing as growing
     from callboard.cli.actions import job_logs as job_logs
     from callboard.cli.actions import jobs as jobs
     from callboard.cli.actions import local as local
     from callboard.cli.actions import nodes as nodes
+    from callboard.cli.actions import placement as placement
     from callboard.cli.actions import policy as policy
     from callboard.cli.actions import pool_changes as pool_changes
     from callboard.cli.actions import pools as pools
@@ -34,6 +36,7 @@ _EXTRA_OF = MappingProxyType(
         "demos": "",
         "events": "",
         "groups": "",
+        "growing": "",
         "job_logs": "",
         "pool_changes": "",
         "watching": "",
@@ -41,6 +44,7 @@ _EXTRA_OF = MappingProxyType(
         "jobs": "",
         "local": "",
         "nodes": "",
+        "placement": "",
         "policy": "",
         "pools": "",
         "simulation": "",

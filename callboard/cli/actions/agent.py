@@ -43,12 +43,14 @@ def run(
     ray_head: bool,
     ray_address: str,
     ray_port: int | None,
+    dashboard_port: int | None,
     port_base: int | None,
     node_ip: str,
     run_dir: Path | None,
     log_format: str,
     log_level: str,
     exit_with_parent: int | None,
+    exit_with: str,
 ) -> None:
     """Runs the agent until it is told to end."""
     with failing_in_words():
@@ -74,11 +76,13 @@ def run(
             },
             ray_head=ray_head,
             ray_address=ray_address,
+            dashboard_port=dashboard_port,
             port_base=port_base,
             node_ip=node_ip,
             run_dir=str(run_dir or ""),
             log_level=log_level.upper(),
             exit_with_parent=exit_with_parent,
+            exit_with=_process(exit_with),
             **choices,
             **stated,
         )
@@ -101,6 +105,15 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not equals or not key:
         raise typer.BadParameter(f"{text!r} reads KEY=VALUE", param_hint=option)
     return key, value
+
+
+def _process(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    pid, colon, ticks = text.partition(":")
+    if not (colon and pid.isdigit() and ticks.isdigit()):
+        raise typer.BadParameter(f"{text!r} reads PID:TICKS", param_hint="--exit-with")
+    return int(pid), int(ticks)
 
 
 def _hardware(text: str) -> list[tuple[str, str]]:

@@ -14,15 +14,18 @@ from callboard.cli.local_failures import in_words
 from callboard.cli.session import failing_in_words
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, run_directory, write_record
 from callboard.client.processes import identify
-from callboard.controller.options import BadOption, ControllerOptions
+from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions
 from callboard.controller.server import run_controller
+from callboard.model.inputs.roles import read_role_file
 
 
 def run(
     *,
     listen: str,
+    metrics: str,
     state_dir: Path | None,
     run_dir: Path | None,
+    roles: Path | None,
     insecure: bool,
     log_format: str,
     log_level: str,
@@ -30,10 +33,15 @@ def run(
 ) -> None:
     """Runs the controller until it is told to end."""
     stated: dict[str, Any] = {"state_dir": state_dir} if state_dir else {}
+    if roles is not None:
+        with failing_in_words():
+            stated["roles"] = read_role_file(roles)
     choices: dict[str, Any] = {"log_format": log_format, "log_level": log_level}
     try:
         options = ControllerOptions(
             listen=listen,
+            metrics="" if metrics == "none" else metrics or DEFAULT_METRICS,
+            metrics_required=bool(metrics),
             run_dir=run_dir,
             insecure=insecure,
             exit_with_parent=exit_with_parent is not None,

@@ -6,9 +6,11 @@ import typer
 
 from callboard.cli import screen
 from callboard.cli.checks import check_nodes
+from callboard.cli.demo import elastic as elastic_demo
 from callboard.cli.demo.prologue import DoesNotFit
 from callboard.cli.demo.rlhf import DemoOptions, as_plain, play
 from callboard.cli.demo.story import Story, Verdict
+from callboard.cli.demo.training_story import TrainingStory
 from callboard.cli.failures import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
@@ -38,6 +40,32 @@ def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str
     if as_json:
         screen.print_json(as_plain(verdicts), compact=True)
     if not all(verdict.passed for verdict in verdicts):
+        raise typer.Exit(FAILED)
+
+
+def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float, quiet: bool) -> None:
+    """Trains on a cluster that grows and shrinks; ends with 1 if something did not go as it must."""
+    module, colon, name = actor.partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise typer.BadParameter(f"{actor!r} reads pkg.module:Class", param_hint="--actor")
+    console = screen.stderr() if as_json else screen.stdout()
+    console.quiet = quiet
+    options = elastic_demo.ElasticOptions(actor=actor, role=role, agents=agents, pace_s=pace_s, quiet=quiet)
+
+    async def main(interrupts: Interrupts) -> elastic_demo.ElasticResult:
+        return await elastic_demo.play(options, TrainingStory(console), interrupts)
+
+    with failing_in_words():
+        try:
+            result = run_interruptible(main)
+        except KeyboardInterrupt:
+            screen.stderr().print("Interrupted; nothing is left running.")
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+    if as_json:
+        screen.print_json(result.as_plain(), compact=True)
+    if not result.passed:
         raise typer.Exit(FAILED)
 
 

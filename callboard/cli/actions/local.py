@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
 from callboard.cli import screen
-from callboard.cli.checks import check_name, check_nodes
+from callboard.cli.checks import check_gpus, check_name, check_nodes
 from callboard.cli.failures import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.machine_gpus import has_dashboard
 from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
@@ -35,16 +37,26 @@ def up(
     cpus: str,
     memory: str,
     gpus: int,
+    machine_gpus: str,
+    resources: Sequence[str],
     warm_spares: int,
     runtime: str,
     ray_address: str,
+    ray_port: int,
+    dashboard_port: int | None,
+    port_base: int | None,
     detach: bool,
     timeout_s: float,
     quiet: bool,
 ) -> None:
     """Starts a cluster; without ``detach``, watches over it until a signal comes."""
     check_name(name)
-    check_nodes(cpus=cpus, memory=memory, runtime=runtime)
+    check_nodes(cpus=cpus, memory=memory, runtime=runtime, resources=resources)
+    dealt = check_gpus(machine_gpus, agents=agents, per_node=gpus)
+    if dashboard_port is not None and not has_dashboard():
+        dashboard_port = None
+        if not quiet:
+            screen.stderr().print("Ray's dashboard is not installed; pip install 'ray\\[default]' brings it.")
     base = run_directory()
     plan = ClusterPlan(
         name=name,
@@ -54,9 +66,15 @@ def up(
         cpus=cpus,
         memory=memory,
         gpus=gpus,
+        machine_gpus=dealt.ids,
+        real_gpus=dealt.real,
+        resources=tuple(resources),
         warm_spares=warm_spares,
         runtime=runtime,
         ray_address=ray_address,
+        ray_port=ray_port,
+        dashboard_port=dashboard_port,
+        port_base=port_base,
         block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
         detached=detach,
     )
@@ -76,7 +94,7 @@ def up(
                     _print_ready(plan, nodes)
                 keep = detach
                 if detach:
-                    cluster.let_go()
+                    await cluster.let_go()
                 if not detach:
                     await cluster.run()
             finally:
@@ -151,6 +169,13 @@ def _print_ready(plan: ClusterPlan, nodes: list[Node]) -> None:
     out.print(f"[bold]Cluster {plan.name} is ready.[/] Controller at {plan.controller}.")
     out.print(gpu_picture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
+    if plan.own_ray and plan.ray_port:
+        out.print(f"Ray at {plan.node_ip(0)}:{plan.ray_port}; its token is in {plan.ray_token_path()}.")
+    if plan.dashboard_port is not None:
+        out.print(f"Dashboard: http://localhost:{plan.dashboard_port}")
+    if plan.machine_gpus:
+        free = plan.places - plan.agents
+        out.print(f"`callboard add-worker` adds a node; GPUs are left for {free}." if free else "No GPU is left.")
     out.print("Next: `callboard pool create NAME`, `callboard job submit FILE`, `callboard status`.")
     if len(running_clusters(plan.directory.parent)) > 1:
         out.print(f"It is not the only one here: name it with `export CALLBOARD_CONTROLLER={plan.controller}`.")

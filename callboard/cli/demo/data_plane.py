@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,14 @@ class DataPlane:
     async def start(self, worker: WorkerHandle, method: str, *args: Any) -> None:
         """Calls a method of a worker and leaves it running."""
         await self._ask("start", CALL_S, worker=_named(worker), method=method, args=args)
+
+    async def step(self, workers: Sequence[WorkerHandle], method: str, *args: Any) -> list[dict[str, Any]]:
+        """Calls a method of every worker at once: {"value", "seconds"} or {"error"} of each, in their order."""
+        named = [_named(worker) for worker in workers]
+        answers: list[dict[str, Any]] = await self._ask(
+            "step", CALL_S + 1, workers=named, method=method, args=args, limit_s=CALL_S
+        )
+        return answers
 
     async def booked(self, expected: Mapping[str, float]) -> dict[str, float]:
         """What Ray says is taken of its nodes, of the resources named in ``expected``."""

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import ray
 import ray.util
 
+from callboard.client.errors import WorkerGone
 from callboard.client.workers import WorkerHandle, connect_ray
 
 _BOOKS_S = 5.0
@@ -49,6 +50,25 @@ class Probe:
     def start(self, worker: Mapping[str, Any], method: str, args: list[Any]) -> None:
         """Calls a method of a worker and leaves it running."""
         self._in_flight.append(_handle(worker).method(method).remote(*args))
+
+    def step(self, workers: list[Mapping[str, Any]], method: str, args: list[Any], limit_s: float) -> list[Any]:
+        """Calls a method of every worker at once: {"value", "seconds"} or {"error"} of each, in their order."""
+        began = time.monotonic()
+        answers: list[Any] = [{"error": f"no answer within {limit_s:g} s"} for _ in workers]
+        running: dict[Any, int] = {}
+        for place, worker in enumerate(workers):
+            try:
+                running[_handle(worker).options(follow=False).method(method).remote(*args)] = place
+            except WorkerGone as error:
+                answers[place] = {"error": str(error)}
+        while running:
+            left_s = limit_s - (time.monotonic() - began)
+            done, _ = ray.wait(list(running), num_returns=1, timeout=max(0.0, left_s))
+            if not done:
+                break
+            for ref in done:
+                answers[running.pop(ref)] = _outcome(ref, time.monotonic() - began)
+        return answers
 
     def booked(self, expected: Mapping[str, float]) -> dict[str, float]:
         """What Ray says is taken of its nodes: as ``expected`` as soon as it says so, else what it said last."""
@@ -98,12 +118,28 @@ def main() -> None:
     probe = Probe()
     operations: dict[str, Callable[..., Any]] = {
         name: getattr(probe, name)
-        for name in ("connect", "call", "start", "booked", "groups", "actors", "actors_left", "close")
+        for name in ("connect", "call", "start", "step", "booked", "groups", "actors", "actors_left", "close")
     }
     for line in sys.stdin:
         request = json.loads(line)
         number, operation = request.pop("id"), operations[request.pop("op")]
         _answer(answers, number, operation, request)
+
+
+def _outcome(ref: Any, seconds: float) -> dict[str, Any]:
+    try:
+        value = ray.get(ref)
+    except Exception as error:  # noqa: BLE001 - whatever the user's method or its end raised is the outcome.
+        first = str(error).strip().splitlines()
+        return {"error": f"{type(error).__name__}: {first[0] if first else ''}"}
+    return {"value": _shown(value), "seconds": seconds}
+
+
+def _shown(value: Any) -> Any:
+    """What a user's method returned, as far as it can be shown: plain figures, or its text."""
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items() if isinstance(item, bool | int | float | str)}
+    return repr(value)[:200]
 
 
 def _answer(answers: TextIO, number: int, operation: Callable[..., Any], arguments: dict[str, Any]) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 from callboard.cli.local.ending import ended
 from callboard.client.processes import ProcessId, identify
+
+Result = TypeVar("Result")
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ChildEnded(Exception):
@@ -39,7 +47,9 @@ class Child:
         log: file with its output.
     """
 
-    def __init__(self, role: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, role: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] = _NOTHING
+    ) -> None:
         self.role = role
         self.log = log
         with log.open("ab") as output:
@@ -50,6 +60,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **environment},
             )
         # Our own child stays a zombie until we reap it: its pid can't be another's yet.
         self.process = identify(self._popen.pid) or ProcessId(self._popen.pid, 0)
@@ -67,3 +78,23 @@ class Child:
     def reap(self) -> None:
         """Forgets a child that has ended, so that no zombie stays."""
         self._popen.poll()
+
+
+async def unless_ended(work: Awaitable[Result], children: Sequence[Child]) -> Result:
+    """The result of ``work``.
+
+    Raises:
+        ChildEnded: a child ended before that.
+    """
+    working = asyncio.ensure_future(work)
+    endings = [asyncio.ensure_future(child.ended()) for child in children]
+    try:
+        await asyncio.wait({working, *endings}, return_when=asyncio.FIRST_COMPLETED)
+        for ending in endings:
+            if ending.done():
+                raise ending.result()
+        return working.result()
+    finally:
+        for task in (working, *endings):
+            task.cancel()
+        await asyncio.gather(working, *endings, return_exceptions=True)

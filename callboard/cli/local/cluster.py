@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from types import MappingProxyType
+from typing import Protocol
 
-from callboard.cli.local.children import Child
+from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.local.plan_file import write_plan
 from callboard.cli.local.ports import is_taken
 from callboard.cli.local.records import UP_ROLE, claim_directory
 from callboard.cli.local.taking_down import end_cluster, sweep
+from callboard.cli.local.turns import turn
 from callboard.client.client import Client
-from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, write_record
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, write_record
 from callboard.client.processes import identify
 from callboard.v1.node_pb2 import Node, NodeState
 
-Result = TypeVar("Result")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class PortTaken(Exception):
@@ -112,8 +115,14 @@ class LocalCluster:
         """
         if is_taken("127.0.0.1", self.plan.port):
             raise PortTaken("127.0.0.1", self.plan.port, "the controller")
+        self._check_ray_ports()
         await sweep(self.plan.directory.parent)
         self._claim()
+        # Whoever adds a node waits until the record is whole.
+        async with turn(self.plan.directory, "`callboard up`, which starts the cluster"):
+            return await self._start(timeout_s, alongside)
+
+    async def _start(self, timeout_s: float, alongside: Callable[[], Awaitable[None]] | None) -> list[Node]:
         self.plan.log("controller").parent.mkdir(mode=0o700)
         self._observer.step("starting the controller")
         self._spawn(CONTROLLER_ROLE, self.plan.controller_arguments(), self.plan.log("controller"))
@@ -122,22 +131,35 @@ class LocalCluster:
                 async with asyncio.timeout(timeout_s):
                     if alongside is not None:
                         await alongside()
-                    await self._unless_ended(client.stats())
+                    await unless_ended(client.stats(), self._children)
                     self._observer.step("starting the agents")
                     for rank in range(self.plan.agents):
                         node = self.plan.node_id(rank)
-                        self._spawn(f"agent {node}", self.plan.agent_arguments(rank), self.plan.log(node))
-                    return await self._unless_ended(self._all_ready(client))
+                        self._spawn(
+                            f"agent {node}",
+                            self.plan.agent_arguments(rank),
+                            self.plan.log(node),
+                            self.plan.environment_of(rank),
+                        )
+                    return await unless_ended(self._all_ready(client), self._children)
             except TimeoutError:
                 raise NotReady(timeout_s, await self._missing(client), self.plan.directory) from None
 
     async def run(self) -> None:
-        """Runs until a program ends by itself.
+        """Runs until a program ends by itself that the others can't do without: the controller, Ray's head.
+
+        The end of another agent is told; its node has left or is lost, and its place can be taken by `add-worker`.
 
         Raises:
             ChildEnded: one did.
         """
-        await self._unless_ended(asyncio.Event().wait())
+        vital = self._children[: 2 if self.plan.own_ray else 1]
+        others = self._children[len(vital) :]
+        await unless_ended(asyncio.gather(*(self._tell_end(child) for child in others), asyncio.Event().wait()), vital)
+
+    async def _tell_end(self, child: Child) -> None:
+        ended = await child.ended()
+        self._observer.step(f"{child.role} ended with exit code {ended.exit_code}; the cluster goes on without it")
 
     async def stop(self) -> None:
         """Ends everything and removes every file.
@@ -159,34 +181,33 @@ class LocalCluster:
         self._claimed = True
         if (ourselves := identify(os.getpid())) is not None:
             self.record = self.record.with_process(UP_ROLE, ourselves)
+        write_plan(self.plan)
         write_record(self.record)
 
-    def let_go(self) -> None:
+    def _check_ray_ports(self) -> None:
+        """Fails before anything starts where a port of Ray that was asked for is in use (NJ-04)."""
+        head = self.plan.node_ip(0)
+        for port, needed_by in ((self.plan.ray_port, "Ray"), (self.plan.dashboard_port, "Ray's dashboard")):
+            if self.plan.own_ray and port and is_taken(head, port):
+                raise PortTaken(head, port, needed_by)
+        for rank in range(self.plan.agents):
+            for port in self.plan.ports_of(rank):
+                if is_taken(self.plan.node_ip(rank), port):
+                    raise PortTaken(self.plan.node_ip(rank), port, self.plan.node_id(rank))
+
+    async def let_go(self) -> None:
         """Leaves a cluster that is up to itself: from now on nobody watches over it."""
-        kept = tuple(entry for entry in self.record.processes if entry.role != UP_ROLE)
-        self.record = replace(self.record, processes=kept)
-        write_record(self.record)
+        async with turn(self.plan.directory, "`callboard up`, which leaves the cluster to itself"):
+            record = read_record(self.plan.directory) or self.record
+            kept = tuple(entry for entry in record.processes if entry.role != UP_ROLE)
+            self.record = replace(record, processes=kept)
+            write_record(self.record)
 
-    def _spawn(self, role: str, arguments: Sequence[str], log: Path) -> None:
-        child = Child(role, arguments, log)
+    def _spawn(self, role: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] = _NOTHING) -> None:
+        child = Child(role, arguments, log, environment)
         self._children.append(child)
         self.record = self.record.with_process(role, child.process)
         write_record(self.record)
-
-    async def _unless_ended(self, work: Awaitable[Result]) -> Result:
-        """The result of ``work``, unless a child ends before it: then that."""
-        working = asyncio.ensure_future(work)
-        endings = [asyncio.ensure_future(child.ended()) for child in self._children]
-        try:
-            await asyncio.wait({working, *endings}, return_when=asyncio.FIRST_COMPLETED)
-            for ending in endings:
-                if ending.done():
-                    raise ending.result()
-            return working.result()
-        finally:
-            for task in (working, *endings):
-                task.cancel()
-            await asyncio.gather(working, *endings, return_exceptions=True)
 
     async def _all_ready(self, client: Client) -> list[Node]:
         revision = (await client.stats()).revision

@@ -14,6 +14,12 @@ from pathlib import Path
 from callboard.cli.local.ports import listening_in
 
 _FIRST_HOST = 10
+MAX_NODES = 245
+"""As many as a block of loopback addresses holds."""
+
+PORTS_OF_A_NODE = 10
+"""Ports in a block: a node's own Ray services take fewer, and neighbours never meet. (One port above the other per
+node, as the rule 6380+n / 6381+n has it, makes each node's second port its neighbour's first.)"""
 
 
 class NoFreeBlock(Exception):
@@ -31,10 +37,17 @@ class ClusterPlan:
         agents: number of nodes.
         cpus: CPUs of each node, as text.
         memory: memory of each node, as text.
-        gpus: simulated GPUs of each node.
+        gpus: GPUs of each node.
+        machine_gpus: ids of the GPUs that nodes are dealt: node 0 gets the first ``gpus`` of them, and so on. Empty:
+            every node has simulated GPUs of its own, numbered from 0.
+        real_gpus: whether ``machine_gpus`` is hardware.
+        resources: custom resources of each node, "NAME=N".
         warm_spares: idle worker processes that each node keeps ready while work is about.
         runtime: "ray" or "process".
         ray_address: an existing Ray cluster to join; empty: the first node starts one.
+        ray_port: port of Ray's GCS; 0: any free one.
+        dashboard_port: port of Ray's dashboard; None: none is started.
+        port_base: first port of the first node's block; node N has the N-th block. None: any free ports.
         block: which block of loopback addresses.
         detached: it outlives the program that starts it.
     """
@@ -46,9 +59,15 @@ class ClusterPlan:
     cpus: str = "3"
     memory: str = "4GiB"
     gpus: int = 2
+    machine_gpus: tuple[str, ...] = ()
+    real_gpus: bool = False
+    resources: tuple[str, ...] = ()
     warm_spares: int = 1
     runtime: str = "ray"
     ray_address: str = ""
+    ray_port: int = 0
+    dashboard_port: int | None = None
+    port_base: int | None = None
     block: int = 0
     detached: bool = False
 
@@ -69,6 +88,26 @@ class ClusterPlan:
     def node_ip(self, rank: int) -> str:
         """Address of a node's Ray services."""
         return f"127.0.{self.block}.{_FIRST_HOST + rank}"
+
+    @property
+    def places(self) -> int:
+        """How many nodes there can be at most: as many as get GPUs of their own."""
+        return min(MAX_NODES, len(self.machine_gpus) // self.gpus) if self.machine_gpus and self.gpus else MAX_NODES
+
+    def gpus_of(self, rank: int) -> tuple[str, ...]:
+        """Ids of the GPUs that a node is dealt; empty: it has simulated ones of its own."""
+        return self.machine_gpus[rank * self.gpus : (rank + 1) * self.gpus]
+
+    def ports_of(self, rank: int) -> range:
+        """Ports of a node's own Ray services; empty: any free ones."""
+        if self.port_base is None:
+            return range(0)
+        first = self.port_base + rank * PORTS_OF_A_NODE
+        return range(first, first + PORTS_OF_A_NODE)
+
+    def environment_of(self, rank: int) -> dict[str, str]:
+        """Variables that a node's agent gets beside our own."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus_of(rank))} if self.machine_gpus else {}
 
     def node_directory(self, rank: int) -> Path:
         """Where a node keeps its files. A short name: Ray's sockets lie below it, in 107 bytes."""
@@ -93,11 +132,16 @@ class ClusterPlan:
 
     def agent_arguments(self, rank: int) -> list[str]:
         """Command line of a node's agent."""
+        return [*self.added_arguments(rank), *self._common()]
+
+    def added_arguments(self, rank: int) -> list[str]:
+        """Command line of the agent of a node that joins later; whoever starts it says how long it lives."""
         arguments = [
             *("agent", "--controller", self.controller),
             *("--node-id", self.node_id(rank), "--rank", str(rank), "--cluster", self.name),
             *("--cpus", self.cpus, "--memory", self.memory),
-            *("--simulate-gpus", str(self.gpus)),
+            *("--gpus" if self.real_gpus else "--simulate-gpus", str(self.gpus)),
+            *(part for resource in self.resources for part in ("--resource", resource)),
             *("--warm-spares", str(self.warm_spares)),
             *("--runtime", self.runtime, "--run-dir", str(self.node_directory(rank))),
         ]
@@ -106,9 +150,13 @@ class ClusterPlan:
             if self.ray_address:
                 arguments += ["--ray-address", self.ray_address]
             elif rank == 0:
-                # Any free port: nobody types this address, and 6379 may be another cluster's.
-                arguments += ["--ray-head", "--ray-port", "0"]
-        return [*arguments, *self._common()]
+                # Any free port unless stated: 6379 may be another cluster's.
+                arguments += ["--ray-head", "--ray-port", str(self.ray_port)]
+                if self.dashboard_port is not None:
+                    arguments += ["--dashboard-port", str(self.dashboard_port)]
+            if self.port_base is not None:
+                arguments += ["--port-base", str(self.ports_of(rank).start)]
+        return arguments
 
     def _common(self) -> list[str]:
         return [] if self.detached else ["--exit-with-parent", str(os.getpid())]

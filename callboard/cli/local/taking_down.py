@@ -7,14 +7,16 @@ end by itself is killed with all that descends from it; what left its tree still
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from callboard.cli.local.ending import StillRunning, end_politely, kill_trees, marked
 from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
-from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, recorded_clusters
+from callboard.cli.local.turns import ClusterGone, Turn
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
 from callboard.client.processes import ProcessId, descendants
 
 AGENT_GRACE_S = 25.0
@@ -26,6 +28,11 @@ CONTROLLER_GRACE_S = 8.0
 
 WATCHER_GRACE_S = 60.0
 """How long an `up` that watches over its cluster may take to end it: longer than all the others together."""
+
+TURN_S = 5.0
+"""How long an addition may take to write down what it started. It does so in a blink; a stuck one is not waited for."""
+
+_LOOK_S = 0.1
 
 AGENT_MARK = "CALLBOARD_AGENT"
 """Variable that everything an agent starts carries, with the agent's run directory as its value."""
@@ -64,6 +71,12 @@ async def end_cluster(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     Raises:
         Leftovers: something is left.
     """
+    async with _last_turn(record.directory, hurry):
+        # Others may have added nodes to it since.
+        await _end_recorded(read_record(record.directory) or record, hurry=hurry)
+
+
+async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     programs = [entry for entry in record.processes if entry.role != UP_ROLE]
     controllers = [entry.process for entry in programs if entry.role == CONTROLLER_ROLE]
     agents = [entry.process for entry in programs if entry.role != CONTROLLER_ROLE]
@@ -99,6 +112,22 @@ async def sweep(base: Path) -> None:
     for record in recorded_clusters(base):
         if not any(entry.process.is_running() for entry in record.processes):
             await end_cluster(record, hurry=hurry)
+
+
+@asynccontextmanager
+async def _last_turn(directory: Path, hurry: asyncio.Event) -> AsyncIterator[None]:
+    """Keeps others from adding nodes while the block runs; after it there is nothing to add to."""
+    mine = Turn(directory, "`callboard down`")
+    try:
+        # Its files may be gone already; processes need not be.
+        with suppress(ClusterGone):
+            for _ in range(round(TURN_S / _LOOK_S)):
+                if mine.take() or hurry.is_set():
+                    break
+                await asyncio.sleep(_LOOK_S)  # The kernel tells nobody that a lock is free again.
+        yield
+    finally:
+        mine.give_back()
 
 
 async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.Event, tree: list[ProcessId]) -> None:

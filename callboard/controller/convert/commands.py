@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
-from callboard.model.specs import Fencing, WorkerPlace
+from callboard.model.specs import ComponentSpec, Fencing, WorkerPlace
 from callboard.scheduler import State
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
 from callboard.scheduler.records import BundleRecord, CheckpointRecord, DeviceShare, WorkerRecord
@@ -98,7 +98,7 @@ def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> 
         kwargs_json=component.kwargs_json,
         entry=component.entry,
         max_concurrency=component.max_concurrency,
-        env=dict(place.env) | dict(component.env),
+        env=dict(place.env) | dict(component.env) | dict(component.secret_env),
         pass_env=component.pass_env,
         world_size=command.world_size,
         local_rank=command.local_rank,
@@ -116,10 +116,24 @@ def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> 
         node_group=place.node_group
         or (state.nodes[worker.node_id].node_group if worker.node_id in state.nodes else ""),
         hardware_json=place.hardware_json,
+        members=[_member(member) for member in component.members],
+        secret_names=[name for name, _ in component.secret_env],
     )
     if command.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))
     return message
+
+
+def _member(member: ComponentSpec) -> agent_pb2.WorkerMember:
+    return agent_pb2.WorkerMember(
+        name=member.name,
+        role=member.role,
+        actor=member.actor,
+        args_json=member.args_json,
+        kwargs_json=member.kwargs_json,
+        entry=member.entry,
+        max_concurrency=member.max_concurrency,
+    )
 
 
 def _group_of(node_id: str, state: State) -> str:

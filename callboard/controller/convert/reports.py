@@ -10,6 +10,7 @@ from callboard.scheduler.commands import Command, CreateGroup, StartWorker
 from callboard.scheduler.events import (
     Event,
     GroupFailed,
+    GroupFound,
     GroupReady,
     GroupRemoved,
     WorkerExited,
@@ -133,6 +134,17 @@ def _group_ready(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: st
     )
 
 
+def _group_found(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: str) -> Event:
+    found = report.placement_group_found
+    return GroupFound(
+        now_ms=now_ms,
+        cause=cause,
+        group_id=_cut(found.placement_group_id),
+        ray_id=_cut(found.ray_placement_group_id),
+        ray_session=_cut(found.ray_session),
+    )
+
+
 def _group_failed(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: str) -> Event:
     failed = report.placement_group_failed
     return GroupFailed(
@@ -161,4 +173,5 @@ _MAKERS = {
     "placement_group_ready": _group_ready,
     "placement_group_failed": _group_failed,
     "placement_group_removed": _group_removed,
+    "placement_group_found": _group_found,
 }

@@ -14,6 +14,8 @@ from callboard.controller.placements import as_before, placed
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, page_of, text_of
 from callboard.controller.views.jobs import explanation_message, job_message
+from callboard.model.inputs.located import Misfits
+from callboard.model.inputs.settling import settled
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
 from callboard.scheduler.events import (
@@ -28,6 +30,7 @@ from callboard.scheduler.records import JobRecord, JobState
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto
+from callboard.wire.paths import refuse
 from callboard.wire.refusals import NotFound
 
 MAX_RENEWED = 1_000
@@ -187,12 +190,18 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return explanation_message(account)
 
     def _placed(self, spec: JobSpec, request_id: str = "") -> JobSpec:
-        """The job with its placement text resolved against the nodes of this moment, when it is decided about."""
+        """The job as it is scheduled: its placement text resolved against the nodes of this moment, when it is decided
+        about, then filled in by its roles and its colocation groups fused."""
         state = self._driver.state
         uid = state.requests.get(request_id) if request_id else None
         if uid is not None and spec.placement_config:
-            return as_before(spec, state.specs[uid].spec)
-        return placed(spec, state.nodes.values())
+            spec = as_before(spec, state.specs[uid].spec)
+        else:
+            spec = placed(spec, state.nodes.values())
+        try:
+            return settled(spec, self._options.roles)
+        except Misfits as error:
+            raise refuse(list(error.found), "spec") from None
 
     def _uid(self, wanted: str) -> str:
         """The job that is meant at the moment the event is decided."""

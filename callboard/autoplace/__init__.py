@@ -1,0 +1,35 @@
+"""Who gets which GPUs and when, so that an iteration takes the least time, and how close to the best that is."""
+
+from callboard.autoplace.plan import Plan, Span, Status
+from callboard.autoplace.problem import (
+    Async,
+    Component,
+    Edge,
+    EdgeKind,
+    Layout,
+    Mode,
+    NoPlan,
+    Objective,
+    Pool,
+    Problem,
+    Sync,
+    Unplaceable,
+)
+
+__all__ = [
+    "Async",
+    "Component",
+    "Edge",
+    "EdgeKind",
+    "Layout",
+    "Mode",
+    "NoPlan",
+    "Objective",
+    "Plan",
+    "Pool",
+    "Problem",
+    "Span",
+    "Status",
+    "Sync",
+    "Unplaceable",
+]

@@ -1,0 +1,140 @@
+"""What did the search answer? Who gets which GPUs and when, and how close to the best possible that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from callboard.autoplace.problem import Pool, Problem
+
+
+class Status(StrEnum):
+    """How did the search end?"""
+
+    OPTIMAL = "OPTIMAL"
+    """No plan of the model is faster; the same input gives the same bytes."""
+    FEASIBLE = "FEASIBLE"
+    """Ended by choice: interrupted, gap reached, or the limits of the search without a solver."""
+    TIME_LIMIT = "TIME_LIMIT"
+    """Ended by the clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """When and where one component runs.
+
+    Attributes:
+        component: its name.
+        start_seconds: start, from the start of the batch's iteration.
+        end_seconds: end, including waiting for pieces, switching and offloading.
+        gpu_ranks: ranks in the cluster, ascending, contiguous in the pool; empty: CPU only.
+        pool: name of the pool; empty: CPU only.
+        estimated: its time is fitted or interpolated, not measured.
+        work_seconds: its time for the whole batch on these GPUs, without waiting.
+        overhead_seconds: switching and offloading, part of the span.
+        offloads: it leaves the GPUs' memory between its spans.
+        tail_seconds: async: how long after ``end_seconds`` its last piece is done.
+    """
+
+    component: str
+    start_seconds: float
+    end_seconds: float
+    gpu_ranks: tuple[int, ...]
+    pool: str
+    estimated: bool
+    work_seconds: float
+    overhead_seconds: float = 0.0
+    offloads: bool = False
+    tail_seconds: float = 0.0
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return len(self.gpu_ranks)
+
+
+PlacementValue = str | dict[str, str]
+"""A range of ranks, or ``{node_group, placement}``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A placement with its proof.
+
+    Attributes:
+        problem: what was searched.
+        iteration_seconds: sync: time of one iteration with its weight sync; async: the period.
+        lower_bound_seconds: no plan of the model is faster.
+        status: how the search ended.
+        spans: one per component, in the problem's order.
+        layout: ``collocated``, ``disaggregated`` or ``hybrid``.
+        alternatives: seconds of the best ``collocated``, ``disaggregated`` and ``hybrid`` plans; None: there is none,
+            or (``hybrid``) none was met.
+        latency_seconds: async: from the start of a batch to its weights; sync: ``iteration_seconds``.
+        checked_seconds: what the chunk-by-chunk checker measured.
+        solver: ``exact``, ``cp-sat``, ``async`` or ``greedy``.
+        notes: what was assumed or lost, one sentence each.
+    """
+
+    problem: Problem = field(repr=False)
+    iteration_seconds: float
+    lower_bound_seconds: float
+    status: Status
+    spans: tuple[Span, ...]
+    layout: str
+    alternatives: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
+    latency_seconds: float
+    checked_seconds: float
+    solver: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """How far above the lower bound the plan may be: 0.05 is five per cent; 0 when OPTIMAL."""
+        if self.iteration_seconds <= 0:
+            return 0.0
+        return max(0.0, (self.iteration_seconds - self.lower_bound_seconds) / self.iteration_seconds)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether some time in it is fitted or interpolated."""
+        return any(span.estimated for span in self.spans)
+
+    def span(self, component: str) -> Span:
+        """The span of a component.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for span in self.spans:
+            if span.component == component:
+                return span
+        raise KeyError(component)
+
+    def component_placement(self) -> dict[str, PlacementValue]:
+        """The mapping to paste below ``cluster.component_placement``.
+
+        Components on the same GPUs share a key. ``all`` where that is every GPU of the cluster; with several pools
+        the ranks are those inside the pool's node group. A component without GPUs gets a process on node 0.
+        """
+        together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+        for span in self.spans:
+            together.setdefault((span.pool, span.gpu_ranks), []).append(span.component)
+        return {",".join(names): self._placement(pool, ranks) for (pool, ranks), names in together.items()}
+
+    def _placement(self, pool_name: str, ranks: tuple[int, ...]) -> PlacementValue:
+        if not ranks:
+            return {"node_group": "node", "placement": "0"}
+        pools = self.problem.pools
+        pool = self.problem.pool(pool_name)
+        if len(pools) > 1:
+            return {"node_group": pool.name, "placement": _range_in(pool, ranks)}
+        return "all" if len(ranks) == pool.gpus else _range_in(pool, ranks)
+
+
+def _range_in(pool: Pool, ranks: tuple[int, ...]) -> str:
+    """``0-3``: the ranks as the node group numbers them."""
+    first = pool.gpu_ranks.index(ranks[0])
+    return f"{first}-{first + len(ranks) - 1}"

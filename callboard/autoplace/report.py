@@ -1,0 +1,213 @@
+"""What does a person, or a program, get to see of an answer? The section to paste, then why it is the one.
+
+The first lines are RLinf's own: ``Best placement for this task is:`` and the YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from callboard.autoplace.accepted import Answer
+from callboard.autoplace.applying import section_text
+from callboard.autoplace.gantt import bars_of, seconds_text
+from callboard.autoplace.plan import PlacementValue, Plan, Status
+from callboard.autoplace.problem import Async
+from callboard.autoplace.rlinf import RLinfJob
+
+HEADING = "Best placement for this task is:"
+
+_INSIDE_ACTOR = "inference"
+_COSTS = {True: "estimated", False: "measured"}
+
+
+def placement_of(answer: Answer) -> dict[str, PlacementValue]:
+    """The mapping to paste below ``cluster.component_placement``.
+
+    Of an RLinf job: inference is left out where it runs inside the actor (collocated), components without a cost keep
+    their entry, and get the rollout's GPUs where their own ranks lie outside of them.
+
+    Args:
+        answer: what the search found.
+    """
+    placement, job = answer.plan.component_placement(), answer.job
+    if job is None:
+        return placement
+    if _is_one_set(answer.plan) and job.config.task_type == "reasoning":
+        placement = {_without_inference(key): value for key, value in placement.items()}
+    if job.group:
+        placement = {key: {"node_group": job.group, "placement": _text(value)} for key, value in placement.items()}
+    rollout = next(value for key, value in placement.items() if "rollout" in key.split(","))
+    placement.update(_uncosted(job, answer.plan, rollout))
+    return placement
+
+
+def section_of(answer: Answer) -> str:
+    """The ``cluster`` section as YAML."""
+    return section_text(nodes_of(answer), placement_of(answer))
+
+
+def nodes_of(answer: Answer) -> int:
+    """Nodes of the cluster."""
+    if answer.job is not None:
+        return len(answer.job.nodes)
+    return sum(len(pool.node_ranks) for pool in answer.plan.problem.pools)
+
+
+def heading_lines(answer: Answer) -> list[str]:
+    """RLinf's own form: the heading, an empty line, the section."""
+    return [HEADING, "", *section_of(answer).splitlines()]
+
+
+def comparison_rows(answer: Answer) -> list[tuple[str, str, str]]:
+    """(layout, seconds, how it compares) of the plan and of each alternative, the chosen one first."""
+    plan = answer.plan
+    rows = [(f"{plan.layout} (chosen)", _seconds(plan.iteration_seconds), proof_of(plan))]
+    for layout, seconds in plan.alternatives.items():
+        if layout != plan.layout:
+            rows.append((layout, _seconds(seconds), _against(seconds, plan.iteration_seconds)))
+    free = answer.unrestricted
+    if free is not None:
+        note = "the same" if _same(free.iteration_seconds, plan.iteration_seconds) else _lost(plan, free)
+        rows.append(("any layout", _seconds(free.iteration_seconds), note))
+    return rows
+
+
+def span_rows(plan: Plan) -> list[tuple[str, str, str, str, str]]:
+    """(component, GPUs, from … to, seconds of work, where they come from) of each component."""
+    rows = []
+    for span in plan.spans:
+        ranks = ",".join(bar.ranks for bar in bars_of(plan) if bar.component == span.component)
+        when = f"{seconds_text(span.start_seconds)} – {seconds_text(span.end_seconds)}"
+        extra = f" + {seconds_text(span.overhead_seconds)} switching" if span.overhead_seconds else ""
+        rows.append((span.component, ranks, when, f"{seconds_text(span.work_seconds)}{extra}", _COSTS[span.estimated]))
+    return rows
+
+
+def proof_of(plan: Plan) -> str:
+    """How good it is for sure, e.g. "no plan is faster"."""
+    if plan.status is Status.OPTIMAL:
+        return "proved: no plan is faster"
+    why = "the time limit was reached" if plan.status is Status.TIME_LIMIT else "the search was ended"
+    return f"at most {plan.gap:.1%} above the best possible ({_seconds(plan.lower_bound_seconds)} s); {why}"
+
+
+def summary_line(plan: Plan) -> str:
+    """One sentence: how long an iteration takes."""
+    gpus = plan.problem.gpus
+    if isinstance(plan.problem.objective, Async):
+        return (
+            f"A batch every {seconds_text(plan.iteration_seconds)} on {gpus} GPUs, "
+            f"each {seconds_text(plan.latency_seconds)} on its way"
+        )
+    return f"One iteration takes {seconds_text(plan.iteration_seconds)} on {gpus} GPUs"
+
+
+def notes_of(answer: Answer) -> list[str]:
+    """What was assumed or lost, one sentence each."""
+    plan = answer.plan
+    estimated = [span.component for span in plan.spans if span.estimated]
+    notes = [*plan.problem.notes, *plan.notes]
+    if estimated:
+        notes.append(f"not measured but estimated at the chosen size: {', '.join(estimated)}; measure there to be sure")
+    return list(dict.fromkeys(note[:1].upper() + note[1:] for note in notes))
+
+
+def as_plain(answer: Answer) -> dict[str, Any]:
+    """Everything, for programs."""
+    found = _plan_as_plain(answer.plan)
+    free = answer.unrestricted
+    return {
+        "cluster": {"num_nodes": nodes_of(answer), "component_placement": placement_of(answer)},
+        **found,
+        "unrestricted": None if free is None else _plan_as_plain(free),
+        "notes": notes_of(answer),
+    }
+
+
+def _plan_as_plain(plan: Plan) -> dict[str, Any]:
+    return {
+        "iteration_seconds": plan.iteration_seconds,
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "latency_seconds": plan.latency_seconds,
+        "gap": plan.gap,
+        "status": str(plan.status),
+        "layout": plan.layout,
+        "solver": plan.solver,
+        "alternatives": dict(plan.alternatives),
+        "spans": [
+            {
+                "component": span.component,
+                "start_seconds": span.start_seconds,
+                "end_seconds": span.end_seconds,
+                "gpu_ranks": list(span.gpu_ranks),
+                "estimated": span.estimated,
+            }
+            for span in plan.spans
+        ],
+    }
+
+
+def _is_one_set(plan: Plan) -> bool:
+    return len({span.gpu_ranks for span in plan.spans}) == 1
+
+
+def _without_inference(key: str) -> str:
+    return ",".join(name for name in key.split(",") if name != _INSIDE_ACTOR)
+
+
+def _uncosted(job: RLinfJob, plan: Plan, rollout: PlacementValue) -> Iterator[tuple[str, PlacementValue]]:
+    """Entries of components that have no cost: reward, agents, robots."""
+    own = plan.span("rollout").gpu_ranks
+    inside = {rank - own[0] + _first_rank(plan) for rank in own} if own else set()
+    costed = {span.component for span in plan.spans} | {_INSIDE_ACTOR}
+    for entry in job.config.entries:
+        names = [name for name in entry.names if name not in costed]
+        if not names:
+            continue
+        stays = entry.group != job.group or (set(_ranks(entry.text)) or {-1}) <= inside
+        yield ",".join(names), entry.value if stays else rollout
+
+
+def _first_rank(plan: Plan) -> int:
+    """The rollout's first rank as its node group counts."""
+    span = plan.span("rollout")
+    return plan.problem.pool(span.pool).gpu_ranks.index(span.gpu_ranks[0])
+
+
+def _ranks(text: str) -> Iterable[int]:
+    """Resource ranks that a placement names; none for ``all``, which means other GPUs now."""
+    for segment in text.split(","):
+        first, _, last = segment.partition(":")[0].strip().partition("-")
+        if first.strip().isdigit() and (not last or last.strip().isdigit()):
+            yield from range(int(first), int(last or first) + 1)
+
+
+def _text(value: PlacementValue) -> str:
+    return value["placement"] if isinstance(value, Mapping) else value
+
+
+def _seconds(seconds: float | None) -> str:
+    return "impossible" if seconds is None else f"{seconds:.4g}" if seconds < 1000 else f"{seconds:.0f}"
+
+
+def _against(seconds: float | None, chosen: float) -> str:
+    if seconds is None:
+        return ""
+    return "the same" if _same(seconds, chosen) else f"{seconds / chosen - 1:+.1%}"
+
+
+def _lost(plan: Plan, free: Plan) -> str:
+    where = ", ".join(f"{name} {ranks}" for name, ranks, *_ in span_rows(free))
+    return f"{free.iteration_seconds / plan.iteration_seconds - 1:+.1%}, with {where}: --mixed proposes it"
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))
+
+
+def table_lines(rows: Sequence[Sequence[str]], *, headings: Sequence[str]) -> list[str]:
+    """Rows in columns, two blanks between them."""
+    whole = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in whole) for column in range(len(headings))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in whole]

@@ -1,0 +1,77 @@
+"""What `callboard add-worker` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from callboard.cli import screen, words
+from callboard.cli.failures import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.local.growth import Added, add_worker
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.session import failing_in_words
+from callboard.client.clusters import run_directory, running_clusters
+
+
+def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> None:
+    """Adds a node and waits until it takes work."""
+
+    async def main(_: Interrupts) -> Added:
+        observer = Lines(quiet=quiet)
+        return await add_worker(cluster_to_grow(name), observer, timeout_s=timeout_s, lock_pause_s=lock_pause_s)
+
+    with failing_in_words():
+        try:
+            added = run_interruptible(main)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+    if not quiet:
+        has = words.amounts(added.node.capacity)
+        on = f" on GPU {', '.join(added.gpus)}" if added.gpus else ""
+        missing = "" if added.node.devices else "; it joined without a GPU"
+        screen.stderr().print(f"Node {words.node_id(added.node)} is READY{on}: {has}{missing}.", markup=False)
+
+
+def cluster_to_grow(name: str) -> Path:
+    """Directory of the cluster that is meant.
+
+    Raises:
+        CommandFailed: none runs, or several do.
+    """
+    base = run_directory()
+    found = [record for record in running_clusters(base) if name in ("", record.name)]
+    if not found:
+        raise CommandFailed(
+            Failure(
+                f"No cluster {name} runs on this machine." if name else "No cluster runs on this machine.",
+                f"None is recorded in {base}.",
+                "Start one with `callboard up` or scripts/start_ray_cluster.sh.",
+                UNREACHABLE,
+            )
+        )
+    if len(found) > 1:
+        raise CommandFailed(
+            Failure(
+                "It is not clear which cluster is meant.",
+                f"{len(found)} run on this machine: {', '.join(record.name for record in found)}.",
+                f"Name one, for example with --name {found[0].name}.",
+                BAD_INPUT,
+            )
+        )
+    return found[0].directory
+
+
+class Lines:
+    """Tells how far an addition is, a line each."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def step(self, text: str) -> None:
+        """Something begins."""
+        if not self._quiet:
+            screen.stderr().print(f"{text} …", markup=False)

@@ -1,0 +1,121 @@
+"""What `callboard placement …` does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from callboard.cli import placement_svg, placement_views, screen
+from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.file_faults import fault_lines
+from callboard.cli.options import Output
+from callboard.cli.session import failing_in_words, with_client
+from callboard.client.client import Client
+from callboard.model.faults import Fault, InvalidInput
+from callboard.placement import Accelerator, Cluster, Node, PlacementPlan, plan_placement
+from callboard.placement.diagnostics import Report
+from callboard.placement.source import open_document
+from callboard.v1 import node_pb2
+
+_GONE = (node_pb2.NODE_STATE_LOST, node_pb2.NODE_STATE_LEFT)
+
+
+def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path | None) -> None:
+    """Shows the placement of a file; ends with 2 and every fault if it has some."""
+    with failing_in_words():
+        if nodes and controller:
+            why = "--nodes describes them, --controller asks for them."
+            raise CommandFailed(Failure("It is not clear which nodes are meant.", why, "Leave one out.", BAD_INPUT))
+        text = _text(file)
+    try:
+        cluster = Cluster.from_nodes(nodes, "--nodes") if nodes else None
+    except InvalidInput as error:
+        _refuse("--nodes", nodes, error.faults)
+    try:
+        known = cluster is not None or (not controller and _describes_nodes(text))
+    except InvalidInput as error:
+        _refuse(_name(file), text, error.faults)
+    if not known:
+        cluster = with_client(controller, _live)
+    try:
+        plan = plan_placement(text, cluster)
+    except InvalidInput as error:
+        _refuse(_name(file), text, error.faults)
+    if svg is not None:
+        with failing_in_words():
+            _write(svg, placement_svg.draw(plan, title=_name(file)))
+    _print(plan, output)
+    for line in fault_lines(_name(file), text, plan.warnings, kind="warning"):
+        screen.stderr().print(line, soft_wrap=True)
+
+
+def _describes_nodes(text: str) -> bool:
+    """Whether the file says which nodes there are."""
+    document = open_document(text, Report())
+    return document.value("cluster", "nodes") is not None or document.value("nodes") is not None
+
+
+async def _live(client: Client) -> Cluster:
+    """The nodes of a controller, as its agents joined."""
+    return Cluster(
+        tuple(
+            Node(
+                node_id=node.name.removeprefix("nodes/"),
+                rank=node.rank,
+                accelerators=tuple(Accelerator(use.device.id, use.device.model or "gpu") for use in node.devices),
+                labels=tuple(sorted(node.labels.items())),
+                node_group=node.node_group,
+            )
+            for node in await client.list_nodes()
+            if node.state not in _GONE
+        )
+    )
+
+
+def _print(plan: PlacementPlan, output: Output) -> None:
+    if output is Output.JSON:
+        screen.print_json(placement_views.plain(plan))
+    elif output is Output.YAML:
+        screen.print_yaml(placement_views.plain(plan))
+    else:
+        wide = output is Output.WIDE
+        console = screen.stdout(wide=wide)
+        for part in placement_views.plan_view(plan, width=console.width, wide=wide):
+            console.print(part)
+
+
+def _refuse(name: str, text: str, faults: tuple[Fault, ...]) -> NoReturn:
+    console = screen.stderr()
+    count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
+    for line in fault_lines(name, text, faults):
+        console.print(line, soft_wrap=True)
+    console.print(f"error: {name} has {count}; nothing was done.", style="bold red", markup=False, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+def _name(file: Path) -> str:
+    return "input" if str(file) == "-" else str(file)
+
+
+def _text(file: Path) -> str:
+    if str(file) == "-":
+        return sys.stdin.read()
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(file, error, "read") from error
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unusable(file, error, "written") from error
+
+
+def _unusable(file: Path, error: Any, done: str) -> CommandFailed:
+    why = f"{getattr(error, 'strerror', None) or error}."
+    return CommandFailed(Failure(f"{file} can't be {done}.", why, "Name another file.", BAD_INPUT))

@@ -1,0 +1,138 @@
+"""`callboard autoplace` and `callboard profile`: which placement is fastest, and what the components cost."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import ControllerOption, QuietOption
+
+
+class PlanOutput(StrEnum):
+    """How a plan is shown."""
+
+    TEXT = "text"
+    YAML = "yaml"
+    JSON = "json"
+
+
+PlanOutputOption = Annotated[
+    PlanOutput,
+    typer.Option("--output", "-o", help="How to show it; yaml is the section to paste alone.", case_sensitive=False),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verbs to the program."""
+    app.command(
+        "autoplace",
+        epilog="Example: callboard autoplace train.yaml --nodes 8+8 --apply",
+        short_help="Find the fastest placement of a workflow, with its proof.",
+    )(autoplace)
+    app.command(
+        "profile",
+        epilog="Example: callboard profile runs.jsonl --warmup 2",
+        short_help="Average measured timings into profile_data.",
+    )(profile)
+
+
+def autoplace(
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG",
+            help="An RLinf config with profile_data, or a workflow in the general form: a file, or with --config-path "
+            "the name of a Hydra config.",
+        ),
+    ],
+    config_path: Annotated[
+        Path | None,
+        typer.Option("--config-path", metavar="FOLDER", help="Folder of Hydra configs.", show_default=False),
+    ] = None,
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="TEXT",
+            help="The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: what the config says of its own.",
+            show_default=False,
+        ),
+    ] = "",
+    controller: Annotated[
+        str,
+        typer.Option(
+            "--controller",
+            "-c",
+            metavar="HOST:PORT",
+            help="Plan for the nodes that this controller has now.",
+            show_default=False,
+        ),
+    ] = "",
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="Most time of each search.", min=0.01)
+    ] = 10.0,
+    mixed: Annotated[
+        bool,
+        typer.Option(
+            "--mixed", help="Also propose layouts that RLinf's model-parallel placement refuses.", show_default=False
+        ),
+    ] = False,
+    apply: Annotated[
+        bool,
+        typer.Option("--apply", help="Change the placement in the file itself; the old one is kept as .bak."),
+    ] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write the config with the placement to a new file."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw the iteration; .svg, or .png with Pillow installed."),
+    ] = None,
+    output: PlanOutputOption = PlanOutput.TEXT,
+    quiet: QuietOption = False,
+) -> None:
+    """Find who gets which GPUs so that an iteration takes the least time, and say how close to the best that is.
+
+    Ctrl-C ends the search with the best plan so far. Exit code 3: there is no plan.
+    """
+    actions.autoplace.run(
+        config,
+        config_path=config_path,
+        nodes=nodes,
+        controller=controller,
+        time_limit=time_limit,
+        mixed=mixed,
+        apply=apply,
+        write=write,
+        plot=plot,
+        output=output,
+        quiet=quiet,
+    )
+
+
+def profile(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|FILE",
+            help="A job whose workers recorded `ctx.timed(…)` on this machine, or a JSONL file of timings; - reads the "
+            "input.",
+        ),
+    ],
+    warmup: Annotated[
+        int, typer.Option("--warmup", metavar="N", help="Iterations to leave out at each start.", min=0)
+    ] = 1,
+    workflow: Annotated[
+        bool,
+        typer.Option("--workflow", help="Print cost tables of the general form instead of profile_data."),
+    ] = False,
+    controller: ControllerOption = "",
+    output: PlanOutputOption = PlanOutput.TEXT,
+) -> None:
+    """Average what components took per iteration, into the profile_data that `callboard autoplace` reads."""
+    actions.profile.run(source, warmup=warmup, workflow=workflow, controller=controller, output=output)

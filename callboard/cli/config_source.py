@@ -1,0 +1,141 @@
+"""Which config is meant? A file, or the name of a Hydra config; composed where it has ``defaults:``.
+
+Hydra and OmegaConf are options. Without them a file works as long as nothing that is needed comes from another file or
+from an interpolation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs import read_yaml
+
+SUFFIXES = (".yaml", ".yml")
+
+_HYDRA = "callboard[hydra]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSource:
+    """A config and where it came from.
+
+    Attributes:
+        file: the file that was named; of a composed config the primary one.
+        text: what the file holds.
+        own: what the file alone says.
+        config: the whole of it: a mapping, or OmegaConf's DictConfig.
+        composed: other files belong to it.
+    """
+
+    file: Path
+    text: str
+    own: Mapping[str, Any]
+    config: Mapping[str, Any]
+    composed: bool
+
+
+def load_config(name: str, config_path: Path | None) -> ConfigSource:
+    """The config that a command line names.
+
+    Args:
+        name: path of a YAML file, or name of a config below ``config_path``.
+        config_path: folder of Hydra configs; None: ``name`` is a path.
+
+    Raises:
+        CommandFailed: there is no such config, or an option is needed that isn't installed.
+        InvalidInput: it is no YAML, or can't be composed.
+    """
+    file = _file_of(name, config_path)
+    try:
+        # Line ends stay as they are: the file may be written again.
+        text = file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"{error.strerror}." if isinstance(error, OSError) else "It is not UTF-8 text."
+        raise CommandFailed(Failure(f"The config {file} can't be read.", why, "Name another.", BAD_INPUT)) from error
+    try:
+        own = read_yaml(text)
+    except InvalidInput as error:
+        raise InvalidInput(
+            Fault(fault.field or str(file), fault.message, fault.line, fault.column) for fault in error.faults
+        ) from error
+    if _composes(own):
+        config = _composed(file, config_path)
+    elif "${" in text and find_spec("omegaconf") is not None:
+        config = importlib.import_module("omegaconf").OmegaConf.create(dict(own))
+    else:
+        config = own
+    return ConfigSource(file=file, text=text, own=own, config=config, composed=_composes(own))
+
+
+def config_names(folder: Path) -> list[str]:
+    """Names of the configs below ``folder``, sorted: paths without their suffix."""
+    files = (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in files)
+
+
+def _file_of(name: str, config_path: Path | None) -> Path:
+    if config_path is None:
+        if Path(name).is_file():
+            return Path(name)
+        why = "It is not a file; the name of a Hydra config needs the folder that it is in."
+        raise CommandFailed(
+            Failure(f"There is no config {name}.", why, "Name a file, or add --config-path FOLDER.", BAD_INPUT)
+        )
+    candidates = [config_path / f"{name}{suffix}" for suffix in ("", *SUFFIXES)]
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is not None:
+        return found
+    names = config_names(config_path)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    listed = ", ".join(near or names[:10]) or "none"
+    raise CommandFailed(
+        Failure(
+            f"There is no config {name} in {config_path}.",
+            f"{'Similar ones' if near else 'What is there'}: {listed}.",
+            "Name one of them, or another folder with --config-path.",
+            BAD_INPUT,
+        )
+    )
+
+
+def _composes(own: Mapping[str, Any]) -> bool:
+    """Whether other files belong to it. Overrides of Hydra's own settings decide nothing here."""
+    defaults = own.get("defaults")
+    entries = defaults if isinstance(defaults, list) else []
+    return any(
+        entry != "_self_"
+        and not str(next(iter(entry)) if isinstance(entry, dict) else entry).startswith("override hydra/")
+        for entry in entries
+    )
+
+
+def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:
+    if find_spec("hydra") is None:
+        raise CommandFailed(
+            Failure(
+                f"The config {file} is made of several files.",
+                "It has defaults:, and Hydra, which composes them, is not installed.",
+                f"pip install '{_HYDRA}'",
+                BAD_INPUT,
+            )
+        )
+    hydra = importlib.import_module("hydra")
+    errors = importlib.import_module("hydra.errors")
+    omega_errors = importlib.import_module("omegaconf.errors")
+    folder = (config_path or file.parent).resolve()
+    name = str(file.resolve().relative_to(folder).with_suffix(""))
+    try:
+        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+            composed: Mapping[str, Any] = hydra.compose(config_name=name)
+    except (errors.HydraException, omega_errors.OmegaConfBaseException) as error:
+        why = " ".join(str(error).split())
+        raise InvalidInput([Fault(str(file), f"can't be composed: {why}")]) from error
+    return composed

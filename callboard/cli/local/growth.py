@@ -1,0 +1,236 @@
+"""How does a cluster of this machine get one more node, or one less, while it runs?
+
+A node takes the lowest free place: place N is the N-th share of the machine's GPUs, block of ports and address, and
+its node is `node-N`, also after one in the middle left. A place is taken as long as its agent runs. The lock of the
+cluster is held only while a place is chosen and its agent started, so that many can be added at once.
+
+Guaranteed: when :func:`add_worker` raises, the agent that it started has ended and its place is free again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from callboard.cli.local.children import Child, unless_ended
+from callboard.cli.local.cluster import NotReady, PortTaken
+from callboard.cli.local.ending import end_politely, kill_trees
+from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.local.plan_file import read_plan
+from callboard.cli.local.ports import is_taken
+from callboard.cli.local.records import UP_ROLE
+from callboard.cli.local.taking_down import AGENT_GRACE_S
+from callboard.cli.local.turns import ClusterGone, turn
+from callboard.client.client import Client
+from callboard.client.clusters import ClusterRecord, read_record, write_record
+from callboard.client.processes import ProcessId, descendants
+from callboard.v1.node_pb2 import Node, NodeState
+
+_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
+
+
+class NotGrowable(Exception):
+    """The cluster was not started by `up`: nobody here knows what another node of it should be.
+
+    Attributes:
+        record: the cluster.
+    """
+
+    def __init__(self, record: ClusterRecord) -> None:
+        super().__init__(f"cluster {record.name} was not started by `callboard up`")
+        self.record = record
+
+
+class NoPlaceLeft(Exception):
+    """Every GPU of the machine (or every address) has its node.
+
+    Attributes:
+        gpus: ids of the machine's GPUs.
+        per_node: GPUs of each node.
+        holders: (GPU ids, node) of each place that is taken.
+    """
+
+    def __init__(self, gpus: Sequence[str], per_node: int, holders: Sequence[tuple[str, str]]) -> None:
+        super().__init__(f"every place of {len(holders)} is taken")
+        self.gpus = tuple(gpus)
+        self.per_node = per_node
+        self.holders = tuple(holders)
+
+
+class Observer(Protocol):
+    """Is told how far an addition is."""
+
+    def step(self, text: str) -> None:
+        """Something begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """A node that takes work.
+
+    Attributes:
+        node: the node.
+        agent: process of its agent.
+        gpus: ids of the GPUs it was dealt; empty: simulated ones of its own.
+    """
+
+    node: Node
+    agent: ProcessId
+    gpus: tuple[str, ...]
+
+
+async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, lock_pause_s: float) -> Added:
+    """Starts the agent of the next node and waits until the node takes work.
+
+    Args:
+        directory: of the cluster.
+        observer: is told how far it is.
+        timeout_s: how long the node may take to be ready.
+        lock_pause_s: seconds between attempts to get the lock of the cluster.
+
+    Raises:
+        ClusterGone: the cluster does not run (any more).
+        NotGrowable: the cluster was not started by `up`.
+        NoTurn: others were changing the cluster all the time.
+        NoPlaceLeft: every GPU has its node.
+        PortTaken: a port of the place is in use.
+        ChildEnded: the agent ended by itself.
+        NotReady: the node was not ready in time.
+    """
+
+    def in_progress(number: int, of: int, holder: str) -> None:
+        observer.step(f"another addition is in progress, by {holder} (attempt {number}/{of})")
+
+    async with turn(directory, "add-worker", pause_s=lock_pause_s, tell=in_progress):
+        plan, record = _known(directory)
+        async with Client(plan.controller) as client:
+            nodes = await client.list_nodes()
+            revision = (await client.stats()).revision
+        rank = _lowest_free(plan, record, nodes)
+        _check_ports(plan, rank)
+        holders = {node.rank for node in nodes if node.state not in _GONE and _id(node) != plan.node_id(rank)}
+        child = _start(plan, record, rank, with_rank=rank not in holders)
+    gpus = plan.gpus_of(rank)
+    offer = f"GPU {', '.join(gpus)}" if gpus else f"{plan.gpus} simulated GPUs of its own"
+    observer.step(f"starting {plan.node_id(rank)} with {offer}")
+    try:
+        async with Client(plan.controller) as client, asyncio.timeout(timeout_s):
+            node = await unless_ended(_ready(client, plan.node_id(rank), revision), [child])
+    except TimeoutError:
+        await _take_back(child)
+        raise NotReady(timeout_s, [f"{plan.node_id(rank)} does not take work"], plan.directory) from None
+    except BaseException:
+        await _take_back(child)
+        raise
+    return Added(node=node, agent=child.process, gpus=gpus)
+
+
+async def end_worker(directory: Path, node_id: str) -> bool:
+    """Ends the agent of a node, and with it what it started; it says goodbye. Whether there was one.
+
+    Its place is free afterwards. What runs there is stopped with the short notice of a leaving agent: drain first.
+    """
+    record = read_record(directory)
+    entry = next((each for each in record.processes if each.role == f"agent {node_id}"), None) if record else None
+    if entry is None or not entry.process.is_running():
+        return False
+    await _end(entry.process)
+    return True
+
+
+def running_workers(directory: Path) -> dict[str, ProcessId]:
+    """Agents of this machine's cluster that run, by node."""
+    record = read_record(directory)
+    agents = [each for each in record.processes if each.role.startswith("agent ")] if record else []
+    return {each.role.removeprefix("agent "): each.process for each in agents if each.process.is_running()}
+
+
+def _known(directory: Path) -> tuple[ClusterPlan, ClusterRecord]:
+    record = read_record(directory)
+    if record is None or not record.is_running():
+        raise ClusterGone(directory)
+    plan = read_plan(directory)
+    if plan is None:
+        raise NotGrowable(record)
+    return plan, record
+
+
+def _lowest_free(plan: ClusterPlan, record: ClusterRecord, nodes: Sequence[Node]) -> int:
+    """The lowest place whose agent does not run and whose GPUs nobody on this machine offers."""
+    agents = {each.role.removeprefix("agent "): each.process for each in record.processes}
+    live = [node for node in nodes if node.state not in _GONE]
+    ours = socket.gethostname()
+    holders: list[tuple[str, str]] = []
+    for rank in range(plan.places):
+        node_id, gpus = plan.node_id(rank), plan.gpus_of(rank)
+        holder = _holder(node_id, agents.get(node_id), live, gpus, ours)
+        if not holder:
+            return rank
+        holders.append((", ".join(gpus), holder))
+    raise NoPlaceLeft(plan.machine_gpus, plan.gpus, holders)
+
+
+def _holder(node_id: str, agent: ProcessId | None, live: Sequence[Node], gpus: Sequence[str], host: str) -> str:
+    """Who has a place; empty: nobody. One whose recorded agent has ended is free, whatever the controller still
+    believes: its next agent finds what it left."""
+    if agent is not None:
+        if agent.is_running():
+            return node_id
+        live = [node for node in live if _id(node) != node_id]
+    for node in live:
+        shares = node.hostname == host and {use.device.id for use in node.devices} & set(gpus)
+        if shares or _id(node) == node_id:
+            return _id(node)
+    return ""
+
+
+def _check_ports(plan: ClusterPlan, rank: int) -> None:
+    for port in plan.ports_of(rank):
+        if is_taken(plan.node_ip(rank), port):
+            raise PortTaken(plan.node_ip(rank), port, plan.node_id(rank))
+
+
+def _start(plan: ClusterPlan, record: ClusterRecord, rank: int, *, with_rank: bool) -> Child:
+    role = f"agent {plan.node_id(rank)}"
+    arguments = plan.added_arguments(rank)
+    if not with_rank:
+        place = arguments.index("--rank")
+        del arguments[place : place + 2]
+    for each in record.processes:
+        if each.role == UP_ROLE:
+            # Whoever watches over the cluster takes it along, also when it is killed.
+            arguments += ["--exit-with", f"{each.process.pid}:{each.process.start_ticks}"]
+    child = Child(role, arguments, plan.log(plan.node_id(rank)), plan.environment_of(rank))
+    kept = tuple(each for each in record.processes if each.role != role)
+    write_record(replace(record, processes=kept).with_process(role, child.process))
+    return child
+
+
+async def _ready(client: Client, node_id: str, revision: int) -> Node:
+    async for event in client.watch(start_revision=revision + 1, types=["node."], subject=f"nodes/{node_id}"):
+        if event.state == "READY":
+            return await client.get_node(node_id)
+    raise AssertionError("a watch goes on until it is ended")
+
+
+async def _take_back(child: Child) -> None:
+    """Ends an agent whose node did not come up."""
+    await _end(child.process)
+    child.reap()
+    # Its entry stays in the record: it names a process that has ended, which holds nothing.
+
+
+async def _end(agent: ProcessId) -> None:
+    tree = descendants([agent])
+    stubborn = await end_politely([agent], grace_s=AGENT_GRACE_S, hurry=asyncio.Event())
+    left = [process for process in (*stubborn, *tree) if process.is_running()]
+    if left:
+        await kill_trees(left)
+
+
+def _id(node: Node) -> str:
+    return node.name.removeprefix("nodes/")

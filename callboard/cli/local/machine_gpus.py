@@ -1,0 +1,82 @@
+"""Which GPUs does this machine have to deal out to its nodes, and can Ray show its dashboard?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+SIMULATED = 8
+"""GPUs that a machine without any is taken to have: as many as a common GPU server."""
+
+MAX_GPUS = 1024
+
+_DASHBOARD_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry.exporter.prometheus")
+"""What Ray looks for before it starts its dashboard (`ray.dashboard.optional_deps`)."""
+
+
+class BadGpus(ValueError):
+    """The statement of how many GPUs there are can't be read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineGpus:
+    """GPUs to deal out.
+
+    Attributes:
+        ids: what CUDA_VISIBLE_DEVICES calls them, in order.
+        real: whether they are hardware.
+    """
+
+    ids: tuple[str, ...]
+    real: bool
+
+
+def machine_gpus(stated: str, environ: Mapping[str, str] = os.environ) -> MachineGpus:
+    """GPUs of this machine.
+
+    Args:
+        stated: "" (every node has simulated ones of its own), "auto" (those that are visible; where there are none,
+            8 simulated ones) or a number of simulated ones.
+        environ: where a list of visible devices may be set.
+
+    Raises:
+        BadGpus: it is none of these, or the list of visible devices is impossible.
+    """
+    if not stated:
+        return MachineGpus((), real=False)
+    if stated == "auto":
+        return _visible(environ) or _simulated(SIMULATED)
+    if not (stated.isascii() and stated.isdigit() and 1 <= int(stated) <= MAX_GPUS):
+        raise BadGpus(f"{stated!r} is neither auto nor a number from 1 to {MAX_GPUS}")
+    return _simulated(int(stated))
+
+
+def _simulated(count: int) -> MachineGpus:
+    return MachineGpus(tuple(str(index) for index in range(count)), real=False)
+
+
+def _visible(environ: Mapping[str, str]) -> MachineGpus | None:
+    # Here, because whoever deals nothing out needs no agent.
+    from callboard.agents.devices import DeviceError, find_devices, probe_nvml  # noqa: PLC0415
+
+    try:
+        found = find_devices(environ, count=None, simulate=None, probe=probe_nvml)
+    except DeviceError as error:
+        raise BadGpus(str(error)) from error
+    # A list of visible devices without a driver behind it selects nothing.
+    real = [device.id for device in found.devices if device.uuid]
+    return MachineGpus(tuple(real), real=True) if real else None
+
+
+def has_dashboard() -> bool:
+    """Whether Ray's dashboard is installed (`ray[default]`)."""
+    return all(_is_installed(name) for name in _DASHBOARD_NEEDS)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,172 @@
+"""Is what is proposed for a reasoning job what RLinf's placement accepts, and is nothing that it accepts faster?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from callboard.autoplace.problem import Mode, NoPlan
+from callboard.autoplace.rlinf import RLinfJob, rlinf_job
+from callboard.autoplace.rlinf_config import Reasoning
+from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, pipeline_seconds
+from callboard.model.cluster_text import NodeText, format_cluster
+from callboard.model.faults import InvalidInput
+from callboard.placement import Cluster, ModelParallelComponentPlacement, PlacementMode
+
+
+def config_of(
+    nodes: tuple[int, ...], sizes: Mapping[str, int], costs: Mapping[str, float], batch: int = 24, **cluster: Any
+) -> dict[str, Any]:
+    return {
+        "runner": {"task_type": "reasoning"},
+        "cluster": {"num_nodes": len(nodes), **cluster},
+        "algorithm": {"group_size": 2, "n_minibatches": 1, "recompute_logprobs": "inference" in costs},
+        "data": {"rollout_batch_size": batch},
+        "rollout": {"tensor_parallel_size": sizes["rollout"], "max_running_requests": 8},
+        "actor": {"model": {"tensor_model_parallel_size": sizes["actor"]}},
+        "inference": {"model": {"tensor_model_parallel_size": sizes.get("inference", 1)}},
+        "profile_data": {f"{name}_cost": cost for name, cost in costs.items()},
+    }
+
+
+def mode_of(config: Mapping[str, Any], nodes: tuple[int, ...], placement: Mapping[str, str]) -> PlacementMode | None:
+    """The mode that RLinf's placement finds; None: it refuses."""
+    cluster = Cluster.from_nodes(format_cluster(NodeText(gpus=gpus) for gpus in nodes))
+    try:
+        placed = ModelParallelComponentPlacement(
+            {**config, "cluster": {**config["cluster"], "component_placement": placement}}, cluster
+        )
+    except InvalidInput:
+        return None
+    return placed.plan.mode
+
+
+def collocated_text(uniform: Uniform) -> dict[str, str]:
+    gpus = uniform.modes["actor"].gpus
+    return {"rollout,actor": f"0-{gpus - 1}"}
+
+
+def apart_text(uniform: Uniform) -> dict[str, str]:
+    return {
+        name: f"{uniform.starts[name]}-{uniform.starts[name] + mode.gpus - 1}" for name, mode in uniform.modes.items()
+    }
+
+
+def layouts(job: RLinfJob) -> Iterator[tuple[float, dict[str, str]]]:
+    """Every collocated and every disaggregated layout, with its time."""
+    components = job.problem.components
+    total = job.problem.gpus
+    by_gpus = [{mode.gpus: mode for mode in component.modes} for component in components]
+    for gpus in set.intersection(*(set(modes) for modes in by_gpus)):
+        for first in range(total - gpus + 1):
+            yield sum(modes[gpus].seconds for modes in by_gpus), {"rollout,actor": f"{first}-{first + gpus - 1}"}
+    for modes in product(*(component.modes for component in components)):
+        if sum(mode.gpus for mode in modes) <= total:
+            yield from apart(job, modes, total)
+
+
+def apart(job: RLinfJob, modes: tuple[Mode, ...], total: int) -> Iterator[tuple[float, dict[str, str]]]:
+    seconds = pipeline_seconds(modes, job.problem.chunks)
+    for starts in product(*(range(total - mode.gpus + 1) for mode in modes)):
+        ranks = [set(range(start, start + mode.gpus)) for start, mode in zip(starts, modes, strict=True)]
+        if sum(len(each) for each in ranks) == len(set().union(*ranks)):
+            yield (
+                seconds,
+                {
+                    component.name: f"{start}-{start + mode.gpus - 1}"
+                    for component, start, mode in zip(job.problem.components, starts, modes, strict=True)
+                },
+            )
+
+
+def workload(job: RLinfJob) -> Reasoning:
+    assert isinstance(job.config.workload, Reasoning)
+    return job.config.workload
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...]]:
+    nodes = draw(st.sampled_from([(2,), (4,), (6,), (2, 2), (4, 2), (2, 4), (3, 3)]))
+    names = ("rollout", "inference", "actor") if draw(st.booleans()) else ("rollout", "actor")
+    sizes = {name: draw(st.sampled_from([1, 1, 2])) for name in names}
+    costs = {name: draw(st.floats(1.0, 100.0)) for name in names}
+    batch = draw(st.sampled_from([4, 6, 24]))
+    return config_of(nodes, sizes, costs, batch, auto_scheduler=draw(st.booleans())), nodes
+
+
+class TestBestOfAll:
+    @settings(max_examples=60, deadline=None)
+    @given(jobs())
+    def test_no_layout_that_rlinf_accepts_is_faster(self, case: tuple[dict[str, Any], tuple[int, ...]]) -> None:
+        config, nodes = case
+        try:
+            job = rlinf_job(config, nodes=nodes)
+        except NoPlan:
+            return
+        found = [best_collocated(job, workload(job)), best_disaggregated(job, workload(job))]
+        best = min((uniform.seconds for uniform in found if uniform is not None), default=float("inf"))
+        faster = sorted(
+            ((seconds, text) for seconds, text in layouts(job) if seconds < best * (1 - 1e-9)), key=lambda each: each[0]
+        )
+        accepted = [(seconds, text) for seconds, text in faster if mode_of(config, nodes, text) is not None]
+        assert accepted == []
+
+    @settings(max_examples=60, deadline=None)
+    @given(jobs())
+    def test_what_is_proposed_is_accepted_in_the_mode_that_it_claims(
+        self, case: tuple[dict[str, Any], tuple[int, ...]]
+    ) -> None:
+        config, nodes = case
+        try:
+            job = rlinf_job(config, nodes=nodes)
+        except NoPlan:
+            return
+        collocated, disaggregated = best_collocated(job, workload(job)), best_disaggregated(job, workload(job))
+        if collocated is not None:
+            assert mode_of(config, nodes, collocated_text(collocated)) is PlacementMode.COLLOCATED
+        if disaggregated is not None:
+            auto = config["cluster"]["auto_scheduler"]
+            meant = PlacementMode.AUTO if auto else PlacementMode.DISAGGREGATED
+            assert mode_of(config, nodes, apart_text(disaggregated)) is meant
+
+
+class TestEngines:
+    def test_an_engine_never_spans_two_nodes(self) -> None:
+        """One actor of 1 GPU before engines of 2 would cut one at the end of the first node of 4."""
+        costs = {"rollout": 50.0, "actor": 5.0}
+        config = config_of((4, 4), {"rollout": 2, "actor": 1}, costs, batch=24)
+        job = rlinf_job(config, nodes=(4, 4))
+        best = best_disaggregated(job, workload(job))
+        assert best is not None
+        assert best.modes["rollout"].gpus == 6
+        assert best.starts["rollout"] % 2 == 0
+        assert mode_of(config, (4, 4), apart_text(best)) is PlacementMode.DISAGGREGATED
+
+    def test_an_actor_whose_size_is_no_multiple_of_the_rollouts_is_never_collocated(self) -> None:
+        config = config_of((6,), {"rollout": 2, "actor": 3}, {"rollout": 50.0, "actor": 50.0})
+        job = rlinf_job(config, nodes=(6,))
+        assert best_collocated(job, workload(job)) is None
+        assert mode_of(config, (6,), {"rollout,actor": "0-5"}) is None
+
+    def test_the_auto_scheduler_gets_every_gpu_in_its_own_order(self) -> None:
+        costs = {"rollout": 60.0, "inference": 10.0, "actor": 30.0}
+        sizes = dict.fromkeys(costs, 1)
+        config = config_of((8,), sizes, costs, auto_scheduler=True)
+        job = rlinf_job(config, nodes=(8,))
+        best = best_disaggregated(job, workload(job))
+        assert best is not None
+        assert best_collocated(job, workload(job)) is None
+        assert sum(mode.gpus for mode in best.modes.values()) == 8
+        assert best.starts["actor"] < best.starts["rollout"] < best.starts["inference"]
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7, 128])
+def test_a_pipeline_of_two_takes_rlinfs_own_formula(chunks: int) -> None:
+    modes = [Mode(pool="gpu", gpus=1, seconds=seconds, held_seconds=seconds) for seconds in (59.9, 95.7)]
+    pieces = [mode.seconds / chunks for mode in modes]
+    assert pipeline_seconds(modes, chunks) == pytest.approx(sum(pieces) + max(pieces) * (chunks - 1))

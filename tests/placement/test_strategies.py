@@ -1,0 +1,170 @@
+"""What does each strategy give? RLinf's three, on their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from callboard.model.faults import InvalidInput
+from callboard.placement import (
+    Accelerator,
+    Cluster,
+    FlexiblePlacementStrategy,
+    Node,
+    NodeGroup,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    Placement,
+    PlacementStrategy,
+)
+from tests.placement.support import nodes
+
+FOUR = Cluster.from_nodes("2+2")
+
+
+def own(placed: list[Placement]) -> list[tuple[int, tuple[int, ...]]]:
+    return [(one.cluster_node_rank, one.local_hardware_ranks) for one in placed]
+
+
+class TestFlexible:
+    """A list of ranks for each process."""
+
+    def test_processes_are_ordered_by_their_first_rank_and_sorted_inside(self) -> None:
+        strategy = FlexiblePlacementStrategy([[3], [1, 0], [2]])
+        assert own(strategy.resolve(FOUR)) == [(0, (0, 1)), (1, (0,)), (1, (1,))]
+        assert strategy.hardware_ranks == (0, 1, 2, 3)
+
+    def test_processes_may_share_a_rank(self) -> None:
+        placed = FlexiblePlacementStrategy([[0], [0], [1]]).resolve(FOUR)
+        assert [one.visible_accelerators for one in placed] == [("0",), ("0",), ("1",)]
+        assert [(one.local_rank, one.local_world_size) for one in placed] == [(0, 3), (1, 3), (2, 3)]
+
+    @pytest.mark.parametrize(
+        ("lists", "said"),
+        [
+            ([], "the list is empty"),
+            ([[0], []], "process 1 gets nothing"),
+            ([[0, 1, 0]], "process 0 gets rank 0 twice"),
+            ([[-1]], "negative"),
+        ],
+    )
+    def test_lists_that_mean_nothing_are_refused(self, lists: list[list[int]], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            FlexiblePlacementStrategy(lists)
+
+    @pytest.mark.parametrize(("lists", "said"), [([[1, 2]], "span nodes 0,1"), ([[4]], "GPU rank 4 does not exist")])
+    def test_lists_that_do_not_fit_are_refused(self, lists: list[list[int]], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            FlexiblePlacementStrategy(lists).resolve(FOUR)
+
+    def test_a_process_never_mixes_types(self) -> None:
+        mixed = Cluster((Node(node_id="n", rank=0, accelerators=(Accelerator("0", "a"), Accelerator("1", "b"))),))
+        assert FlexiblePlacementStrategy([[0], [1]]).resolve(mixed)[1].accelerator_type == "b"
+        with pytest.raises(InvalidInput, match="a and b on node 0"):
+            FlexiblePlacementStrategy([[0, 1]]).resolve(mixed)
+
+
+class TestPacked:
+    """A range, filled in the order of nodes."""
+
+    def test_it_packs(self) -> None:
+        assert own(PackedPlacementStrategy(0, 3, 2).resolve(FOUR)) == [(0, (0, 1)), (1, (0, 1))]
+
+    def test_a_stride_interleaves(self) -> None:
+        placed = PackedPlacementStrategy(0, 3, 2, 2).resolve(Cluster.from_nodes("4"))
+        assert own(placed) == [(0, (0, 2)), (0, (1, 3))]
+
+    def test_a_stride_alone_changes_no_set(self) -> None:
+        assert own(PackedPlacementStrategy(0, 3, 1, 2).resolve(FOUR)) == [(0, (0,)), (0, (1,)), (1, (0,)), (1, (1,))]
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ((0, 4, 2), "has 5 ranks, which 2 per process × stride 1 = 2 does not divide"),
+            ((0, 3, 2, 4), "does not divide"),
+            ((3, 0), "descends"),
+            ((-1, 3), "ranks count from 0"),
+            ((0, 3, 0), "at least 1"),
+            ((0, 3, 1, 0), "at least 1"),
+            ((0, 10**9), "more than 100000 processes"),
+        ],
+    )
+    def test_ranges_that_mean_nothing_are_refused(self, arguments: tuple[int, ...], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            PackedPlacementStrategy(*arguments)
+
+    def test_the_rank_after_the_last_is_refused(self) -> None:
+        with pytest.raises(InvalidInput, match="GPU rank 4 does not exist"):
+            PackedPlacementStrategy(0, 4).resolve(FOUR)
+
+
+class TestNode:
+    """Nodes, and no accelerator."""
+
+    def test_nothing_is_visible(self) -> None:
+        placed = NodePlacementStrategy([0, 0, 1]).resolve(FOUR)
+        assert [(one.cluster_node_rank, one.visible_accelerators) for one in placed] == [(0, ()), (0, ()), (1, ())]
+        assert {one.local_accelerator_rank for one in placed} == {-1}
+        assert {one.accelerator_type for one in placed} == {""}
+        assert [(one.local_rank, one.local_world_size) for one in placed] == [(0, 2), (1, 2), (0, 1)]
+
+    def test_without_isolation_the_whole_node_is(self) -> None:
+        (placed,) = NodePlacementStrategy([1]).resolve(nodes("0", "67"), isolate_accelerator=False)
+        assert placed.visible_accelerators == ("6", "7")
+        assert placed.local_accelerator_rank == -1
+        assert not placed.isolate_accelerator
+
+    @pytest.mark.parametrize(("ranks", "said"), [([], "the list is empty"), ([-1], "negative")])
+    def test_lists_that_mean_nothing_are_refused(self, ranks: list[int], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            NodePlacementStrategy(ranks)
+
+    def test_a_node_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(InvalidInput, match="node rank 2 does not exist"):
+            NodePlacementStrategy([2]).resolve(FOUR)
+
+
+GROUPED = FOUR.with_groups([NodeGroup(label="a", node_ranks=(0,)), NodeGroup(label="b", node_ranks=(1,))])
+
+
+@pytest.mark.parametrize("group", ["b,a", ["b", "a"], ("b", "a"), "b, a"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda group: FlexiblePlacementStrategy([[0], [1], [2], [3]], group),
+        lambda group: PackedPlacementStrategy(0, 3, node_group=group),
+    ],
+    ids=["flexible", "packed"],
+)
+def test_ranks_are_counted_in_the_groups_that_are_named(
+    make: Callable[[object], PlacementStrategy], group: object
+) -> None:
+    placed = make(group).resolve(GROUPED)
+    assert own(placed) == [(1, (0,)), (1, (1,)), (0, (0,)), (0, (1,))]
+    assert [one.node_group_label for one in placed] == ["b", "b", "a", "a"]
+    assert [one.placement_node_rank for one in placed] == [0, 0, 1, 1]
+
+
+def test_an_unknown_group_is_told_with_the_nearest() -> None:
+    with pytest.raises(InvalidInput, match="unknown node group 'node-s'; did you mean node"):
+        NodePlacementStrategy([0], "node-s").resolve(GROUPED)
+
+
+@pytest.mark.parametrize(
+    "strategy", [FlexiblePlacementStrategy([[0, 1]]), PackedPlacementStrategy(0, 1, 2), NodePlacementStrategy([0])]
+)
+def test_a_strategy_gives_the_same_every_time_and_never_changes(strategy: PlacementStrategy) -> None:
+    before = dataclasses.asdict(strategy)  # type: ignore[call-overload]
+    assert strategy.resolve(FOUR) == strategy.get_placement(FOUR)
+    assert strategy.resolve(FOUR, isolate_accelerator=False) == strategy.get_placement(FOUR, False)
+    assert dataclasses.asdict(strategy) == before  # type: ignore[call-overload]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        strategy.node_group = ("x",)
+
+
+def test_without_isolation_a_worker_sees_its_node_s_list() -> None:
+    placed = PackedPlacementStrategy(0, 3).resolve(nodes("12", "45"), isolate_accelerator=False)
+    assert [one.visible_accelerators for one in placed] == [("1", "2"), ("1", "2"), ("4", "5"), ("4", "5")]
+    assert [one.local_accelerator_rank for one in placed] == [0, 1, 0, 1]
