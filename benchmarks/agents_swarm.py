@@ -1,0 +1,172 @@
+"""Many agents without a machine: each holds one session, beats, and comes back when its stream ends.
+
+    python -m benchmarks.agents_swarm ADDRESS COUNT CHANNELS BEAT_S
+
+Reads commands from its input, one a line: ``joined N`` answers once N agents are welcome, ``measure S`` answers after S
+seconds with the round trips of the heartbeats in between, ``lost`` answers how many sessions ended since the last time,
+``end`` ends. Answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import sys
+import time
+from typing import Any
+
+import grpc.aio
+
+from callboard._version import __version__
+from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
+
+GPUS = 8
+FIRST_BACKOFF_S = 0.5
+WELCOME_S = 15.0
+LONGEST_BACKOFF_S = 10.0
+"""As a real agent backs off (callboard.agents.session): doubled each time, a random part of it."""
+
+
+class Swarm:
+    """All agents of this process, on one loop."""
+
+    def __init__(self, address: str, count: int, channels: int, beat_s: float) -> None:
+        self._address = address
+        self._count = count
+        self._channel_count = channels
+        self._beat_s = beat_s
+        self._channels: list[grpc.aio.Channel] = []
+        self._changed = asyncio.Condition()
+        self.welcome: set[int] = set()
+        self.ends = 0
+        self.trips_s: list[float] = []
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Starts every agent."""
+        options = (
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 5_000),
+            # Nobody gives up on a controller that is being started again.
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+        )
+        self._channels = [
+            grpc.aio.insecure_channel(self._address, options=(*options, ("grpc.channel_number", n)))
+            for n in range(self._channel_count)
+        ]
+        return [asyncio.create_task(self._agent(number)) for number in range(self._count)]
+
+    async def joined(self, count: int) -> None:
+        """Returns once so many are welcome."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.welcome) >= count)
+
+    async def _agent(self, number: int) -> None:
+        stub = agent_pb2_grpc.AgentServiceStub(self._channels[number % len(self._channels)])
+        instance, failures = secrets.token_hex(8), 0
+        while True:
+            try:
+                await self._session(stub, number, instance)
+            except grpc.aio.AioRpcError:
+                failures += 1
+            else:
+                failures = 1
+            self.welcome.discard(number)
+            self.ends += 1
+            await asyncio.sleep(random.uniform(0, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**failures)))  # noqa: S311
+
+    async def _session(self, stub: Any, number: int, instance: str) -> None:
+        call = stub.Session()
+        sent: dict[int, float] = {}
+        try:
+            # As a real agent's: a write to a connection that breaks meanwhile may never return.
+            async with asyncio.timeout(WELCOME_S) as patience:
+                await call.write(agent_pb2.SessionRequest(hello=_hello(number, instance)))
+                await self._listen(call, number, sent, patience)
+        except TimeoutError:
+            return
+        finally:
+            call.cancel()
+
+    async def _listen(self, call: Any, number: int, sent: dict[int, float], patience: asyncio.Timeout) -> None:
+        beating: asyncio.Task[None] | None = None
+        try:
+            async for message in call:
+                kind = message.WhichOneof("message")
+                if kind == "welcome":
+                    patience.reschedule(None)
+                    beating = asyncio.create_task(self._beat(call, sent))
+                    async with self._changed:
+                        self.welcome.add(number)
+                        self._changed.notify_all()
+                elif kind == "heartbeat_reply":
+                    began = sent.pop(message.heartbeat_reply.sequence, None)
+                    if began is not None:
+                        self.trips_s.append(time.perf_counter() - began)
+        finally:
+            if beating is not None:
+                beating.cancel()
+
+    async def _beat(self, call: Any, sent: dict[int, float]) -> None:
+        await asyncio.sleep(random.uniform(0, self._beat_s))  # noqa: S311 - agents don't beat in step
+        sequence = 0
+        while True:
+            sequence += 1
+            sent[sequence] = time.perf_counter()
+            await call.write(agent_pb2.SessionRequest(heartbeat=agent_pb2.Heartbeat(sequence=sequence)))
+            await asyncio.sleep(self._beat_s * random.uniform(0.75, 1.0))  # noqa: S311
+
+
+def _hello(number: int, instance: str) -> agent_pb2.Hello:
+    return agent_pb2.Hello(
+        node_id=f"n{number}",
+        version=__version__,
+        instance=instance,
+        runtime=agent_pb2.RUNTIME_PROCESS,
+        hostname="swarm",
+        inventory=agent_pb2.Inventory(
+            capacity=common_pb2.Resources(cpu_milli=64_000, memory_bytes=1 << 38, gpu_milli=GPUS * 1000),
+            devices=[common_pb2.Device(index=index, id=str(index), numa_node=-1) for index in range(GPUS)],
+            simulated=True,
+        ),
+    )
+
+
+async def main(address: str, count: int, channels: int, beat_s: float) -> None:
+    """Runs until told to end."""
+    swarm = Swarm(address, count, channels, beat_s)
+    tasks = swarm.start()
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := (await lines.readline()).decode().split():
+        answer: dict[str, Any] = {}
+        match line:
+            case ["joined", number]:
+                began = time.perf_counter()
+                await swarm.joined(int(number))
+                answer = {"seconds": time.perf_counter() - began}
+            case ["measure", seconds]:
+                swarm.trips_s.clear()
+                await asyncio.sleep(float(seconds))
+                trips = sorted(swarm.trips_s)
+                answer = {"beats": len(trips), "p50_ms": _ms(trips, 0.5), "p99_ms": _ms(trips, 0.99)}
+            case ["lost"]:
+                answer, swarm.ends = {"ends": swarm.ends, "welcome": len(swarm.welcome)}, 0
+            case _:
+                break
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    for task in tasks:
+        task.cancel()
+
+
+def _ms(ordered: list[float], part: float) -> float:
+    return 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else float("nan")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
