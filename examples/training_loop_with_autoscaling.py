@@ -36,10 +36,11 @@ class TrainingActor:
         self.step_of = self._with_torch() if find_spec("torch") else self._with_numpy()
 
     def train_step(self, step: int) -> dict[str, Any]:
-        """One step: what there is to say, how long it took, which GPUs it saw."""
+        """Step number `step`: what there is to say, how long it took, which GPUs it saw."""
         began = time.perf_counter()
         where, loss = self.step_of()
         return {
+            "step": step,
             "message": f"{where} training: loss={loss:.4f}",
             "duration_s": time.perf_counter() - began,
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
@@ -47,7 +48,7 @@ class TrainingActor:
 
     @staticmethod
     def _with_torch() -> Any:
-        import torch  # only in the worker, and only with the extra `torch`
+        import torch  # noqa: PLC0415 - only in the worker, and only with the extra `torch`
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1)).to(device)
@@ -66,7 +67,7 @@ class TrainingActor:
 
     @staticmethod
     def _with_numpy() -> Any:
-        import numpy as np
+        import numpy as np  # noqa: PLC0415 - only where there is no PyTorch
 
         chance = np.random.default_rng(7)
         inputs = chance.standard_normal((1024, 64))
@@ -100,9 +101,12 @@ class Loop:
             known = self.nodes.get(node.name)
             if node.state == NodeState.NODE_STATE_READY and (known is None or known.epoch != node.epoch):
                 print(f"\n🆕 Detected new worker: {short(node)} with {node.capacity.gpu_milli / 1000:.1f} GPUs")
+                if not node.capacity.gpu_milli:
+                    print(f"⚠️  {short(node)} joined without a GPU: no actor runs there")
             elif known is not None and node.state not in (known.state, NodeState.NODE_STATE_READY):
                 print(f"\n🔻 Worker {short(node)} is {NodeState.Name(node.state)[11:]}: {node.state_reason}")
-            self.nodes[node.name] = node
+            if known is not None or node.state == NodeState.NODE_STATE_READY:  # one that joins is not there yet
+                self.nodes[node.name] = node
         found = {worker.generation: worker for worker in ready(await self.job.refresh())}
         for generation in self.actors.keys() - found.keys():
             gone = self.actors[generation]

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "scenarios.md"
 STORIES = ROOT / "tests" / "scenarios"
 
-_IN_NAME = re.compile(r"(?:^|_)(pc|ql|pg|nj)_?(\d\d)(?=_)")
-_IN_DOCSTRING = re.compile(r"\b(PC|QL|PG|NJ)-(\d\d)\b")
+_IN_NAME = re.compile(r"(?:^|_)(ps|gv|pc|ql|pg|nj)_?(\d\d)(?=_)")
+_IN_DOCSTRING = re.compile(r"\b(PS|GV|PC|QL|PG|NJ)-(\d\d)\b")
 
 HEAD = """# Scenarios and the tests that show them
 
@@ -40,6 +40,30 @@ class Scenario:
 
 
 SCENARIOS = {
+    "PS-01": Scenario("A pair such as `1:0` is never a number of base 60."),
+    "PS-02": Scenario("Labels of node groups are texts; what another reader of YAML loses must be quoted."),
+    "PS-04": Scenario("Several node groups may be a list or a text."),
+    "PS-05": Scenario("Process ranks start at 0 and go on without a gap, or are refused."),
+    "PS-07": Scenario("A process that would need two nodes is refused before anything starts."),
+    "PS-08": Scenario("Every block of a packed range lies on one node, and every rank is used once."),
+    "PS-10": Scenario("No resource gets two ranks."),
+    "PS-11": Scenario("Node groups number their ranks in the order written."),
+    "PS-13": Scenario("Where a rank is a node because there are no GPUs, that is said, or refused."),
+    "PS-14": Scenario("Nothing of a node group is outside its nodes."),
+    "PS-16": Scenario("Counts that don't divide are refused with the nearest that do."),
+    "PS-17": Scenario("A number of nodes that is stated is honoured or refused."),
+    "PS-19": Scenario("A component that is missing or empty is one clear fault."),
+    "PS-20": Scenario("A plan that is written down and read again keeps its groups and its map."),
+    "GV-01": Scenario("Numbers are positions in the node's visible list; children see the ids behind them."),
+    "GV-02": Scenario("Two agents of one machine offer what each may see, and no more."),
+    "GV-04": Scenario("The only device is given again at once, and only when its process is gone."),
+    "GV-05": Scenario("Shares never straddle devices, and each worker sees the device of its share."),
+    "GV-07": Scenario("LOCAL_RANK is an index into the worker's own visible list: two groups never meet by it."),
+    "GV-08": Scenario("What a worker starts sees the worker's devices; no device has two owners."),
+    "GV-10": Scenario("A node that declares more devices than it can see does not join."),
+    "GV-11": Scenario("A worker without devices sees none, whatever Ray's default is."),
+    "GV-13": Scenario("Device ids are those of the worker's own node."),
+    "GV-14": Scenario("What we use is booked in Ray: others wait for it. Two controllers never share a Ray cluster."),
     "PC-01": Scenario("Victims that end at different times do not come back in between.", ("nomination",)),
     "PC-02": Scenario(
         "No loop of preempting and admitting. An impossible job evicts nobody.", ("no_eviction_in_vain",)
@@ -54,9 +78,7 @@ SCENARIOS = {
     "PC-11": Scenario("A hook that hangs does not move the timeout."),
     "PC-12": Scenario("Children that hide go too, or their slot is quarantined.", ("quarantine",)),
     "PC-13": Scenario("A cancel at any moment of a start leaves nothing."),
-    "PC-14": Scenario(
-        "A name is free as soon as its job has ended.", (), "agents: a lookup of the Ray actor's name in the gap"
-    ),
+    "PC-14": Scenario("A name is free as soon as its job has ended, and never leads to the one that goes."),
     "PC-16": Scenario("Only resources that are asked for and limited count."),
     "PC-17": Scenario("A victim that is gone already counts as gone."),
     "PC-19": Scenario(
@@ -77,22 +99,14 @@ SCENARIOS = {
     "PG-02": Scenario("Whoever waits is woken, in order."),
     "PG-04": Scenario("A cancel during a creation frees the room at once; a late answer changes nothing."),
     "PG-05": Scenario("A removal stays owed until it is done or its node is given up."),
-    "PG-07": Scenario(
-        "What a dead creator left is found and removed; a group can be removed by its id.",
-        (),
-        "controller: groups in Ray that no journal knows are found and removed after a restart",
-    ),
+    "PG-07": Scenario("What a dead creator left is found and removed; a group can be removed by its id."),
     "PG-08": Scenario("What no node could hold is refused at once, with the reason.", ("unschedulable",)),
     "PG-10": Scenario("Every resource is compared on every node with what is free there."),
     "PG-11": Scenario("A head without resources is no worker; every node left out is named."),
     "PG-13": Scenario(
-        "Nodes are named by id; an unknown one is refused with those that are known.",
-        (),
-        "agents: joining with `--node-ip` on a host with several addresses",
+        "Nodes are named by id, addresses are the host's own; an unknown one is refused with those that are known."
     ),
-    "PG-14": Scenario(
-        "A worker that asks nothing is kept with its group.", (), "agents: the same with a real Ray placement group"
-    ),
+    "PG-14": Scenario("A worker that asks nothing is kept with its group."),
     "PG-16": Scenario("Uneven nodes: each worker knows its own local world size."),
     "PG-17": Scenario("A job waits for nodes as long as it says, then leaves no ghost.", ("wait_for_nodes",)),
     "PG-19": Scenario("A job's helpers never take the room of its engines: all are planned together.", ("two_pools",)),

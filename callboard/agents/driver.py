@@ -13,9 +13,11 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import ray
+from ray._private.state import actors as ray_actors
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -34,6 +36,9 @@ CONTROL_GROUP = "control"
 CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report")
 _CONTROL_CALLS = 64
 """Control calls at once in one host; hanging hooks hold theirs, so more than a host has hooks."""
+
+_CLAIM = "callboard/node/"
+"""Before Ray's id of a node: the key under which it is said whose node it is."""
 
 _HOST_CALLS = 1000
 """Calls the actor accepts at once; the host's own lane holds them to the component's max_concurrency."""
@@ -59,22 +64,26 @@ class Driver:
         self._host_class = _host_class()
         self._actors: dict[str, Any] = {}
         self._unwanted: set[str] = set()
+        self._blocking: dict[str, Callable[..., Json]] = {
+            "connect": self._connect,
+            "claim": self._claim,
+            "kill": self._kill,
+            "groups": self._groups,
+            "listed": self._listed,
+            "oom_of": self._oom_of,
+        }
 
     async def handle(self, method: str, argument: Json) -> Json:
         """One request."""
+        if method in self._blocking:
+            return await asyncio.to_thread(self._blocking[method], **argument)
         match method:
             case "ping":
                 return None
-            case "connect":
-                return await asyncio.to_thread(self._connect, **argument)
             case "launch":
                 return await self._launch(**argument)
             case "control":
                 return await self._control(**argument)
-            case "kill":
-                return await asyncio.to_thread(self._kill, **argument)
-            case "groups":
-                return await asyncio.to_thread(self._groups, **argument)
             case "book":
                 return await self._book(**argument)
             case "unbook":
@@ -101,6 +110,59 @@ class Driver:
             "session": context.get_session_name(),
             "node_ip": node["NodeManagerAddress"],
         }
+
+    @staticmethod
+    def _claim(owner: str) -> Json:
+        """Say that this node is `owner`'s, in Ray's own store, and return the addresses of nodes that are another's.
+
+        The store ends with the Ray cluster, and what it says of a node counts only while that node lives.
+        """
+        own = ray.get_runtime_context().get_node_id()
+        _internal_kv_put(_CLAIM + own, owner, overwrite=True, namespace=NAMESPACE)
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        others = []
+        for node in nodes:
+            if node["Alive"] and node["NodeID"] != own:
+                claimed: bytes | None = _internal_kv_get(_CLAIM + node["NodeID"], namespace=NAMESPACE)
+                if claimed is not None and claimed.decode() != owner:
+                    others.append(node["NodeManagerAddress"])
+        if others:
+            _internal_kv_del(_CLAIM + own, namespace=NAMESPACE)
+        return sorted(others)
+
+    @staticmethod
+    def _listed() -> Json:
+        """Actors of this node or of none yet, and every placement group. From Ray's own table: its public list needs
+        the dashboard."""
+        own = ray.get_runtime_context().get_node_id()
+        actors = [
+            {
+                "id": str(actor["ActorID"]),
+                "name": str(actor["Name"] or ""),
+                "class_name": str(actor["ActorClassName"] or ""),
+                "state": str(actor["State"]),
+                "pid": int(actor["Pid"] or 0),
+                "ray_node_id": str(actor["Address"]["NodeID"] or ""),
+            }
+            for actor in cast("dict[str, dict[str, Any]]", ray_actors()).values()
+            if actor["State"] != "DEAD" and (actor["Address"]["NodeID"] or own) == own
+        ]
+        groups = [
+            {"id": table["placement_group_id"], "name": table["name"], "state": table["state"]}
+            for table in placement_group_table().values()
+            if table["state"] != "REMOVED"
+        ]
+        return {"actors": actors, "placement_groups": groups}
+
+    @staticmethod
+    def _oom_of(actor_name: str) -> Json:
+        """What Ray says of an actor that it ended for lack of memory; empty when that isn't why it died."""
+        for actor in cast("dict[str, dict[str, Any]]", ray_actors()).values():
+            if actor["Name"] == actor_name and actor["State"] == "DEAD":
+                cause = actor["DeathCause"]
+                if cause.HasField("oom_context"):
+                    return str(cause.oom_context.error_message)
+        return ""
 
     # Hosts.
 

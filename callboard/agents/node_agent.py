@@ -22,6 +22,7 @@ from callboard.agents.driver_client import DriverClient
 from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.groups import Groups
+from callboard.agents.inspection import Inspector
 from callboard.agents.interpreters import Interpreters
 from callboard.agents.inventory import inventory
 from callboard.agents.lease import Lease
@@ -40,7 +41,7 @@ from callboard.agents.spares import Spares
 from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, host_environment, import_path
 from callboard.agents.worker_order import Site
 from callboard.agents.workers import WorkerTable
-from callboard.v1 import agent_pb2, common_pb2
+from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 
 _log = structlog.get_logger(__name__)
 
@@ -128,6 +129,7 @@ class Agent:
             if options.runtime == "ray"
             else None
         )
+        self._inspector = Inspector(self._workers, self._runtime, self._ender, self._inventory)
         self._ray_told = agent_pb2.RayNode()
         self._heir = Heir(
             node=node,
@@ -233,6 +235,8 @@ class Agent:
     def welcomed(self, welcome: agent_pb2.Welcome) -> None:
         """A session began: end what the controller doesn't keep."""
         self._commands.term = welcome.term
+        if self._membership is not None:
+            self._membership.belong(welcome.controller_id)
         self._workers.keep_only(welcome.keep)
         if welcome.HasField("ray_bootstrap"):
             self.ray_bootstrap(welcome.ray_bootstrap)
@@ -245,6 +249,10 @@ class Agent:
         """Keep so many spares."""
         if not self._commands.leaving:
             self._spares.aim(min(count, self._options.warm_spares))
+
+    async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
+        """Look around."""
+        return await self._inspector.inspect(ask)
 
     def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """Join that Ray cluster."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.process_tree import ProcessId, identify
-from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, HostError, Launch
+from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
 
 
 class ProcessRuntime:
@@ -103,6 +103,14 @@ class ProcessRuntime:
 
     async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:
         """Nothing was booked."""
+
+    async def listed(self) -> Json:
+        """Plain processes are listed nowhere but here."""
+        return {}
+
+    async def oom_of(self, hosted: Hosted) -> str:  # noqa: ARG002 - plain processes are ended by the kernel alone
+        """Nobody but the kernel ends a plain process."""
+        return ""
 
     async def close(self) -> None:
         """Nothing runs besides the workers."""

@@ -17,7 +17,7 @@ import structlog
 
 from callboard.agents.driver_client import Connection, DriverClient, DriverLost
 from callboard.agents.endings import TreeEnder
-from callboard.agents.framing import PeerGone
+from callboard.agents.framing import PeerGone, RemoteError
 from callboard.agents.options import AgentOptions
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.ray_command import PortTaken, RayNodeError, free_port
@@ -30,6 +30,9 @@ _log = structlog.get_logger(__name__)
 
 _DRIVER_TRIES = 3
 """Drivers started for a Ray node that was adopted before it is given up."""
+
+_CLAIM_S = 15.0
+"""For a look into Ray's own store, which takes milliseconds."""
 
 _BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
 
@@ -78,6 +81,12 @@ class RayMembership:
         self._offered: RayTarget | None = None
         self._adopted: RayTarget | None = None
         self._offer_changed = asyncio.Event()
+        self._owner: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def belong(self, controller_id: str) -> None:
+        """The controller said who it is."""
+        if not self._owner.done():
+            self._owner.set_result(controller_id)
 
     def adopt(self, started: Started) -> bool:
         """Go on with the Ray node that an earlier agent recorded, if it lives and is what this agent would start.
@@ -161,6 +170,7 @@ class RayMembership:
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
         self._check_connection(target, connection)
         self._record(self._running, target, connection)
+        await self._claim()
         self.node = self._part_in_ray(connection, target)
         self._on_change()
         return connection
@@ -171,8 +181,33 @@ class RayMembership:
         self._check_connection(target, connection)
         if connection.ray_node_id != self.node.ray_node_id:
             raise RayNodeError("another Ray node has its address")
+        await self._claim()
         self._on_change()
         return connection
+
+    async def _claim(self) -> None:
+        """Two controllers in one Ray cluster would take each other's groups and devices: the later one stays out
+        (GV-14). Waits for the controller, without which there is no work anyway."""
+        assert self._running is not None
+        lost = asyncio.create_task(self._running.wait_lost())
+        try:
+            await asyncio.wait([self._owner, lost], return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                raise RayNodeError(f"the Ray node ended: {lost.result()}")
+        finally:
+            lost.cancel()
+        owner = self._owner.result()
+        if not owner:
+            return
+        try:
+            others = await self._driver.ask("claim", {"owner": owner}, within_s=_CLAIM_S)
+        except RemoteError as error:
+            raise RayNodeError(f"whose Ray cluster this is can't be found out: {error}") from error
+        if others:
+            raise RayNodeError(
+                f"this Ray cluster is used by another controller, on {', '.join(others)}; "
+                "give this one a Ray cluster of its own, or end that one's agents"
+            )
 
     async def _new_driver(self, target: RayTarget) -> Connection:
         """A driver for a Ray node that runs. One that dies is no reason to end the node and its workers."""

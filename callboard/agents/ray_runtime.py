@@ -14,7 +14,7 @@ import structlog
 from callboard.agents.driver_client import DriverClient, DriverLost
 from callboard.agents.framing import Json, RemoteError
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, HostError, Launch
+from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
 
 _log = structlog.get_logger(__name__)
 
@@ -143,6 +143,21 @@ class RayRuntime:
                 pause_s = min(_RETRY_MAX_S, pause_s * 2)
             else:
                 return
+
+    async def listed(self) -> Json:
+        """Actors on this node, or on none yet, and every placement group, as Ray lists them."""
+        try:
+            return await self._driver.ask("listed", {}, within_s=None)
+        except (DriverLost, RemoteError) as error:
+            raise HostError(str(error)) from error
+
+    async def oom_of(self, hosted: Hosted) -> str:
+        """Ray's memory monitor ends workers when its node runs out."""
+        try:
+            return str(await self._driver.ask("oom_of", {"actor_name": hosted.actor_name}, within_s=_QUICK_S))
+        except (DriverLost, RemoteError) as error:
+            _log.info("death_cause_unknown", actor=hosted.actor_name, why=str(error))
+            return ""
 
     async def close(self) -> None:
         """Give up what is owed: the Ray node goes away with all of it."""

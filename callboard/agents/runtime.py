@@ -152,5 +152,17 @@ class Runtime(Protocol):
     async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:
         """Remove a placement group; fine when it was never made. Retries until done."""
 
+    async def listed(self) -> Json:
+        """What the runtime's cluster lists, whoever made it: {"actors": […], "placement_groups": […]}, each as the
+        fields of `RayActor` and `RayPlacementGroup`. Has no time limit: the asker bounds it.
+
+        Raises:
+            HostError: it can't be asked.
+        """
+
+    async def oom_of(self, hosted: Hosted) -> str:
+        """What the runtime says of a worker that it ended itself for lack of memory; empty when it didn't, or can't
+        tell. Has no time limit: the asker bounds it."""
+
     async def close(self) -> None:
         """End what the runtime itself started."""

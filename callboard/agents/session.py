@@ -41,6 +41,9 @@ _LOG_EVERY_S = 30.0
 _HEARTBEAT_MIN_S = 0.05
 """Whatever a controller asks for, heartbeats must not become a load."""
 
+_MOST_INQUIRIES = 4
+"""Looked into at one time; the askers of more are not answered and ask again."""
+
 _GOODBYE_S = 2.0
 """For the controller to end the stream after a goodbye."""
 
@@ -85,6 +88,7 @@ class Session:
         self._ended = asyncio.Event()
         self._logged_at: float | None = None
         self._parted = False
+        self._inquiries: set[asyncio.Task[None]] = set()
 
     @property
     def connected(self) -> bool:
@@ -144,7 +148,7 @@ class Session:
                 self._stream = None
                 self._ended.set()
                 stream.cancel()
-                await _cancelled(tasks)
+                await _cancelled([*tasks, *self._inquiries])
             for task in tasks:
                 if not task.cancelled():
                     task.result()
@@ -197,6 +201,8 @@ class Session:
                     self._handler.ray_bootstrap(response.ray_bootstrap)
                 case "spare_target":
                     self._handler.spare_target(response.spare_target.count)
+                case "inquiry":
+                    self._answer(stream, response.inquiry)
                 case "welcome":
                     raise _Lost("a second Welcome in one session")
                 case _:
@@ -228,6 +234,23 @@ class Session:
         while True:
             report = await self._outbox.next()
             await self._write(stream, agent_pb2.SessionRequest(report=report))
+
+    def _answer(self, stream: _Stream, inquiry: agent_pb2.Inquiry) -> None:
+        """Look around beside everything else; few at a time, for each costs a walk through the process table."""
+        if len(self._inquiries) >= _MOST_INQUIRIES:
+            return
+
+        async def answer() -> None:
+            seen = await self._handler.inspect(inquiry.ask)
+            told = agent_pb2.InquiryAnswer(inquiry_id=inquiry.inquiry_id, inspection=seen)
+            try:
+                await self._write(stream, agent_pb2.SessionRequest(inquiry_answer=told))
+            except _Lost as error:
+                _log.info("inquiry_not_answered", why=str(error))
+
+        task = asyncio.create_task(answer())
+        self._inquiries.add(task)
+        task.add_done_callback(self._inquiries.discard)
 
     async def _farewell(self, stream: _Stream, goodbye: agent_pb2.SessionRequest) -> None:
         await self._write(stream, goodbye)

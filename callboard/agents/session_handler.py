@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from callboard.v1 import agent_pb2
+from callboard.v1 import agent_pb2, inspection_pb2
 
 
 class SessionHandler(Protocol):
@@ -27,3 +27,6 @@ class SessionHandler(Protocol):
 
     def spare_target(self, count: int) -> None:
         """How many warm spares to keep."""
+
+    async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
+        """What the node sees now."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 
 from callboard.agents.process_tree import ProcessId, is_living, start_ms
-from callboard.agents.runtime import HostError
+from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.stop_ladder import StopOrder, unasked_stop
+from callboard.agents.usage import usage_of
 from callboard.agents.worker_end import end_alone, end_failed, end_quarantined, end_stopped
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_order import Site, WorkerOrder
@@ -55,6 +56,16 @@ class Worker:
         return self._facts.process
 
     @property
+    def hosted(self) -> Hosted | None:
+        """Its host, once that can be asked."""
+        return self._facts.hosted
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that its process tree was seen to hold."""
+        return self._facts.peak_bytes
+
+    @property
     def adopted(self) -> bool:
         """Whether an earlier agent began it."""
         return self._record is not None
@@ -70,6 +81,7 @@ class Worker:
     def see_tree(self, tree: frozenset[ProcessId]) -> None:
         """Its process tree as it is now; an empty one means that it died just now, and the last one is what counts."""
         self._facts.tree = tree or self._facts.tree
+        self._facts.peak_bytes = max(self._facts.peak_bytes, usage_of(tree).peak_bytes)
 
     def start_again(self, order: WorkerOrder) -> None:
         """The start command of an adopted worker came again: the controller hasn't heard what came of it."""

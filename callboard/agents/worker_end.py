@@ -5,12 +5,19 @@ Every function returns what is left, as text: empty when everything of the worke
 
 from __future__ import annotations
 
+import asyncio
+
 from callboard.agents.checkpoints import Yielded
+from callboard.agents.exit_verdict import exit_verdict
 from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
+from callboard.agents.usage import oom_kills
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted
 from callboard.v1 import agent_pb2
+
+_CAUSE_S = 2.0
+"""For Ray to say why an actor died: its answer is worth less than a report in time."""
 
 QUARANTINE_RETRY_S = 1.0
 """Between attempts to end what is quarantined: mostly uninterruptible sleep, which ends by itself."""
@@ -48,9 +55,26 @@ async def end_stopped(facts: WorkerFacts) -> str:
 async def end_alone(facts: WorkerFacts) -> str:
     """It died, or lost its host."""
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
+    kills = oom_kills() - facts.oom_kills
     left = await _end_tree(facts, UNASKED_KILL_S, alone=True)
-    facts.reports.exited(facts.exit_message(), left)
+    verdict = exit_verdict(
+        facts.exit_message(),
+        oom_kills=kills,
+        ray_says=await _oom_of(facts),
+        peak_bytes=facts.peak_bytes,
+        asked_bytes=facts.order.command.allocation.resources.memory_bytes,
+    )
+    facts.reports.exited(verdict, left)
     return left
+
+
+async def _oom_of(facts: WorkerFacts) -> str:
+    if facts.hosted is None:
+        return ""
+    asked = asyncio.ensure_future(facts.site.runtime.oom_of(facts.hosted))
+    await asyncio.wait([asked], timeout=_CAUSE_S)
+    asked.cancel()
+    return asked.result() if asked.done() and not asked.cancelled() else ""
 
 
 async def end_quarantined(facts: WorkerFacts) -> None:

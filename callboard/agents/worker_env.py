@@ -143,7 +143,9 @@ def _owned(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]
     devices = visible_devices(command, node)
     return {
         "RANK": str(key.rank),
-        "LOCAL_RANK": str(command.local_rank),
+        # An index into the worker's own visible list: what sets a device by it finds its own, whichever others of the
+        # component are on the node (GV-07). `ctx.local_rank` counts those.
+        "LOCAL_RANK": "0" if command.allocation.devices else str(command.local_rank),
         "WORLD_SIZE": str(command.world_size),
         "LOCAL_WORLD_SIZE": str(command.local_world_size),
         "NODE_RANK": str(command.node_rank),

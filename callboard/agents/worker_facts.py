@@ -9,6 +9,7 @@ from typing import Any
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted
 from callboard.agents.stop_ladder import StopOrder
+from callboard.agents.usage import oom_kills
 from callboard.agents.worker_host_up import Bringing
 from callboard.agents.worker_order import Site, WorkerOrder
 from callboard.agents.worker_record import Stage, WorkerRecord, write_record
@@ -32,6 +33,8 @@ class WorkerFacts:
         told: fields of WorkerReady that are known only once.
         stopping: the stop that was asked for.
         tree: the process tree as last seen, for the day it dies alone.
+        peak_bytes: most memory that the tree was seen to hold.
+        oom_kills: processes that the kernel had ended here for lack of memory when the worker began.
     """
 
     def __init__(self, order: WorkerOrder, site: Site) -> None:
@@ -46,6 +49,8 @@ class WorkerFacts:
         self.told: Mapping[str, Any] = {}
         self.stopping: StopOrder | None = None
         self.tree: frozenset[ProcessId] = frozenset()
+        self.peak_bytes = 0
+        self.oom_kills = oom_kills()
 
     @property
     def order(self) -> WorkerOrder:

@@ -27,6 +27,7 @@ from callboard.agents.worker_process import (
     become_subreaper,
     checkpoint_answer,
     checkpoint_value,
+    device_use,
     enter_environment,
     format_error,
     group_checkpoint_answer,
@@ -81,7 +82,7 @@ class WorkerContext:
         fields = {
             "component": component or self.component,
             "rank": self.rank,
-            "generation": self.generation,
+            "attempt": self.attempt,
             "devices": [f"{self.node_rank}/{device}" for device in self.devices],
             **facts,
         }
@@ -98,6 +99,7 @@ class WorkerHost:
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
         self._hide: Callable[[str], str] = str
+        self._visibility_variable = ""
 
     # Default group: what the user's callers ask for.
 
@@ -124,6 +126,8 @@ class WorkerHost:
             "start_ticks": start_ticks(),
             "in_flight": members.in_flight if members is not None else 0,
             "loads": [each.load() for each in members.all] if members is not None else [],
+            "visible_devices": os.environ.get(self._visibility_variable) if self._visibility_variable else None,
+            **device_use(),
         }
 
     async def assign(self, plan: Plan) -> dict[str, Any]:
@@ -208,6 +212,7 @@ class WorkerHost:
         enter_environment(plan["env"])
         become_subreaper()
         self._job_name = plan["context"]["job_name"]
+        self._visibility_variable = plan["visibility_variable"]
         self._hide = hiding(plan["env"][name] for name in plan.get("secrets", ()) if name in plan["env"])
         members = Members(plan)
         for member in members.all:

@@ -92,6 +92,19 @@ def format_error(error: BaseException) -> str:
     return text[-MAX_TRACEBACK_CHARACTERS:]
 
 
+def device_use() -> dict[str, Any]:
+    """Which framework is loaded that can say whether it uses a device, and whether it does.
+
+    Only what the user's code has imported is asked: nothing is imported here.
+    """
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    begun = getattr(cuda, "is_initialized", None)
+    if not callable(begun):
+        return {"framework": "", "uses_device": False}
+    return {"framework": "torch", "uses_device": bool(begun())}
+
+
 def start_ticks() -> int:
     """Start time of this process in clock ticks after boot: with the pid its identity (proc(5), field 22)."""
     stat = Path("/proc/self/stat").read_bytes()

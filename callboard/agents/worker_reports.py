@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from callboard.agents.exit_verdict import ExitVerdict
 from callboard.agents.outbox import Outbox
 from callboard.agents.stop_ladder import StopOrder
 from callboard.agents.worker_order import WorkerOrder
@@ -65,11 +66,12 @@ class WorkerReports:
         """Its entry method ended."""
         self._outbox.report("", worker_finished=agent_pb2.WorkerFinished(**self.ref, **answer))
 
-    def exited(self, message: str, left: str) -> None:
+    def exited(self, verdict: ExitVerdict, left: str) -> None:
         """It died without being asked."""
-        text = "; ".join(each for each in (message, left) if each)
+        text = "; ".join(each for each in (verdict.message, left) if each)
         _log.warning("worker_exited", worker=self.order.launch.name, why=text)
         dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left))
+        dead.out_of_memory, dead.peak_memory_bytes = verdict.out_of_memory, verdict.peak_bytes
         self._outbox.report("", worker_exited=dead)
 
     def stopped(

@@ -59,6 +59,10 @@ class WorkerTable:
         """Every worker the agent still answers for."""
         return [worker.report() for worker in self._workers.values()]
 
+    def all(self) -> list[Worker]:
+        """Every worker of this node, also those that end."""
+        return list(self._workers.values())
+
     def start(self, order: WorkerOrder) -> None:
         """Start a worker; its reports answer the command.
 

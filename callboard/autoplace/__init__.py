@@ -15,6 +15,7 @@ from callboard.autoplace.problem import (
     Sync,
     Unplaceable,
 )
+from callboard.autoplace.search import search, staleness_table
 
 __all__ = [
     "Async",
@@ -32,4 +33,6 @@ __all__ = [
     "Status",
     "Sync",
     "Unplaceable",
+    "search",
+    "staleness_table",
 ]

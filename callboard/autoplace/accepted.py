@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from types import MappingProxyType
 
 from callboard.autoplace.plan import Plan, Status
-from callboard.autoplace.problem import Component, Layout, NoPlan, Problem, Unplaceable
+from callboard.autoplace.problem import Async, Component, Layout, NoPlan, Problem, Unplaceable
 from callboard.autoplace.rlinf import RLinfJob
 from callboard.autoplace.rlinf_config import Reasoning
 from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, with_modes
+
+STALENESS = (0.0, 0.5, 1.0, 2.0)
+"""Values that are compared: how old data may be is the user's choice, and this is what it costs."""
 
 Search = Callable[[Problem], Plan]
 """Searches one problem; raises NoPlan."""
@@ -25,20 +29,27 @@ class Answer:
         job: the RLinf job that it is for; None: a workflow in the general form.
         unrestricted: the best plan of any layout, where ``plan`` was restricted; None: it wasn't, or it could not be
             searched.
+        staleness: the best plan for each staleness, where batches overlap; empty: they don't.
     """
 
     plan: Plan
     job: RLinfJob | None = None
     unrestricted: Plan | None = None
+    staleness: Mapping[float, Plan] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def answer_for_problem(problem: Problem, search: Search) -> Answer:
-    """The answer to a workflow in the general form.
+    """The answer to a workflow in the general form; where batches overlap, for several values of staleness.
 
     Raises:
         NoPlan: there is none.
     """
-    return Answer(plan=search(problem))
+    plan = search(problem)
+    if not isinstance(problem.objective, Async):
+        return Answer(plan=plan)
+    tried = sorted({*STALENESS, problem.objective.staleness})
+    table = {eta: search(replace(problem, objective=Async(staleness=eta))) for eta in tried}
+    return Answer(plan=plan, staleness=MappingProxyType(table))
 
 
 def answer_for_job(job: RLinfJob, search: Search) -> Answer:
@@ -48,7 +59,9 @@ def answer_for_job(job: RLinfJob, search: Search) -> Answer:
         NoPlan: there is none.
     """
     workload = job.config.workload
-    if not isinstance(workload, Reasoning) or job.problem.layout is not Layout.UNIFORM:
+    if not isinstance(workload, Reasoning):
+        return Answer(plan=_named(search(job.problem)), job=job)
+    if job.problem.layout is not Layout.UNIFORM:
         return Answer(plan=search(job.problem), job=job)
     collocated = best_collocated(job, workload)
     disaggregated = best_disaggregated(job, workload)
@@ -65,6 +78,19 @@ def answer_for_job(job: RLinfJob, search: Search) -> Answer:
     plan = _placed(search(replace(with_modes(job.problem, best), layout=layout)), job, best)
     plan = replace(plan, alternatives=MappingProxyType(alternatives), status=Status.OPTIMAL)
     return Answer(plan=plan, job=job, unrestricted=search(replace(job.problem, layout=Layout.ANY)))
+
+
+def _named(plan: Plan) -> Plan:
+    """The plan with its layout named component by component: to the search env ⇄ rollout are one stage."""
+    ranks = [set(span.gpu_ranks) for span in plan.spans if span.gpu_ranks]
+    meets = [not one.isdisjoint(other) for one, other in combinations(ranks, 2)]
+    layout = "collocated" if all(meets) else "hybrid" if any(meets) else "disaggregated"
+    if layout == plan.layout:
+        return plan
+    # Taking turns on the same GPUs, everybody at the size that suits it best.
+    turns = sum(min(mode.seconds for mode in component.modes) for component in plan.problem.components)
+    known = {"collocated": turns, "disaggregated": plan.alternatives.get("disaggregated")}
+    return replace(plan, layout=layout, alternatives=MappingProxyType(known))
 
 
 def _placed(plan: Plan, job: RLinfJob, uniform: Uniform) -> Plan:

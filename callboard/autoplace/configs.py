@@ -7,14 +7,12 @@ resolvers that exist only inside RLinf.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from callboard.model.faults import Fault, InvalidInput
+from callboard.model.faults import Fault
 from callboard.model.inputs import SourceMapping
 from callboard.model.inputs.located import Place, path_of, shown, shown_text
-
-T = TypeVar("T")
 
 MAX_COUNT = 1_000_000_000
 """Largest batch, group or number of environments."""
@@ -123,9 +121,7 @@ class Config:
 
     def fault(self, path: str, message: str) -> None:
         """Notes a fault."""
-        place: Place = tuple(path.split(".")) if path else ()
-        line, column = self._located.position(place) if isinstance(self._located, SourceMapping) else (0, 0)
-        self.faults.append(Fault(path_of(place), message, line, column))
+        self.faults.append(located_fault(self._located, tuple(path.split(".")) if path else (), message))
 
     def _at(self, mapping: Mapping[Any, Any], key: Any, path: str) -> Any:
         try:
@@ -136,20 +132,18 @@ class Config:
             self.fault(path, f"can't be resolved: {str(error).splitlines()[0]}")
             return None
 
-    def attempt(self, read: Callable[[], T]) -> T | None:
-        """What ``read`` returns; its faults are noted if it raises InvalidInput."""
-        try:
-            return read()
-        except InvalidInput as error:
-            self.faults.extend(error.faults)
-            return None
-
     def near(self, path: str) -> str:
         """A key beside ``path`` that was probably meant; empty: none looks like it."""
         parent, _, key = path.rpartition(".")
         section = self.find(parent)
         known = [each for each in section if isinstance(each, str)] if isinstance(section, Mapping) else []
         return next(iter(difflib.get_close_matches(key, known, n=1, cutoff=0.8)), "")
+
+
+def located_fault(source: object, place: Place, message: str) -> Fault:
+    """A fault of what is at ``place``, with its line and column if ``source`` was read from a file."""
+    line, column = source.position(place) if isinstance(source, SourceMapping) else (0, 0)
+    return Fault(path_of(place), message, line, column)
 
 
 def _count(key: Any) -> int | None:

@@ -6,11 +6,16 @@ contiguous ranges from meeting. Optional: without OR-Tools the search of :mod:`c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from callboard.autoplace.exact import Found
+from callboard.autoplace.exact import Found, tidied
 from callboard.autoplace.tasks import Arc, Instance, Option
 
 if TYPE_CHECKING:
@@ -18,6 +23,15 @@ if TYPE_CHECKING:
 
 SEED = 1
 """Of the solver, fixed."""
+
+WORKERS = 2
+"""Of the solver: one that searches and one that improves plans is the least with which it is robust."""
+
+POLL_SECONDS = 0.05
+"""How soon a stop is heard: far below what a person notices, far above what polling costs."""
+
+TIES_DETERMINISTIC_TIME = 20.0
+"""Of the solver's own units, about seconds on a fast core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +49,18 @@ class Answer:
     proved: bool
 
 
-def solver_module() -> Any | None:
-    """``ortools.sat.python.cp_model``, or None where OR-Tools is not installed."""
-    try:
-        from ortools.sat.python import cp_model  # noqa: PLC0415 - an optional extra, and slow to import
-    except ImportError:
-        return None
-    return cp_model
+def installed() -> bool:
+    """Whether OR-Tools can be imported; looks only, since importing takes most of a second."""
+    return find_spec("ortools") is not None
+
+
+def solver_module() -> Any:
+    """``ortools.sat.python.cp_model``, imported when it is first needed.
+
+    Raises:
+        ImportError: OR-Tools is not installed.
+    """
+    return import_module("ortools.sat.python.cp_model")
 
 
 class Model:
@@ -66,9 +85,10 @@ class Model:
             [self.model.new_bool_var(f"option{i}.{o}") for o in range(len(task.options))]
             for i, task in enumerate(instance.tasks)
         ]
-        self.spans = [self._weighted(i, lambda option: option.span) for i in range(size)]
-        self.pieces = [self._weighted(i, lambda option: option.piece) for i in range(size)]
+        self.spans = [self.weighted(i, lambda option: option.span) for i in range(size)]
+        self.pieces = [self.weighted(i, lambda option: option.piece) for i in range(size)]
         self.columns: list[dict[int, Any]] = [{} for _ in range(size)]
+        self.widths: list[dict[int, Any]] = [{} for _ in range(size)]
         for i in range(size):
             self.model.add_exactly_one(self.chosen[i])
             self.model.add(self.ends[i] >= self.starts[i] + self.spans[i])
@@ -90,7 +110,22 @@ class Model:
             for pool, column in found.columns[i].items():
                 self.model.add_hint(self.columns[i][pool], column)
 
-    def _weighted(self, i: int, value: Callable[[Option], int]) -> Any:
+    def found(self, values: Any) -> Found:
+        """The solver's plan, its tasks pushed to their earliest times and to the left."""
+        value = values.value
+        options = [
+            next(option for literal, option in zip(self.chosen[i], task.options, strict=True) if value(literal))
+            for i, task in enumerate(self.instance.tasks)
+        ]
+        columns = [
+            {pool: value(column) for pool, column in self.columns[i].items() if dict(options[i].widths).get(pool)}
+            for i in range(len(options))
+        ]
+        starts = [value(start) for start in self.starts]
+        ends = [value(end) for end in self.ends]
+        return tidied(self.instance, tuple(options), starts, ends, tuple(columns))
+
+    def weighted(self, i: int, value: Callable[[Option], int]) -> Any:
         options = self.instance.tasks[i].options
         return sum(literal * value(option) for literal, option in zip(self.chosen[i], options, strict=True))
 
@@ -101,18 +136,10 @@ class Model:
             self._follow(arc, 0, 0, ())
             return
         crossing = self.model.new_bool_var(f"crossing{i}.{j}")
-        pools = sorted({o.pool_of(arc.ends[0]) for o in sources} | {o.pool_of(arc.ends[1]) for o in targets})
-        for pool in pools:
-            here = [l for l, o in zip(self.chosen[i], sources, strict=True) if o.pool_of(arc.ends[0]) == pool]
-            there = [l for l, o in zip(self.chosen[j], targets, strict=True) if o.pool_of(arc.ends[1]) != pool]
-            there = [
-                l
-                for l, o in zip(self.chosen[j], targets, strict=True)
-                if o.pool_of(arc.ends[1]) not in (pool, "") and pool
-            ]
-            for one in here:
-                for other in there:
-                    self.model.add_bool_or([one.negated(), other.negated(), crossing])
+        for literal, source in zip(self.chosen[i], sources, strict=True):
+            for other, target in zip(self.chosen[j], targets, strict=True):
+                if any(arc.delay(source, target)):
+                    self.model.add_bool_or([literal.negated(), other.negated(), crossing])
         self._follow(arc, 0, 0, (crossing.negated(),))
         self._follow(arc, arc.transfer, arc.transfer_piece, (crossing,))
 
@@ -141,9 +168,10 @@ class Model:
                 continue
             inside.append(i)
             width = self.model.new_int_var(0, capacity, f"width{i}.{pool}")
-            self.model.add(width == sum(l * w for l, w in zip(self.chosen[i], widths, strict=True)))
+            self.model.add(width == sum(one * w for one, w in zip(self.chosen[i], widths, strict=True)))
             column = self.model.new_int_var(0, capacity - min(w for w in widths if w), f"column{i}.{pool}")
             self.columns[i][pool] = column
+            self.widths[i][pool] = width
             edge = self.model.new_int_var(0, capacity, f"edge{i}.{pool}")
             duration = self.model.new_int_var(0, self.most, f"duration{i}.{pool}")
             if all(widths):
@@ -151,7 +179,7 @@ class Model:
                 ranges.append(self.model.new_interval_var(column, width, edge, f"range{i}.{pool}"))
             else:
                 here = self.model.new_bool_var(f"here{i}.{pool}")
-                self.model.add(sum(l for l, w in zip(self.chosen[i], widths, strict=True) if w) == here)
+                self.model.add(sum(one for one, w in zip(self.chosen[i], widths, strict=True) if w) == here)
                 times.append(
                     self.model.new_optional_interval_var(
                         self.starts[i], duration, self.ends[i], here, f"time{i}.{pool}"
@@ -162,10 +190,163 @@ class Model:
         if len(inside) > 1:
             self.model.add_no_overlap_2d(times, ranges)
             self.model.add_cumulative(times, heights, capacity)
+            self._alone(pool, inside)
+            if self.instance.memory[pool] is not None:
+                self._memory(pool, inside)
+
+    def _in_pool(self, i: int, pool: int, rule: Callable[[Option], bool]) -> list[Any]:
+        return [
+            literal
+            for literal, option in zip(self.chosen[i], self.instance.tasks[i].options, strict=True)
+            if dict(option.widths).get(pool, 0) and rule(option)
+        ]
+
+    def _alone(self, pool: int, inside: list[int]) -> None:
+        """An option that is alone shares no GPU of its pool with anybody, at any time."""
+        for i in inside:
+            for literal in self._in_pool(i, pool, lambda option: option.alone):
+                for j in inside:
+                    if j != i:
+                        left, right = (self.model.new_bool_var("") for _ in range(2))
+                        self.model.add(
+                            self.columns[i][pool] + self.widths[i][pool] <= self.columns[j][pool]
+                        ).only_enforce_if(left)
+                        self.model.add(
+                            self.columns[j][pool] + self.widths[j][pool] <= self.columns[i][pool]
+                        ).only_enforce_if(right)
+                        absent = [there.negated() for there in self._in_pool(j, pool, lambda _: True)]
+                        if len(absent) < len(self.chosen[j]):
+                            here = self.model.new_bool_var("")
+                            self.model.add_max_equality(here, self._in_pool(j, pool, lambda _: True))
+                            self.model.add_bool_or([literal.negated(), here.negated(), left, right])
+                        else:
+                            self.model.add_bool_or([literal.negated(), left, right])
+
+    def _memory(self, pool: int, inside: list[int]) -> None:
+        """On the first GPU of every range, where the set of tasks changes: whoever runs fits beside who stays."""
+        limit = self.instance.memory[pool]
+        largest = 2 * sum(max(o.peak + o.resident for o in self.instance.tasks[i].options) for i in inside) + 1
+        for point in inside:
+            covers = {point: self._covers(pool, point, point)}
+            for j in inside:
+                if j != point:
+                    covers[j] = self._covers(pool, j, point)
+            stays = {}
+            for j in inside:
+                most = max(o.resident for o in self.instance.tasks[j].options)
+                stays[j] = self.model.new_int_var(0, most, "")
+                self.model.add(stays[j] >= self.weighted(j, lambda o: o.resident) - largest * (1 - covers[j]))
+            for j in inside:
+                others = sum(stays[k] for k in inside if k != j)
+                self.model.add(self.weighted(j, lambda o: o.peak) + others <= limit + largest * (1 - covers[j]))
+
+    def _covers(self, pool: int, j: int, point: int) -> Any:
+        """A literal that is true whenever ``j`` covers the first GPU of ``point``, both in the pool."""
+        covers = self.model.new_bool_var("")
+        present = [(self._in_pool(k, pool, lambda _: True), len(self.instance.tasks[k].options)) for k in {j, point}]
+        ways_out = []
+        for literals, count in present:
+            if len(literals) < count:
+                absent = self.model.new_bool_var("")
+                self.model.add(sum(literals) == 0).only_enforce_if(absent)
+                ways_out.append(absent)
+        if j != point:
+            before, after = (self.model.new_bool_var("") for _ in range(2))
+            column = self.columns[point][pool]
+            self.model.add(column < self.columns[j][pool]).only_enforce_if(before)
+            self.model.add(column >= self.columns[j][pool] + self.widths[j][pool]).only_enforce_if(after)
+            ways_out += [before, after]
+        self.model.add_bool_or([covers, *ways_out])
+        return covers
 
     def _energy(self) -> None:
         """All GPU-seconds must fit below the length: tightens the linear relaxation."""
         total = sum(self.instance.capacity)
         if total:
-            area = sum(self._weighted(i, lambda option: option.gpus * option.span) for i in range(len(self.chosen)))
+            area = sum(self.weighted(i, lambda option: option.gpus * option.span) for i in range(len(self.chosen)))
             self.model.add(area <= self.length * total)
+
+
+def solve(
+    instance: Instance,
+    *,
+    best: Found | None,
+    bound: int,
+    halt: Callable[[], bool],
+    told_plan: Callable[[Found], None],
+    told_bound: Callable[[int], None],
+) -> Answer:
+    """Searches with the solver until it is done or ``halt`` says so.
+
+    Args:
+        instance: what to search.
+        best: the shortest plan that is known; only shorter ones are looked for.
+        bound: a known lower bound.
+        halt: polled from a thread of its own while the solver runs.
+        told_plan: each better plan.
+        told_bound: each better bound.
+    """
+    cp = solver_module()
+    below = instance.horizon + 1 if best is None else best.length
+    if bound >= below:
+        return Answer(found=best, bound=below, proved=True)
+    # The incumbent stays inside the model as a start for its neighbourhoods; it is one unit above what counts.
+    model = Model(cp, instance, below=below + (best is not None), bound=bound)
+    if best is not None:
+        model.hint(best)
+    solver = cp.CpSolver()
+    solver.parameters.random_seed = SEED
+    solver.parameters.num_workers = WORKERS
+    solver.best_bound_callback = lambda value: told_bound(math.ceil(value - 0.5))
+    with _watching(solver, halt):
+        status = solver.solve(model.model, _watcher(cp, model, told_plan))
+    if status == cp.INFEASIBLE:
+        return Answer(found=best, bound=below, proved=True)
+    found = model.found(solver) if status in (cp.OPTIMAL, cp.FEASIBLE) else best
+    reached = max(bound, math.ceil(solver.best_objective_bound - 0.5)) if status != cp.UNKNOWN else bound
+    return Answer(found=found, bound=reached, proved=status == cp.OPTIMAL)
+
+
+def ordered_plan(instance: Instance, length: int) -> Found | None:
+    """The plan with the fewest GPUs that is no longer than ``length``, the same one every time.
+
+    One worker, a fixed seed and a limit in the solver's own deterministic time. None when that limit is reached before
+    there is a plan.
+    """
+    cp = solver_module()
+    model = Model(cp, instance, below=length + 1, bound=0)
+    model.model.minimize(sum(model.weighted(i, lambda option: option.gpus) for i in range(len(instance.tasks))))
+    solver = cp.CpSolver()
+    solver.parameters.random_seed = SEED
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = TIES_DETERMINISTIC_TIME
+    status = solver.solve(model.model)
+    return model.found(solver) if status in (cp.OPTIMAL, cp.FEASIBLE) else None
+
+
+def _watcher(cp: Any, model: Model, told: Callable[[Found], None]) -> Any:
+    class Watcher(cp.CpSolverSolutionCallback):  # type: ignore[misc]
+        def on_solution_callback(self) -> None:
+            told(model.found(self))
+
+    return Watcher()
+
+
+@contextmanager
+def _watching(solver: Any, halt: Callable[[], bool]) -> Iterator[None]:
+    """Stops the solver when ``halt`` says so: inside its call no Python of this thread runs."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(POLL_SECONDS):
+            if halt():
+                # Asked again until it is done: before its first steps the solver doesn't hear it.
+                solver.stop_search()
+
+    thread = threading.Thread(target=watch, name="autoplace-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -16,12 +16,15 @@ plans that are as fast. Nothing here depends on a clock or on hashing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 
-from callboard.autoplace.chains import Chain, Link, combinations_of, links_of
-from callboard.autoplace.columns import fit, heaviest_clique
+from callboard.autoplace.chains import Chain, combinations_of, links_of
+from callboard.autoplace.columns import TooMany, fit, heaviest_clique
+from callboard.autoplace.problem import Layout
 from callboard.autoplace.tasks import Instance, Option
+from callboard.autoplace.timing import bits_of, earliest, remaining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +82,8 @@ class Budget:
             raise Stopped
 
 
-Accepts = Callable[[tuple[Option, ...], tuple[dict[int, int], ...]], bool]
-"""Whether a plan's layout may be proposed."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Node:
+class Node:
     """What is known: option ranges, and pairs as bit sets (``before[j]`` has i when i ends before j starts)."""
 
     low: tuple[int, ...]
@@ -107,8 +106,10 @@ class _Times:
 class Combination:
     """The search over one choice of chains."""
 
-    def __init__(self, instance: Instance, chains: tuple[Chain, ...]) -> None:
+    def __init__(self, instance: Instance, chains: tuple[Chain, ...], layout: Layout = Layout.ANY) -> None:
         self.instance = instance
+        self.layout = layout
+        self.unsure = False  # a layout was given up that might have been one: nothing is proved any more
         self.chains = chains
         self.size = len(chains)
         first = tuple(chain.options[0] for chain in chains)
@@ -125,8 +126,10 @@ class Combination:
             for i in range(self.size)
         ]
 
-    def root(self) -> _Node:
-        """Everything open but what the graph and the memory decide."""
+    def root(self) -> Node | None:
+        """Everything open but what the graph, the memory and the layout decide; None when that is impossible."""
+        if self.layout is Layout.COLLOCATED and not self._may_collocate():
+            return None
         size = self.size
         above = [0] * size
         before = [0] * size
@@ -137,11 +140,21 @@ class Combination:
                 before[j] |= 1 << i
         apart = [0] * size
         for i in range(size):
-            for j in _bits(self.meets[i]):
-                if self._never_share(i, j):
+            for j in bits_of(self.meets[i]):
+                if self.layout is Layout.DISAGGREGATED or self._never_share(i, j):
                     apart[i] |= 1 << j
         high = tuple(len(chain.options) - 1 for chain in self.chains)
-        return _Node((0,) * size, high, tuple(before), tuple(above), tuple(apart))
+        return Node((0,) * size, high, tuple(before), tuple(above), tuple(apart))
+
+    def _may_collocate(self) -> bool:
+        """Whether the tasks with GPUs can all cover GPU 0 of one pool."""
+        members = [i for i in range(self.size) if self.chains[i].pools]
+        if len({self.chains[i].pools for i in members}) > 1 or any(len(self.chains[i].pools) > 1 for i in members):
+            return False
+        if len(members) > 1 and any(self.chains[i].alone for i in members):
+            return False
+        limit = self.instance.memory[self.chains[members[0]].pools[0]] if members else None
+        return limit is None or self._memory_rule(limit)(members)
 
     def _never_share(self, i: int, j: int) -> bool:
         one, other = self.chains[i], self.chains[j]
@@ -155,53 +168,18 @@ class Combination:
 
     # ---- bounds ----
 
-    def times(self, node: _Node, choice: tuple[int, ...]) -> _Times:
+    def times(self, node: Node, choice: tuple[int, ...]) -> _Times:
         """The earliest schedule with these options, and the least time after each end."""
         size, chains = self.size, self.chains
-        spans = [chains[i].spans[choice[i]] for i in range(size)]
-        pieces = [chains[i].pieces[choice[i]] for i in range(size)]
-        order = sorted(range(size), key=lambda i: node.above[i].bit_count())
-        starts = [0] * size
-        ends = [0] * size
-        for j in order:
-            start = end = 0
-            for i in _bits(node.before[j]):
-                start = max(start, ends[i])
-            for link in self.into[j]:
-                i = link.other
-                if link.barrier:
-                    start = max(start, ends[i] + link.whole)
-                else:
-                    start = max(start, starts[i] + pieces[i] + link.piece)
-                    end = max(end, ends[i] + link.piece + pieces[j])
-                    if link.whole:
-                        end = max(end, starts[i] + pieces[i] + link.whole + pieces[j])
-            starts[j] = start
-            ends[j] = max(end, start + spans[j])
-        after = [0] * size
-        from_start = [0] * size
-        below: list[list[int]] = [[] for _ in range(size)]
-        for j in range(size):
-            for i in _bits(node.before[j]):
-                below[i].append(j)
-        for i in reversed(order):
-            rest = max((from_start[j] for j in below[i]), default=0)
-            whole = 0
-            for link in self.out[i]:
-                j = link.other
-                if link.barrier:
-                    rest = max(rest, link.whole + from_start[j])
-                else:
-                    rest = max(rest, link.piece + pieces[j] + after[j])
-                    whole = max(whole, pieces[i] + link.piece + from_start[j])
-                    if link.whole:
-                        whole = max(whole, pieces[i] + link.whole + pieces[j] + after[j])
-            after[i] = rest
-            from_start[i] = max(whole, spans[i] + rest)
-        least = max((starts[i] + from_start[i] for i in range(size)), default=0)
-        return _Times(starts, ends, after, max(least, max(ends, default=0)))
+        spans = [chain.spans[c] for chain, c in zip(chains, choice, strict=True)]
+        pieces = [chain.pieces[c] for chain, c in zip(chains, choice, strict=True)]
+        order = sorted(range(size), key=[above.bit_count() for above in node.above].__getitem__)
+        starts, ends = earliest(order, spans, pieces, self.into, node.before)
+        after, from_start = remaining(order, spans, pieces, self.out, node.before)
+        least = max(map(add, starts, from_start))
+        return _Times(starts, ends, after, max(least, *ends))
 
-    def propagate(self, node: _Node, below: int) -> tuple[_Node, _Times] | None:
+    def propagate(self, node: Node, below: int) -> tuple[Node, _Times] | None:
         """The node without options that no plan shorter than ``below`` can have; None when there is no such plan."""
         low, high = list(node.low), list(node.high)
         while True:
@@ -216,13 +194,13 @@ class Combination:
             ):
                 return None
             if before == (tuple(low), tuple(high)):
-                return _Node(before[0], before[1], node.before, node.above, node.apart), times
+                return Node(before[0], before[1], node.before, node.above, node.apart), times
             if before[1] == tuple(high):
                 # Times depend on the fastest options only, and those stayed.
                 if not self._drop_wide(node, low, high):
                     return None
                 if before[1] == tuple(high):
-                    return _Node(tuple(low), tuple(high), node.before, node.above, node.apart), times
+                    return Node(tuple(low), tuple(high), node.before, node.above, node.apart), times
 
     def _drop_slow(self, low: list[int], high: list[int], times: _Times, below: int) -> bool:
         for i in range(self.size):
@@ -234,7 +212,7 @@ class Combination:
                 return False
         return True
 
-    def _drop_wide(self, node: _Node, low: list[int], high: list[int]) -> bool:
+    def _drop_wide(self, node: Node, low: list[int], high: list[int]) -> bool:
         for pool, members in enumerate(self.in_pool):
             widths, capacity = self.widths[pool], self.instance.capacity[pool]
             least = [widths[i][low[i]] for i in range(self.size)]
@@ -254,19 +232,20 @@ class Combination:
             if len(members) < 2 or any(len(self.chains[i].pools) > 1 for i in members):
                 continue
             capacity = self.instance.capacity[pool]
-            areas = {i: min(self.chains[i].areas[low[i] : high[i] + 1]) for i in members}
-            heads = sorted({times.starts[i] for i in members})
-            tails = sorted({times.after[i] for i in members})
-            for head in heads:
-                for tail in tails:
-                    inside = [i for i in members if times.starts[i] >= head and times.after[i] >= tail]
+            areas = [min(self.chains[i].areas[low[i] : high[i] + 1]) for i in members]
+            starts = [times.starts[i] for i in members]
+            after = [times.after[i] for i in members]
+            for head in sorted(set(starts)):
+                late = [k for k, start in enumerate(starts) if start >= head]
+                for tail in sorted({after[k] for k in late}):
+                    inside = [k for k in late if after[k] >= tail]
                     if len(inside) < 2:
                         break
-                    slack = capacity * (below - 1 - head - tail) - sum(areas[i] for i in inside)
+                    slack = capacity * (below - 1 - head - tail) - sum([areas[k] for k in inside])
                     if slack < 0:
                         return False
-                    for i in inside:
-                        most = slack + areas[i]
+                    for k in inside:
+                        i, most = members[k], slack + areas[k]
                         costs = self.chains[i].areas
                         while costs[high[i]] > most:
                             high[i] -= 1
@@ -276,11 +255,11 @@ class Combination:
 
     # ---- solutions ----
 
-    def overlaps(self, node: _Node, times: _Times) -> tuple[int, ...]:
+    def overlaps(self, node: Node, times: _Times) -> tuple[int, ...]:
         """Pairs that must not share a GPU in this schedule: those apart, and those that overlap in time."""
         masks = list(node.apart)
         for i in range(self.size):
-            for j in _bits(self.meets[i] & ~masks[i]):
+            for j in bits_of(self.meets[i] & ~masks[i]):
                 if times.starts[i] < times.ends[j] and times.starts[j] < times.ends[i]:
                     masks[i] |= 1 << j
                     masks[j] |= 1 << i
@@ -288,6 +267,8 @@ class Combination:
 
     def columns(self, choice: tuple[int, ...], masks: tuple[int, ...]) -> tuple[dict[int, int], ...] | None:
         """First GPUs by task and pool; None when the tasks don't fit."""
+        if self.layout is Layout.COLLOCATED and any(masks):
+            return None
         found: list[dict[int, int]] = [{} for _ in range(self.size)]
         for pool, members in enumerate(self.in_pool):
             widths = [self.widths[pool][i][choice[i]] for i in range(self.size)]
@@ -296,7 +277,11 @@ class Combination:
                 return None
             limit = self.instance.memory[pool]
             holds = None if limit is None else self._memory_rule(limit)
-            placed = fit(members, masks, widths, capacity, holds)
+            try:
+                placed = fit(members, masks, widths, capacity, holds)
+            except TooMany:
+                self.unsure = True
+                return None
             if placed is None:
                 return None
             for i, column in placed.items():
@@ -323,23 +308,52 @@ class Combination:
 
     # ---- branching ----
 
-    def split(self, node: _Node, masks: tuple[int, ...], times: _Times, choice: tuple[int, ...]) -> list[_Node]:
+    def pairs(self) -> list[tuple[int, int]]:
+        """Pairs that could meet on a GPU."""
+        return [(i, j) for i in range(self.size) for j in bits_of(self.meets[i]) if i < j]
+
+    def forced(self, apart: tuple[int, int], ordered: tuple[int, int]) -> Node | None:
+        """The root with one pair apart and another in this order; None when that is impossible."""
+        root = self.root()
+        if root is None or root.apart[ordered[0]] >> ordered[1] & 1:
+            return None
+        return self.ordered(self._apart(root, *apart), *ordered)
+
+    def around(self, found: Found, free: frozenset[int]) -> Node | None:
+        """The root with every pair as in ``found``, but those inside ``free``; counts are open for all."""
+        node = self.root()
+        for i, j in self.pairs():
+            if node is None or {i, j} <= free:
+                continue
+            if found.ends[i] <= found.starts[j]:
+                node = node if node.before[j] >> i & 1 else self.ordered(node, i, j)
+            elif found.ends[j] <= found.starts[i]:
+                node = node if node.before[i] >> j & 1 else self.ordered(node, j, i)
+            else:
+                node = self._apart(node, i, j)
+        return node
+
+    def has(self, options: tuple[Option, ...]) -> bool:
+        """Whether these options are of its chains."""
+        return all(option in chain.options for option, chain in zip(options, self.chains, strict=True))
+
+    def split(self, node: Node, masks: tuple[int, ...], times: _Times, choice: tuple[int, ...]) -> list[Node]:
         """The node in parts: by a pair that overlaps, or by a range of options."""
         pair = self._worst_pair(node, masks, times, choice)
         if pair is not None:
             i, j = pair
-            return [
-                part for part in (self._apart(node, i, j), self._ordered(node, i, j), self._ordered(node, j, i)) if part
-            ]
-        return self._halves(node)
+            orders = (self.ordered(node, i, j), self.ordered(node, j, i))
+            parts = orders if self.layout is Layout.COLLOCATED else (self._apart(node, i, j), *orders)
+            return [part for part in parts if part]
+        return self.halves(node)
 
     def _worst_pair(
-        self, node: _Node, masks: tuple[int, ...], times: _Times, choice: tuple[int, ...]
+        self, node: Node, masks: tuple[int, ...], times: _Times, choice: tuple[int, ...]
     ) -> tuple[int, int] | None:
         worst: tuple[int, int] | None = None
         most = -1
         for i in range(self.size):
-            for j in _bits(masks[i] & ~node.apart[i]):
+            for j in bits_of(masks[i] & ~node.apart[i]):
                 if j < i:
                     continue
                 both = min(times.ends[i], times.ends[j]) - max(times.starts[i], times.starts[j])
@@ -348,13 +362,13 @@ class Combination:
                     worst, most = (i, j), weight
         return worst
 
-    def _apart(self, node: _Node, i: int, j: int) -> _Node:
+    def _apart(self, node: Node, i: int, j: int) -> Node:
         apart = list(node.apart)
         apart[i] |= 1 << j
         apart[j] |= 1 << i
-        return _Node(node.low, node.high, node.before, node.above, tuple(apart))
+        return Node(node.low, node.high, node.before, node.above, tuple(apart))
 
-    def _ordered(self, node: _Node, i: int, j: int) -> _Node | None:
+    def ordered(self, node: Node, i: int, j: int) -> Node | None:
         """i ends before j starts; so does all that ends no later than i, before all that starts no sooner than j."""
         if node.above[i] >> j & 1:
             return None
@@ -364,9 +378,10 @@ class Combination:
             if later == j or node.above[later] >> j & 1:
                 before[later] |= sooner
                 above[later] |= sooner
-        return _Node(node.low, node.high, tuple(before), tuple(above), node.apart)
+        return Node(node.low, node.high, tuple(before), tuple(above), node.apart)
 
-    def _halves(self, node: _Node) -> list[_Node]:
+    def halves(self, node: Node) -> list[Node]:
+        """The node with the widest range of options in two, the wider options first; nothing if all are chosen."""
         widest = max(range(self.size), key=lambda i: node.high[i] - node.low[i])
         low, high = node.low[widest], node.high[widest]
         if low == high:
@@ -375,8 +390,8 @@ class Combination:
         upper = (*node.low[:widest], middle + 1, *node.low[widest + 1 :])
         lower = (*node.high[:widest], middle, *node.high[widest + 1 :])
         return [
-            _Node(upper, node.high, node.before, node.above, node.apart),
-            _Node(node.low, lower, node.before, node.above, node.apart),
+            Node(upper, node.high, node.before, node.above, node.apart),
+            Node(node.low, lower, node.before, node.above, node.apart),
         ]
 
 
@@ -389,25 +404,36 @@ class Shortest:
         budget: nodes and interruption.
         best: the shortest so far.
         on_found: told of each.
+        open: once stopped: the least time of what was not looked into, in the combination that was searched.
     """
 
     below: int
     budget: Budget
     best: Found | None = None
+    open: int = 1 << 62
     on_found: Callable[[Found], None] = lambda found: None  # noqa: ARG005
 
-    def run(self, search: Combination) -> None:
+    def run(self, search: Combination, start: Node | None = None) -> None:
         """Searches one combination of chains.
+
+        Args:
+            search: the combination.
+            start: only below this node of it; None: all of it.
 
         Raises:
             Stopped: the budget is spent.
         """
-        root = search.propagate(search.root(), self.below)
+        start = start or search.root()
+        root = None if start is None else search.propagate(start, self.below)
         if root is not None:
             self._visit(search, *root)
 
-    def _visit(self, search: Combination, node: _Node, times: _Times) -> None:
-        self.budget.spend()
+    def _visit(self, search: Combination, node: Node, times: _Times) -> None:
+        try:
+            self.budget.spend()
+        except Stopped:
+            self.open = min(self.open, times.least)
+            raise
         masks = search.overlaps(node, times)
         columns = search.columns(node.high, masks)
         if columns is not None:
@@ -415,12 +441,18 @@ class Shortest:
             self.below = self.best.length
             self.on_found(self.best)
             return
-        parts = [search.propagate(part, self.below) for part in search.split(node, masks, times, node.high)]
-        for part in sorted((part for part in parts if part is not None), key=lambda part: part[1].least):
-            if part[1].least < self.below:
-                again = search.propagate(part[0], self.below)
-                if again is not None:
-                    self._visit(search, *again)
+        below = self.below
+        parts = [search.propagate(part, below) for part in search.split(node, masks, times, node.high)]
+        ordered = sorted((part for part in parts if part is not None), key=lambda part: part[1].least)
+        for place, part in enumerate(ordered):
+            again = part if self.below == below else search.propagate(part[0], self.below)
+            if again is None:
+                continue
+            try:
+                self._visit(search, *again)
+            except Stopped:
+                self.open = min([self.open, *(rest[1].least for rest in ordered[place + 1 :])])
+                raise
 
 
 @dataclass(slots=True)
@@ -443,11 +475,12 @@ class Leanest:
         Raises:
             Stopped: the budget is spent.
         """
-        root = self._narrowed(search, search.root())
+        start = search.root()
+        root = None if start is None else self._narrowed(search, start)
         if root is not None:
             self._visit(search, root)
 
-    def _visit(self, search: Combination, node: _Node) -> None:
+    def _visit(self, search: Combination, node: Node) -> None:
         self.budget.spend()
         each = tuple(chain.gpus[low] for chain, low in zip(search.chains, node.low, strict=True))
         if self.best is not None and sum(each) >= self.best.gpus[0]:
@@ -461,13 +494,13 @@ class Leanest:
                 return
             parts = search.split(node, masks, times, node.low)
         else:
-            parts = search._halves(node)[::-1] or search.split(node, masks, times, node.low)
+            parts = search.halves(node)[::-1] or search.split(node, masks, times, node.low)
         for part in parts:
             narrowed = self._narrowed(search, part)
             if narrowed is not None:
                 self._visit(search, narrowed)
 
-    def _narrowed(self, search: Combination, node: _Node) -> _Node | None:
+    def _narrowed(self, search: Combination, node: Node) -> Node | None:
         """The node without options that would need more GPUs in total than the leanest plan so far."""
         while True:
             narrowed = search.propagate(node, self.length + 1)
@@ -484,28 +517,43 @@ class Leanest:
                     high[i] -= 1
             if tuple(high) == node.high:
                 return node
-            node = _Node(node.low, tuple(high), node.before, node.above, node.apart)
+            node = Node(node.low, tuple(high), node.before, node.above, node.apart)
 
 
-def combinations_in_order(instance: Instance) -> list[Combination]:
-    """Every choice of chains, those with the smallest bound first."""
-    searches = [Combination(instance, chains) for chains in combinations_of(instance)]
-    bounds = []
-    for place, search in enumerate(searches):
+def combinations_in_order(instance: Instance, layout: Layout = Layout.ANY) -> list[tuple[int, Combination]]:
+    """(lower bound, search) of every choice of chains that allows ``layout``, those with the smallest bound first."""
+    found: list[tuple[int, int, Combination]] = []
+    for place, chains in enumerate(combinations_of(instance)):
+        search = Combination(instance, chains, layout)
         root = search.root()
-        bounds.append((search.times(root, root.high).least, place))
-    return [searches[place] for _, place in sorted(bounds)]
+        if root is not None:
+            found.append((search.times(root, root.high).least, place, search))
+    return [(bound, search) for bound, _, search in sorted(found, key=lambda one: one[:2])]
 
 
-def _bits(mask: int) -> list[int]:
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found
-
-
-def links(search: Combination) -> tuple[list[list[Link]], list[list[Link]]]:
-    """(into, out of) each task."""
-    return search.into, search.out
+def tidied(
+    instance: Instance,
+    options: tuple[Option, ...],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    columns: tuple[dict[int, int], ...],
+) -> Found:
+    """A plan with its tasks at the earliest times that its order on shared GPUs allows."""
+    search = Combination(instance, tuple(Chain.of((option,)) for option in options))
+    node = search.root()
+    assert node is not None
+    for i, j in sorted(search.pairs(), key=lambda pair: min(starts[pair[0]], starts[pair[1]])):
+        common = [pool for pool in columns[i] if pool in columns[j]]
+        widths = [dict(options[k].widths) for k in (i, j)]
+        meet = any(
+            columns[i][pool] < columns[j][pool] + widths[1][pool]
+            and columns[j][pool] < columns[i][pool] + widths[0][pool]
+            for pool in common
+        )
+        if meet:
+            first, then = (i, j) if ends[i] <= starts[j] else (j, i)
+            if not node.before[then] >> first & 1:
+                node = search.ordered(node, first, then)
+                assert node is not None
+    times = search.times(node, node.low)
+    return search.found(node.low, times, columns)

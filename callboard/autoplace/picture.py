@@ -183,7 +183,8 @@ def _list_marks(bars: Sequence[Bar], names: Sequence[str]) -> Iterator[Box]:
 
 
 def _axis_labels(scale: _Scale, chart_height: float, lanes: Sequence[Bar]) -> Iterator[Label]:
-    yield Label("GPU" if scale.gpus else "", _LEFT - 6, _TOP - 8, _SMALL, "end", PALE)
+    if scale.gpus:
+        yield Label("GPU", _LEFT - 6, _TOP - 8, _SMALL, "end", PALE)
     yield from (Label(text, _LEFT - 6, y + 4, _SMALL, "end", PALE) for text, y in _rank_ticks(scale))
     for index in range(len(lanes)):
         y = (scale.y(scale.gpus) if scale.gpus else _TOP) + (index + 0.5) * _LANE_HEIGHT
@@ -198,7 +199,7 @@ def _rank_ticks(scale: _Scale) -> Iterator[tuple[str, float]]:
     step = max(1, 2 ** math.ceil(math.log2(max(scale.gpus, 1) / 16)))
     row = _CHART_HEIGHT / max(scale.gpus, 1)
     for rank in range(0, scale.gpus, step):
-        yield rank_text(rank, 1), scale.y(rank) + min(row / 2, 6)
+        yield rank_text(rank, 1), scale.y(rank) + row / 2
 
 
 def _time_ticks(seconds: float) -> Iterator[float]:

@@ -117,10 +117,15 @@ class Plan:
         """The mapping to paste below ``cluster.component_placement``.
 
         Components on the same GPUs share a key. ``all`` where that is every GPU of the cluster; with several pools
-        the ranks are those inside the pool's node group. A component without GPUs gets a process on node 0.
+        the ranks are those inside the pool's node group. A component without GPUs gets a process on node 0. One that
+        runs inside its host (:attr:`Problem.inside`) is left out.
         """
+        host_of = dict(self.problem.inside)
+        ranks_of = {span.component: span.gpu_ranks for span in self.spans}
         together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         for span in self.spans:
+            if span.gpu_ranks and span.gpu_ranks == ranks_of.get(host_of.get(span.component, "")):
+                continue
             together.setdefault((span.pool, span.gpu_ranks), []).append(span.component)
         return {",".join(names): self._placement(pool, ranks) for (pool, ranks), names in together.items()}
 

@@ -150,6 +150,7 @@ class Problem:
         weight_sync_seconds: trainer → rollout; added to the iteration when sync, overlapped when async.
         switch_always: ``switch_seconds`` is paid whether or not GPUs are shared (the case files' form).
         layout: which plans may be proposed.
+        inside: (component, host): on the same GPUs the component runs inside its host, and has no placement of its own.
         notes: what was assumed while reading the input, one sentence each.
     """
 
@@ -161,6 +162,7 @@ class Problem:
     weight_sync_seconds: float = 0.0
     switch_always: bool = False
     layout: Layout = Layout.ANY
+    inside: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
     @classmethod

@@ -6,7 +6,7 @@ A recording is a JSON object per line::
 
 ``gpus`` or ``envs_per_instance`` say what it was measured at, and may be missing. An iteration of a component takes as
 long as its slowest ``rank``. ``devices`` (what a worker's ``ctx.timed`` records) are counted over all ranks when
-``gpus`` is missing. A new ``generation`` is a new start, with a warm-up of its own.
+``gpus`` is missing. A new ``attempt`` is a new start, with a warm-up of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from callboard.model.names import NAME_PATTERN, is_name
 MAX_LINES = 5_000_000
 MAX_FAULTS = 20
 
-_KEYS = "component, seconds, gpus, envs_per_instance, rank, generation, iteration, devices"
+_KEYS = "component, seconds, gpus, envs_per_instance, rank, attempt, iteration, devices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Timing:
         gpus: GPUs of the whole component; None: not stated.
         envs: environments per instance; None: not stated.
         rank: of the component's worker.
-        generation: start of that worker.
+        attempt: of the job.
         iteration: which; None: in the order recorded.
         devices: GPUs of this worker, unique in the cluster.
     """
@@ -47,7 +47,7 @@ class Timing:
     gpus: int | None = None
     envs: int | None = None
     rank: int = 0
-    generation: int = 0
+    attempt: int = 0
     iteration: int | None = None
     devices: frozenset[str] = frozenset()
 
@@ -109,14 +109,14 @@ def measured(timings: Iterable[Timing], *, warmup: int) -> tuple[Measured, ...]:
 
     Args:
         timings: in the order recorded.
-        warmup: iterations to leave out at the start of each generation.
+        warmup: iterations to leave out at the start of each attempt.
 
     Raises:
         InvalidInput: nothing was recorded, or warm-up leaves nothing of a component.
     """
     starts: dict[tuple[str, int | None, int | None, int], list[Timing]] = {}
     for timing in timings:
-        starts.setdefault((timing.component, timing.gpus, timing.envs, timing.generation), []).append(timing)
+        starts.setdefault((timing.component, timing.gpus, timing.envs, timing.attempt), []).append(timing)
     sizes: dict[tuple[str, int | None, int | None], tuple[list[float], int]] = {}
     for (component, gpus, envs, _), runs in starts.items():
         iterations = list(_iterations(runs))
@@ -187,7 +187,7 @@ def _timing(line: str) -> Timing:
         gpus=_whole(found, "gpus"),
         envs=_whole(found, "envs_per_instance", low=1),
         rank=_whole(found, "rank") or 0,
-        generation=_whole(found, "generation") or 0,
+        attempt=_whole(found, "attempt") or 0,
         iteration=_whole(found, "iteration"),
         devices=frozenset(devices),
     )

@@ -17,7 +17,6 @@ from callboard.autoplace.rlinf import RLinfJob
 
 HEADING = "Best placement for this task is:"
 
-_INSIDE_ACTOR = "inference"
 _COSTS = {True: "estimated", False: "measured"}
 
 
@@ -33,8 +32,6 @@ def placement_of(answer: Answer) -> dict[str, PlacementValue]:
     placement, job = answer.plan.component_placement(), answer.job
     if job is None:
         return placement
-    if _is_one_set(answer.plan) and job.config.task_type == "reasoning":
-        placement = {_without_inference(key): value for key, value in placement.items()}
     if job.group:
         placement = {key: {"node_group": job.group, "placement": _text(value)} for key, value in placement.items()}
     rollout = next(value for key, value in placement.items() if "rollout" in key.split(","))
@@ -64,7 +61,8 @@ def comparison_rows(answer: Answer) -> list[tuple[str, str, str]]:
     plan = answer.plan
     rows = [(f"{plan.layout} (chosen)", _seconds(plan.iteration_seconds), proof_of(plan))]
     for layout, seconds in plan.alternatives.items():
-        if layout != plan.layout:
+        # No hybrid plan means that none was met, which says little.
+        if layout != plan.layout and not (layout == "hybrid" and seconds is None):
             rows.append((layout, _seconds(seconds), _against(seconds, plan.iteration_seconds)))
     free = answer.unrestricted
     if free is not None:
@@ -82,6 +80,19 @@ def span_rows(plan: Plan) -> list[tuple[str, str, str, str, str]]:
         extra = f" + {seconds_text(span.overhead_seconds)} switching" if span.overhead_seconds else ""
         rows.append((span.component, ranks, when, f"{seconds_text(span.work_seconds)}{extra}", _COSTS[span.estimated]))
     return rows
+
+
+def staleness_rows(answer: Answer) -> list[tuple[str, str, str, str]]:
+    """(staleness, period, latency, who lies where) for each value that was compared."""
+    return [
+        (
+            f"{eta:g}",
+            seconds_text(plan.iteration_seconds),
+            seconds_text(plan.latency_seconds),
+            ", ".join(f"{name} {ranks}" for name, ranks, *_ in span_rows(plan)),
+        )
+        for eta, plan in answer.staleness.items()
+    ]
 
 
 def proof_of(plan: Plan) -> str:
@@ -120,6 +131,11 @@ def as_plain(answer: Answer) -> dict[str, Any]:
     return {
         "cluster": {"num_nodes": nodes_of(answer), "component_placement": placement_of(answer)},
         **found,
+        "estimated_counts": {
+            component.name: [mode.gpus for mode in component.modes if mode.estimated]
+            for component in answer.plan.problem.components
+        },
+        "by_staleness": {f"{eta:g}": _plan_as_plain(each) for eta, each in answer.staleness.items()},
         "unrestricted": None if free is None else _plan_as_plain(free),
         "notes": notes_of(answer),
     }
@@ -148,19 +164,11 @@ def _plan_as_plain(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _is_one_set(plan: Plan) -> bool:
-    return len({span.gpu_ranks for span in plan.spans}) == 1
-
-
-def _without_inference(key: str) -> str:
-    return ",".join(name for name in key.split(",") if name != _INSIDE_ACTOR)
-
-
 def _uncosted(job: RLinfJob, plan: Plan, rollout: PlacementValue) -> Iterator[tuple[str, PlacementValue]]:
     """Entries of components that have no cost: reward, agents, robots."""
     own = plan.span("rollout").gpu_ranks
     inside = {rank - own[0] + _first_rank(plan) for rank in own} if own else set()
-    costed = {span.component for span in plan.spans} | {_INSIDE_ACTOR}
+    costed = {span.component for span in plan.spans} | {"inference"}
     for entry in job.config.entries:
         names = [name for name in entry.names if name not in costed]
         if not names:
@@ -203,7 +211,7 @@ def _lost(plan: Plan, free: Plan) -> str:
 
 
 def _same(one: float, other: float) -> bool:
-    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))
+    return abs(one - other) <= 1e-5 * max(abs(one), abs(other))
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, headings: Sequence[str]) -> list[str]:

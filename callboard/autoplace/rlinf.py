@@ -10,11 +10,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from callboard.autoplace.candidates import Asked, Rules, component_of
+from callboard.autoplace.configs import located_fault
 from callboard.autoplace.costs import Scaling, interpolated
 from callboard.autoplace.problem import Component, Edge, EdgeKind, Layout, Mode, NoPlan, Pool, Problem, Unplaceable
 from callboard.autoplace.rlinf_config import (
     MAX_GPUS_PER_NODE,
-    MAX_NODES,
     Embodied,
     Entry,
     Profile,
@@ -81,7 +81,7 @@ def rlinf_job(
     found = tuple(nodes) if nodes is not None else _own_nodes(config, source, notes)
     group = _group(config)
     pool = _pool(config, group, found)
-    _refuse_beyond(config, group, pool, found)
+    _refuse_beyond(config, group, pool, found, source if located is None else located)
     if nodes is not None and config.gpus_per_node not in {None, *nodes}:
         stated = ", ".join(map(str, sorted(set(nodes))))
         notes.append(f"the config says {config.gpus_per_node} GPUs per node and the nodes have {stated}; change it too")
@@ -145,23 +145,26 @@ def _pool(config: RLinfConfig, group: str, nodes: Sequence[int]) -> Pool:
 
 
 def _group_nodes(config: RLinfConfig, group: str, nodes: int) -> tuple[int, ...]:
-    """Ranks of the nodes of a group, in its order; those that the cluster doesn't have are left out."""
-    if not group or group not in config.groups:
-        labels = [label.strip() for label in group.split(",") if label.strip() in config.groups]
-        if not labels:
-            return tuple(range(nodes))
-        return tuple(dict.fromkeys(rank for label in labels for rank in _group_nodes(config, label, nodes)))
-    text = config.groups[group].replace(" ", "")
-    if text.lower() == "all":
-        return tuple(range(nodes))
-    ranks: dict[int, None] = {}
-    for part in text.split(","):
+    """Ranks of the nodes of a group (or of several, joined with commas), in its order.
+
+    Those that the cluster doesn't have are left out; a label that nobody defined means the whole cluster here, and is
+    told by whoever places components in it.
+    """
+    labels = [label for part in group.split(",") if (label := part.strip()) in config.groups]
+    ranks = [rank for label in labels for rank in _label_nodes(label, config.groups[label], nodes)]
+    return tuple(dict.fromkeys(ranks)) if labels else tuple(range(nodes))
+
+
+def _label_nodes(label: str, text: str, nodes: int) -> Iterator[int]:
+    for part in text.replace(" ", "").split(","):
         match = _RANKS.fullmatch(part)
-        if match is None:
-            where = f"cluster.node_groups[{group}].node_ranks"
+        if part.lower() == "all":
+            yield from range(nodes)
+        elif match is None:
+            where = f"cluster.node_groups[{label}].node_ranks"
             raise InvalidInput([Fault(where, f"'{part}' is no rank of a node; write e.g. 0-3")])
-        ranks |= dict.fromkeys(range(int(match[1]), min(int(match[2] or match[1]), MAX_NODES) + 1))
-    return tuple(rank for rank in ranks if rank < nodes)
+        else:
+            yield from range(int(match[1]), min(int(match[2] or match[1]), nodes - 1) + 1)
 
 
 def _has_gpus(config: RLinfConfig, entry: Entry) -> bool:
@@ -169,7 +172,7 @@ def _has_gpus(config: RLinfConfig, entry: Entry) -> bool:
     return not any(label.strip() in config.hardware_groups for label in entry.group.split(","))
 
 
-def _refuse_beyond(config: RLinfConfig, group: str, pool: Pool, nodes: Sequence[int]) -> None:
+def _refuse_beyond(config: RLinfConfig, group: str, pool: Pool, nodes: Sequence[int], located: object) -> None:
     """A current placement that the cluster can't hold means that the wrong cluster was stated, or the wrong file."""
     faults = []
     for entry in config.entries:
@@ -181,7 +184,7 @@ def _refuse_beyond(config: RLinfConfig, group: str, pool: Pool, nodes: Sequence[
             where = "cluster" if not entry.group else f"node group {entry.group}"
             has = f"0 to {own.gpus - 1}" if own.gpus else "none"
             why = f"rank {rank} doesn't exist: the {where} has {own.gpus} GPUs (ranks {has}) on {len(nodes)} nodes"
-            faults.append(Fault(f'{_PLACEMENT}["{entry.key}"]', why))
+            faults.append(located_fault(located, ("cluster", "component_placement", entry.key), why))
     if faults:
         raise InvalidInput(faults)
 
@@ -230,6 +233,7 @@ def _reasoning_problem(job: Reasoning, pool: Pool, profiled: int, *, mixed: bool
         pools=(pool,),
         chunks=job.batch_size,
         layout=Layout.ANY if mixed else Layout.UNIFORM,
+        inside=(("inference", "actor"),) if "inference" in names else (),
         notes=(*notes, *_illegal_full_sizes(job, components, profiled, pool)),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -295,8 +295,9 @@ def _label(group: Any) -> str:
 
 
 def _groups(config: Config, *, with_hardware: bool) -> Iterator[tuple[str, str]]:
+    """(label, node ranks) of node groups; what is wrong with others is told by whoever places components in them."""
     found = config.find("cluster.node_groups")
-    for group in found or ():
+    for group in found if isinstance(found, Sequence) and not isinstance(found, str) else ():
         if isinstance(group, Mapping) and "label" in group:
             no_gpus = bool(group.get("hardware")) or bool(group.get("ignore_hardware"))
             if no_gpus == with_hardware:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from callboard.autoplace.cycles import stages_of
-from callboard.autoplace.problem import Component, EdgeKind, Mode, Problem
+from callboard.autoplace.problem import Component, EdgeKind, Layout, Mode, Problem
 
 MOST_UNITS = 4_000_000_000
 """Longest horizon in time units: far from where a solver's linear relaxation loses digits."""
@@ -75,6 +75,12 @@ class Option:
     def span(self) -> int:
         """Shortest span."""
         return self.work + self.extra
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its parts share GPUs among themselves."""
+        ranges = [part for part in self.parts if part.mode.gpus]
+        return len(ranges) > 1 and len(self.widths) == 1 and self.gpus < sum(part.mode.gpus for part in ranges)
 
     def pool_of(self, component: int) -> str:
         """Name of the pool of a component; empty: CPU only."""
@@ -412,7 +418,22 @@ def _ends_before(size: int, arcs: tuple[Arc, ...]) -> tuple[frozenset[int], ...]
     return tuple(frozenset(each) for each in found)
 
 
-def with_options(instance: Instance, chosen: Iterable[tuple[Option, ...]]) -> Instance:
-    """The same instance with other options per task."""
-    tasks = tuple(replace(task, options=options) for task, options in zip(instance.tasks, chosen, strict=True))
-    return replace(instance, tasks=tasks)
+def for_layout(instance: Instance, layout: Layout) -> Instance:
+    """The instance with the options that can be best in a pure layout.
+
+    Where nothing is shared nobody pays for switching, and nobody's memory is in another's way; where everything is
+    shared, nobody is alone.
+    """
+    if layout is Layout.DISAGGREGATED:
+        apart = [[replace(option, resident=0, alone=True) for option in task.options] for task in instance.tasks]
+        tasks = tuple(
+            replace(task, options=undominated(options)) for task, options in zip(instance.tasks, apart, strict=True)
+        )
+        return replace(instance, tasks=tasks)
+    if layout is Layout.COLLOCATED and sum(any(o.gpus for o in task.options) for task in instance.tasks) > 1:
+        tasks = tuple(
+            replace(task, options=tuple(option for option in task.options if not option.alone))
+            for task in instance.tasks
+        )
+        return replace(instance, tasks=tasks)
+    return instance

@@ -13,6 +13,7 @@ from callboard.model.cluster_text import parse_cluster
 from callboard.v1.node_pb2 import Node, NodeState
 
 _GIB = 1 << 30
+_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,12 @@ def _source_of(nodes: Sequence[Node], address: str) -> ClusterSource:
     away = [f"{words.node_id(node)} ({words.node_state(node).lower()})" for node in nodes if node not in ready]
     if away:
         notes.append(f"not planned for, because they take no work: {', '.join(away)}")
+    behind = [node for node in nodes if node not in ready and node.state not in _GONE and node.rank < ready[-1].rank]
+    if behind:
+        names = ", ".join(words.node_id(node) for node in behind)
+        notes.append(
+            f"GPU ranks are counted without {names}: let it leave, or take work, before a job starts with them"
+        )
     busy = sum(1 for node in ready for use in node.devices if use.used_milli or use.held_milli or use.quarantined_milli)
     if busy:
         notes.append(f"{busy} of the GPUs are in use now; a job with this placement has to wait for them or preempt")

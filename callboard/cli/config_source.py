@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -133,9 +134,19 @@ def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:
     folder = (config_path or file.parent).resolve()
     name = str(file.resolve().relative_to(folder).with_suffix(""))
     try:
-        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        # Hydra warns of defaults without _self_, which RLinf's configs don't have; their order is Hydra's own.
+        with (
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+            hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"),
+        ):
             composed: Mapping[str, Any] = hydra.compose(config_name=name)
     except (errors.HydraException, omega_errors.OmegaConfBaseException) as error:
-        why = " ".join(str(error).split())
-        raise InvalidInput([Fault(str(file), f"can't be composed: {why}")]) from error
+        raise InvalidInput([Fault(str(file), f"can't be composed: {_told(error)}")]) from error
     return composed
+
+
+def _told(error: BaseException) -> str:
+    """What an error of Hydra says, on one line; some say nothing and leave it to their cause."""
+    text = " ".join(str(error).split())
+    cause = error.__cause__ or error.__context__
+    return text or (_told(cause) if cause is not None else type(error).__name__)

@@ -1,13 +1,14 @@
-"""`callboard add-worker`: clusters that grow and shrink while they run."""
+"""`callboard add-worker`, `demand` and `autoscale`: clusters that grow and shrink while they run."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import QuietOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
 
 ClusterOption = Annotated[
     str,
@@ -22,6 +23,23 @@ def add_to(app: typer.Typer) -> None:
         epilog="Example: callboard add-worker",
         short_help="Add a node to a cluster of this machine.",
     )(add_worker)
+    app.command(
+        "demand",
+        epilog="Example: callboard demand -o json",
+        short_help="Show what is wanted beyond what there is.",
+    )(demand)
+    app.command(
+        "autoscale",
+        epilog="Example: callboard autoscale --provider local --min 1 --max 4",
+        short_help="Add and remove nodes as they are wanted.",
+    )(autoscale)
+
+
+class ProviderName(StrEnum):
+    """Where nodes come from."""
+
+    LOCAL = "local"
+    COMMAND = "command"
 
 
 def add_worker(
@@ -37,3 +55,62 @@ def add_worker(
 ) -> None:
     """Add a node to a running cluster of this machine, on the lowest free GPU, and wait until it takes work."""
     actions.growing.add(name=name, timeout_s=timeout, lock_pause_s=lock_pause, quiet=quiet)
+
+
+def demand(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Show workers that have no place: their shapes, how many, of which pools, since when. For autoscalers."""
+    actions.autoscaling.show_demand(controller=controller, output=output)
+
+
+def autoscale(
+    provider: Annotated[
+        ProviderName,
+        typer.Option("--provider", help="local: agents on this machine; command: what --up and --down do."),
+    ] = ProviderName.LOCAL,
+    least: Annotated[int, typer.Option("--min", metavar="N", help="Fewest nodes.", min=0)] = 1,
+    most: Annotated[int, typer.Option("--max", metavar="N", help="Most nodes.", min=1, max=10_000)] = 4,
+    idle: Annotated[
+        str, typer.Option("--idle", metavar="TIME", help="Remove a node on which nothing ran for so long.")
+    ] = "60s",
+    every: Annotated[str, typer.Option("--every", metavar="TIME", help="Look so often.")] = "5s",
+    notice: Annotated[
+        str, typer.Option("--notice", metavar="TIME", help="Deadline of the drain before a node is removed.")
+    ] = "30s",
+    grow_elastic: Annotated[
+        bool, typer.Option("--grow-elastic", help="Add nodes also for elastic components that could grow.")
+    ] = False,
+    up: Annotated[
+        str, typer.Option("--up", metavar="COMMAND", help="Starts one node; gets CALLBOARD_NODE.", show_default=False)
+    ] = "",
+    down: Annotated[
+        str, typer.Option("--down", metavar="COMMAND", help="Ends node CALLBOARD_NODE.", show_default=False)
+    ] = "",
+    node: Annotated[
+        str,
+        typer.Option(
+            "--node",
+            metavar="cpu=N,gpu=N,memory=SIZE",
+            help="What one more node has, where none shows it.",
+            show_default=False,
+        ),
+    ] = "",
+    name: ClusterOption = "",
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
+    """Add nodes while workers wait for room, and remove those on which nothing runs, drained first. Ctrl-C ends it."""
+    actions.autoscaling.run(
+        provider=provider.value,
+        least=least,
+        most=most,
+        idle=idle,
+        every=every,
+        notice=notice,
+        grow_elastic=grow_elastic,
+        up=up,
+        down=down,
+        node=node,
+        name=name,
+        controller=controller,
+        quiet=quiet,
+    )

@@ -128,7 +128,7 @@ def _worker_table(job: Job, *, wide: bool) -> Table:
     rows: list[list[RenderableType]] = []
     for worker in job.workers:
         row: list[RenderableType] = [
-            worker.key.component,
+            words.component_of(worker),
             str(worker.key.rank),
             screen.state_text(words.worker_state(worker)),
             worker.allocation.node_id,

@@ -190,6 +190,22 @@ def logs(
     actions.job_logs.show(job, component=component, rank=rank, follow=follow, tail=tail, controller=controller)
 
 
+@app.command("env", epilog="Example: callboard job env train-00 --component trainer --rank 0")
+def env(
+    name: JobArgument,
+    component: Annotated[
+        str, typer.Option("--component", metavar="NAME", help="Only workers of this component.", show_default=False)
+    ] = "",
+    rank: Annotated[
+        int, typer.Option("--rank", metavar="N", help="Only the worker of this rank; -1: all.", min=-1)
+    ] = -1,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the environment of a job's workers, as their nodes made it; values of secret variables are masked."""
+    actions.looking.environment(name, component=component, rank=rank, controller=controller, output=output)
+
+
 @app.command("scale", epilog="Example: callboard job scale train-00 rollout 4")
 def scale(
     job: JobArgument,

@@ -10,14 +10,17 @@ import typer
 
 from callboard._version import __version__
 from callboard.cli import (
+    autoplace,
     cluster,
     demo_verbs,
     events,
     growing,
     jobs,
+    looking,
     nodes,
     placement,
     placement_groups,
+    plan,
     policy,
     pools,
     simulate,
@@ -38,6 +41,7 @@ cluster.add_to(app)
 growing.add_to(app)
 app.add_typer(demo_verbs.app, name="demo")
 status.add_to(app)
+looking.add_to(app)
 app.add_typer(jobs.app, name="job")
 app.add_typer(pools.app, name="pool")
 app.add_typer(placement_groups.app, name="pg")
@@ -45,7 +49,9 @@ app.add_typer(nodes.app, name="node")
 app.add_typer(workers.app, name="worker")
 app.add_typer(policy.app, name="policy")
 app.add_typer(placement.app, name="placement")
+plan.add_to(app)
 events.add_to(app)
+autoplace.add_to(app)
 simulate.add_to(app)
 
 

@@ -38,12 +38,13 @@ def uncordon(node: NodeArgument, controller: ControllerOption = "", quiet: Quiet
     actions.nodes.uncordon(node, controller=controller, quiet=quiet)
 
 
-@app.command("drain", epilog="Example: callboard node drain node-0 --within 30s")
+@app.command("drain", epilog="Example: callboard node drain node-0 --deadline 30s")
 def drain(
     node: NodeArgument,
     within: Annotated[
         str,
         typer.Option(
+            "--deadline",
             "--within",
             metavar="TIME",
             help="By when what runs must be gone, e.g. 30s. Default: by its own timeouts.",
@@ -51,8 +52,15 @@ def drain(
         ),
     ] = "0s",
     reason: Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)] = "",
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs there any more.")] = True,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
 ) -> None:
     """Start nothing new on a node and make what runs there yield, with notice."""
-    actions.nodes.drain(node, within=within, reason=reason, controller=controller, quiet=quiet)
+    actions.nodes.drain(node, within=within, reason=reason, wait=wait, controller=controller, quiet=quiet)
+
+
+@app.command("remove", epilog="Example: callboard node remove node-0")
+def remove(node: NodeArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+    """Forget a node that is lost or has left."""
+    actions.nodes.remove(node, controller=controller, quiet=quiet)

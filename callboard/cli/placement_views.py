@@ -30,6 +30,8 @@ from callboard.placement.fields import rank_list
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 MOST_NODES = 40
 """Nodes shown unless everything is wanted."""
+_LONGEST_NAME = 20
+"""Longest name in a box; the tables have it whole."""
 MOST_RANKS = 32
 """Ranks of a component shown unless everything is wanted."""
 
@@ -103,15 +105,19 @@ def _map(plan: PlacementPlan, colours: dict[str, str], *, width: int, wide: bool
     beside = max([0, *(_label(holder, shares=False).cell_len for node in shown for holder in node.others)])
     room = width - name - 4 - (beside + 3 if others else 0)
     per_row = next((size for size in (most, 8, 4, 2) if 0 < size <= most and size * (cell + 3) <= room), min(most, 1))
-    built = Table(box=box.ROUNDED, show_lines=True, padding=(0, 1), header_style="dim", border_style="dim")
+    # Where a node's GPUs take several rows, each box names its GPU and the columns have no names.
+    whole = per_row == most
+    built = Table(
+        box=box.ROUNDED, show_lines=True, padding=(0, 1), header_style="dim", border_style="dim", show_header=whole
+    )
     built.add_column("node", style="bold", no_wrap=True)
     for position in range(per_row):
-        built.add_column(f"GPU {position}" if per_row == most else "", min_width=cell, no_wrap=True)
+        built.add_column(f"GPU {position}", min_width=cell, no_wrap=True)
     if others:
         built.add_column("without a GPU", overflow="fold")
     for node in shown:
         for start in range(0, max(len(node.devices), 1), max(per_row, 1)):
-            built.add_row(*_row(node, start, per_row, colours, numbered=per_row != most, others=others))
+            built.add_row(*_row(node, start, per_row, colours, numbered=not whole, others=others))
     yield built
     if len(shown) < len(nodes):
         yield Text(f"… and {len(nodes) - len(shown)} more nodes; -o wide shows all of them", style="dim")
@@ -153,7 +159,8 @@ def _labels(holders: Sequence[Holder]) -> list[Text]:
 
 def _label(holder: Holder, *, shares: bool) -> Text:
     """``actor 0``, ``env 0-3 25%``, ``env 0 on Franka 0``."""
-    text = f"{holder.component} {rank_list(holder.ranks)}"
+    name = holder.component if len(holder.component) <= _LONGEST_NAME else f"{holder.component[: _LONGEST_NAME - 1]}…"
+    text = f"{name} {rank_list(holder.ranks)}"
     if shares:
         percent = f"{holder.milli / 10:.3g}%"
         text += f" {percent}" if len(holder.ranks) == 1 else f" {len(holder.ranks)}×{percent}"

@@ -12,7 +12,7 @@ from callboard.client.jobs import ENDED
 from callboard.model.quantities import Resources, format_amount, format_milli
 from callboard.v1 import common_pb2
 from callboard.v1.agent_pb2 import Bundle
-from callboard.v1.job_pb2 import Job, JobState, Preemption, Worker, WorkerState
+from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, Preemption, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.wire.amounts import resources_from_proto
 
@@ -125,11 +125,20 @@ def places_of(job: Job) -> str:
 def ready_of_all(job: Job) -> str:
     """ "2/3" workers that answer, of those that were asked for."""
     ready = sum(1 for worker in job.workers if worker.state == WorkerState.WORKER_STATE_READY)
-    asked = sum(
-        component.min_workers or (component.workers if component.HasField("workers") else 1)
+    # Members of a colocation group share their workers.
+    asked = {
+        component.colocation_group or component.name: component.min_workers
+        or (component.workers if component.HasField("workers") else 1)
         for component in job.spec.components
-    )
-    return f"{ready}/{max(asked, len(job.workers))}"
+    }
+    return f"{ready}/{max(sum(asked.values()), len(job.workers))}"
+
+
+def component_of(worker: Worker) -> str:
+    """ "train", or "training: trainer, trajectory_pool" for a colocation group."""
+    if not worker.members:
+        return worker.key.component
+    return f"{worker.key.component}: {', '.join(worker.members)}"
 
 
 def why(job: Job) -> str:
@@ -148,7 +157,12 @@ def ask(job: Job) -> str:
     """What each worker of a job asks for, component by component if there are several."""
     if len(job.spec.components) == 1:
         return amounts(job.spec.components[0].resources)
-    return "; ".join(f"{component.name} {amounts(component.resources)}" for component in job.spec.components)
+    return "; ".join(f"{_name_of(component)} {amounts(component.resources)}" for component in job.spec.components)
+
+
+def _name_of(component: ComponentSpec) -> str:
+    group = component.colocation_group
+    return f"{component.name} (in {group})" if group else component.name
 
 
 def yielding(victim: Preemption) -> str:

@@ -20,7 +20,7 @@ def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
     for job, worker in workers:
         row: list[RenderableType] = [
             job.spec.name,
-            worker.key.component,
+            words.component_of(worker),
             str(worker.key.rank),
             screen.state_text(words.worker_state(worker)),
             worker.allocation.node_id,

@@ -15,17 +15,29 @@ from callboard.model.inputs import preemption_policy
 from callboard.model.policy import PreemptionPolicy as ExactPolicy
 from callboard.model.quantities import QuantityError
 from callboard.model.requests import PreemptionPolicy
+from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import Event, EventFilter, ListEventsRequest
+from callboard.v1.inspection_pb2 import InspectionAsk, NodeInspection
 from callboard.v1.node_pb2 import (
     CordonNodeRequest,
     DrainNodeRequest,
     GetNodeRequest,
+    InspectNodeRequest,
     ListNodesRequest,
     ListNodesResponse,
     Node,
+    RemoveNodeRequest,
     UncordonNodeRequest,
 )
-from callboard.v1.scheduler_pb2 import GetPolicyRequest, GetStatsRequest, SetPolicyRequest, Stats
+from callboard.v1.scheduler_pb2 import (
+    Demand,
+    GetDemandRequest,
+    GetPolicyRequest,
+    GetStatsRequest,
+    SetPolicyRequest,
+    Stats,
+)
+from callboard.wire.amounts import resources_from_proto
 from callboard.wire.policy import policy_from_proto, policy_to_proto
 
 
@@ -51,6 +63,33 @@ class ClusterCalls:
             return await self._connection.call(methods.LIST_NODES, request)
 
         return [node async for page in all_pages(fetch) for node in page.nodes]
+
+    async def inspect_node(
+        self, node_id: str, *, job: str = "", environment: bool = False, foreign: bool = False
+    ) -> NodeInspection:
+        """What a node sees now: CPU, memory and calls of its workers.
+
+        Args:
+            node_id: which node.
+            job: only workers of the job of this uid; empty: of all.
+            environment: also the workers' variables, secret values masked.
+            foreign: also Ray's own lists of actors and placement groups, and who uses the devices.
+
+        Raises:
+            NotFound: there is no node of that id.
+            Unavailable: its agent is not connected, or did not answer.
+        """
+        ask = InspectionAsk(job_id=job, environment=environment, foreign=foreign)
+        request = InspectNodeRequest(name=f"nodes/{node_id}", ask=ask)
+        return (await self._connection.call(methods.INSPECT_NODE, request)).inspection
+
+    async def cluster_resources(self) -> dict[str, float]:
+        """What the nodes that take part have, in numbers of CPUs and GPUs, bytes of memory: ``{"cpu": 16.0, …}``."""
+        return _amounts((await self.stats()).capacity)
+
+    async def available_resources(self) -> dict[str, float]:
+        """What of it is free, in the same units."""
+        return _amounts((await self.stats()).free)
 
     async def cordon_node(self, node_id: str) -> Node:
         """Nothing new starts on the node; what runs goes on."""
@@ -82,6 +121,15 @@ class ClusterCalls:
         request = UncordonNodeRequest(name=f"nodes/{node_id}")
         return (await self._connection.call(methods.UNCORDON_NODE, request)).node
 
+    async def remove_node(self, node_id: str) -> None:
+        """Forgets a node that is LOST or has LEFT; its rank is free already.
+
+        Raises:
+            NotFound: there is no node of that id.
+            WrongState: its agent is there, or a placement group on it is still being removed.
+        """
+        await self._connection.call(methods.REMOVE_NODE, RemoveNodeRequest(name=f"nodes/{node_id}"))
+
     async def get_policy(self) -> ExactPolicy:
         """The cluster's preemption policy, every default filled in."""
         response = await self._connection.call(methods.GET_POLICY, GetPolicyRequest())
@@ -109,6 +157,10 @@ class ClusterCalls:
     async def stats(self) -> Stats:
         """Figures of the whole cluster, read from the ledger at the moment of the call."""
         return (await self._connection.call(methods.GET_STATS, GetStatsRequest())).stats
+
+    async def demand(self) -> list[Demand]:
+        """What waiting jobs and growing components want beyond what there is, oldest first; for autoscalers."""
+        return list((await self._connection.call(methods.GET_DEMAND, GetDemandRequest())).demands)
 
     async def list_events(
         self,
@@ -157,3 +209,11 @@ class ClusterCalls:
             start_revision=start_revision,
             event_filter=EventFilter(types=types, subject=subject),
         )
+
+
+def _amounts(message: Resources) -> dict[str, float]:
+    """Amounts by resource; cpu and gpu always, the rest where there is some."""
+    amounts = {"cpu": 0.0, "gpu": 0.0}
+    for name, amount in resources_from_proto(message).items():
+        amounts[name] = float(amount) if name == "memory" else amount / 1000
+    return amounts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from callboard.client import methods
 from callboard.client.connection import Connection
-from callboard.client.jobs import JobHandle
+from callboard.client.jobs import ENDED, JobHandle
 from callboard.client.paging import PAGE_SIZE, all_pages
 from callboard.client.renewing import SessionKeeper
 from callboard.model.inputs import job_spec
@@ -20,13 +20,19 @@ from callboard.v1.job_pb2 import (
     JobState,
     ListJobsRequest,
     ListJobsResponse,
+    ReportSignalsRequest,
     SubmitJobRequest,
+    Worker,
 )
 from callboard.wire.enums import to_wire
 from callboard.wire.job import job_spec_to_proto
 
 if TYPE_CHECKING:
     from callboard.model.requests import JobSpec
+
+
+_STATES = tuple(value.name.removeprefix("JOB_STATE_") for value in JobState.DESCRIPTOR.values if value.number)
+_LIVE = tuple(state for state in _STATES if state not in ENDED)
 
 
 class JobCalls:
@@ -73,6 +79,31 @@ class JobCalls:
         """
         response = await self._connection.call(methods.GET_JOB, GetJobRequest(name=f"jobs/{name}"))
         return JobHandle(self._connection, response.job)
+
+    async def report(self, name: str, gauges: Mapping[str, float]) -> dict[str, int]:
+        """Reports gauges of a job: of workers, or of the trainer that submitted it; see :meth:`JobHandle.report`.
+
+        Args:
+            name: name or uid of the job; a worker finds its own in ``CALLBOARD_JOB``.
+            gauges: ``{"queue_depth": 120}``.
+        """
+        request = ReportSignalsRequest(name=f"jobs/{name}", gauges=gauges)
+        return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
+
+    async def list_workers(self, *, job: str = "", node: str = "") -> list[tuple[Job, Worker]]:
+        """Workers of the jobs that have not ended, each with its job: what they hold, and where.
+
+        Args:
+            job: only those of this job; empty: of all.
+            node: only those on this node; empty: on all.
+        """
+        jobs = [(await self.get_job(job)).job] if job else await self.list_jobs(states=_LIVE)
+        return [
+            (owner, worker)
+            for owner in sorted(jobs, key=lambda each: each.spec.name)
+            for worker in owner.workers
+            if node in ("", worker.allocation.node_id)
+        ]
 
     async def list_jobs(self, *, pool: str = "", states: Sequence[str] = ()) -> list[Job]:
         """Jobs, newest submission first.

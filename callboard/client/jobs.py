@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from callboard.client import methods
 from callboard.client.connection import Connection
@@ -20,6 +20,7 @@ from callboard.v1.job_pb2 import (
     Job,
     JobState,
     PreemptJobRequest,
+    ReportSignalsRequest,
     ScaleJobRequest,
     Worker,
     WorkerState,
@@ -185,16 +186,43 @@ class JobHandle:
             if event.subject == subject and event.state in ENDED:
                 return
 
+    async def report(self, gauges: Mapping[str, float]) -> dict[str, int]:
+        """Reports gauges of the job, by which its elastic components may scale.
+
+        Args:
+            gauges: value by name, in whatever unit its scaling rules use: ``{"queue_depth": 120}``. What was reported
+                before and isn't named stays as it is, for five minutes.
+
+        Returns:
+            Component → number of workers it should have from now on, of those that a rule changed.
+
+        Raises:
+            InvalidInput: a name or value that is none.
+            WrongState: the job has ended.
+        """
+        request = ReportSignalsRequest(name=self._resource, gauges=gauges)
+        return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
+
     def workers(self, component: str = "") -> list[WorkerHandle]:
         """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.
 
+        A component of a colocation group is called like any other, though it shares its process: its handles address
+        that member. Those of the group itself, by the group's name, call ``handle.method("member.method").remote()``.
+
         Args:
-            component: only workers of this component; empty: all, in the order of the spec.
+            component: only workers of this component or colocation group; empty: all, one per process, in the order
+                of the spec.
         """
-        order = {spec.name: place for place, spec in enumerate(self.job.spec.components)}
-        found = [worker for worker in self.job.workers if component in ("", worker.key.component)]
+        order: dict[str, int] = {}
+        group_of: dict[str, str] = {}
+        for place, spec in enumerate(self.job.spec.components):
+            order.setdefault(spec.colocation_group or spec.name, place)
+            group_of[spec.name] = spec.colocation_group
+        member = component if group_of.get(component) else ""
+        wanted = group_of.get(component) or component
+        found = [worker for worker in self.job.workers if wanted in ("", worker.key.component)]
         found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
-        return [self._handle(worker) for worker in found]
+        return [self._handle(worker, member) for worker in found]
 
     @property
     def _resource(self) -> str:
@@ -213,10 +241,11 @@ class JobHandle:
             except RevisionCompacted:
                 continue  # It was quiet for long; what is true now is read afresh.
 
-    def _handle(self, worker: Worker) -> WorkerHandle:
+    def _handle(self, worker: Worker, member: str) -> WorkerHandle:
         return WorkerHandle(
             job=self.name,
             component=worker.key.component,
+            member=member,
             rank=worker.key.rank,
             generation=worker.generation,
             node=worker.allocation.node_id,

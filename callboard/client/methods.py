@@ -60,6 +60,8 @@ PREEMPT_JOB = Method(
 # The number is absolute, so a repeat changes nothing.
 SCALE_JOB = Method("JobService/ScaleJob", job_pb2.ScaleJobRequest, job_pb2.ScaleJobResponse)
 RENEW_JOBS = Method("JobService/RenewJobs", job_pb2.RenewJobsRequest, job_pb2.RenewJobsResponse)
+# A gauge that is reported twice is the same gauge.
+REPORT_SIGNALS = Method("JobService/ReportSignals", job_pb2.ReportSignalsRequest, job_pb2.ReportSignalsResponse)
 EXPLAIN_JOB = Method("JobService/ExplainJob", job_pb2.ExplainJobRequest, job_pb2.ExplainJobResponse)
 
 CREATE_POOL = Method("PoolService/CreatePool", pool_pb2.CreatePoolRequest, pool_pb2.CreatePoolResponse)
@@ -82,6 +84,11 @@ GET_NODE = Method("NodeService/GetNode", node_pb2.GetNodeRequest, node_pb2.GetNo
 LIST_NODES = Method("NodeService/ListNodes", node_pb2.ListNodesRequest, node_pb2.ListNodesResponse)
 CORDON_NODE = Method("NodeService/CordonNode", node_pb2.CordonNodeRequest, node_pb2.CordonNodeResponse)
 DRAIN_NODE = Method("NodeService/DrainNode", node_pb2.DrainNodeRequest, node_pb2.DrainNodeResponse)
+# Done twice, the second says NOT_FOUND.
+REMOVE_NODE = Method(
+    "NodeService/RemoveNode", node_pb2.RemoveNodeRequest, node_pb2.RemoveNodeResponse, repeatable=False
+)
+INSPECT_NODE = Method("NodeService/InspectNode", node_pb2.InspectNodeRequest, node_pb2.InspectNodeResponse)
 UNCORDON_NODE = Method("NodeService/UncordonNode", node_pb2.UncordonNodeRequest, node_pb2.UncordonNodeResponse)
 
 LIST_PLACEMENT_GROUPS = Method(
@@ -108,6 +115,7 @@ SET_POLICY = Method(
     repeatable=False,
 )
 GET_STATS = Method("SchedulerService/GetStats", scheduler_pb2.GetStatsRequest, scheduler_pb2.GetStatsResponse)
+GET_DEMAND = Method("SchedulerService/GetDemand", scheduler_pb2.GetDemandRequest, scheduler_pb2.GetDemandResponse)
 
 LIST_EVENTS = Method("EventService/ListEvents", event_pb2.ListEventsRequest, event_pb2.ListEventsResponse)
 WATCH = Method("EventService/Watch", event_pb2.WatchRequest, event_pb2.WatchResponse)

@@ -24,11 +24,12 @@ from callboard.model.requests import JobSpec, PoolSpec, PreemptionPolicy
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.model.specs import PoolSpec as ExactPoolSpec
 from callboard.v1.event_pb2 import Event
-from callboard.v1.job_pb2 import Explanation, Job
+from callboard.v1.inspection_pb2 import NodeInspection
+from callboard.v1.job_pb2 import Explanation, Job, Worker
 from callboard.v1.node_pb2 import Node
 from callboard.v1.placement_group_pb2 import PlacementGroup
 from callboard.v1.pool_pb2 import Pool
-from callboard.v1.scheduler_pb2 import Stats
+from callboard.v1.scheduler_pb2 import Demand, Stats
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -113,6 +114,28 @@ class SyncClient:
         """The newest job of that name, or the job of that uid."""
         return SyncJobHandle(self._loop, self._loop.run(self._client.get_job(name)))
 
+    def report(self, name: str, gauges: Mapping[str, float]) -> dict[str, int]:
+        """Reports gauges of a job."""
+        return self._loop.run(self._client.report(name, gauges))
+
+    def list_workers(self, *, job: str = "", node: str = "") -> list[tuple[Job, Worker]]:
+        """Workers of the jobs that have not ended, each with its job."""
+        return self._loop.run(self._client.list_workers(job=job, node=node))
+
+    def inspect_node(
+        self, node_id: str, *, job: str = "", environment: bool = False, foreign: bool = False
+    ) -> NodeInspection:
+        """What a node sees now: CPU, memory and calls of its workers."""
+        return self._loop.run(self._client.inspect_node(node_id, job=job, environment=environment, foreign=foreign))
+
+    def cluster_resources(self) -> dict[str, float]:
+        """What the nodes that take part have, in numbers of CPUs and GPUs, bytes of memory."""
+        return self._loop.run(self._client.cluster_resources())
+
+    def available_resources(self) -> dict[str, float]:
+        """What of it is free, in the same units."""
+        return self._loop.run(self._client.available_resources())
+
     def list_jobs(self, *, pool: str = "", states: Sequence[str] = ()) -> list[Job]:
         """Jobs, newest submission first."""
         return self._loop.run(self._client.list_jobs(pool=pool, states=states))
@@ -179,6 +202,14 @@ class SyncClient:
     def uncordon_node(self, node_id: str) -> Node:
         """Takes a cordon or a drain back."""
         return self._loop.run(self._client.uncordon_node(node_id))
+
+    def remove_node(self, node_id: str) -> None:
+        """Forgets a node that is LOST or has LEFT."""
+        self._loop.run(self._client.remove_node(node_id))
+
+    def demand(self) -> list[Demand]:
+        """What waiting jobs and growing components want beyond what there is, oldest first."""
+        return self._loop.run(self._client.demand())
 
     def get_policy(self) -> ExactPolicy:
         """The cluster's preemption policy, every default filled in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from callboard.client.background import BackgroundLoop
 from callboard.client.jobs import JobHandle
@@ -39,6 +39,10 @@ class SyncJobHandle:
     def workers(self, component: str = "") -> list[WorkerHandle]:
         """Handles of the workers as last seen, in rank order: their calls are plain Ray calls."""
         return self._handle.workers(component)
+
+    def report(self, gauges: Mapping[str, float]) -> dict[str, int]:
+        """Reports gauges of the job, by which its elastic components may scale."""
+        return self._loop.run(self._handle.report(gauges))
 
     def refresh(self) -> Job:
         """The job as it is now."""

@@ -111,12 +111,14 @@ class WorkerHandle:
 
     Attributes:
         job: name of the job.
-        component: component of the job.
+        component: component of the job, or colocation group.
         rank: rank inside the component.
         generation: fencing token when the handle was made; a restarted worker has a greater one and another actor.
         node: node it ran on then.
         devices: ids of the devices it saw then, in order.
         actor_name: name of its Ray actor in namespace "callboard"; empty for plain processes.
+        member: component of the colocation group whose methods are called; empty: the worker is no group, or methods
+            are named "member.method".
         uid: id of the job; empty: calls can't follow.
         controller: address of the controller, as seen from where the handle was made.
         ready: whether it was ready then. If not, the first call waits until it is, or until another generation takes
@@ -132,6 +134,7 @@ class WorkerHandle:
     node: str
     devices: tuple[str, ...]
     actor_name: str
+    member: str = ""
     uid: str = ""
     controller: str = ""
     ready: bool = True
@@ -140,13 +143,13 @@ class WorkerHandle:
 
     def method(self, name: str) -> RemoteMethod:
         """The method ``name`` of the user's object."""
-        return RemoteMethod(self, name)
+        return RemoteMethod(self, f"{self.member}.{name}" if self.member else name)
 
     def __getattr__(self, name: str) -> RemoteMethod:
         if name.startswith("_"):
             # Pickle, copy and Ray look for their hooks here; none is a method of the user's.
             raise AttributeError(name)
-        return RemoteMethod(self, name)
+        return self.method(name)
 
     def options(
         self,

@@ -50,6 +50,7 @@ def welcome(
     *,
     bootstrap: agent_pb2.RayBootstrap | None,
     known_report_ids: list[str],
+    controller_id: str,
 ) -> agent_pb2.SessionResponse:
     """The first message to an admitted agent."""
     kept = [state.workers[generation] for generation in admission.keep if generation in state.workers]
@@ -64,5 +65,6 @@ def welcome(
             keep=[agent_pb2.WorkerRef(worker=worker_key(worker), generation=worker.generation) for worker in kept],
             orphan_grace_ms=options.orphan_grace_ms,
             known_report_ids=known_report_ids,
+            controller_id=controller_id,
         )
     )

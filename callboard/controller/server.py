@@ -109,7 +109,7 @@ class Controller:
             newest_events=limits.events_in_memory,
         )
         self.events = EventLog(self.driver.read_events, in_memory=limits.events_in_memory, watchers=limits.watchers)
-        self.sessions = Sessions(self.driver, options)
+        self.sessions = Sessions(self.driver, options, lambda: self._directory.identity)
         self.agents = AgentService(self.driver, self.sessions, options)
         self._health = health.aio.HealthServicer()
         self.driver.subscribe(LogFollower(self.events, self._set_health))
@@ -220,7 +220,7 @@ class Controller:
     def _add_services(self, server: grpc.aio.Server) -> None:
         driver, options = self.driver, self.options
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(driver, options), server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(driver, options, self.sessions.live), server)
         pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(driver, options), server)
         job_pb2_grpc.add_JobServiceServicer_to_server(JobService(driver, options), server)
         placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(

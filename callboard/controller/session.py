@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from callboard.scheduler.commands import Command
-from callboard.v1 import agent_pb2
-from callboard.wire.refusals import CallboardError, LimitReached
+from callboard.v1 import agent_pb2, inspection_pb2
+from callboard.wire.refusals import CallboardError, LimitReached, Unavailable
+
+MOST_INQUIRIES = 4
+"""Inspections of one node at one time; its agent answers no more."""
 
 FLUSH_S = 1.0
 """How long a stream that ends may take to send what is queued."""
@@ -44,6 +48,8 @@ class AgentSession:
         self.warm_spares = warm_spares
         # What an earlier session was told isn't known; an agent that keeps none needn't hear of it.
         self.spare_target = -1 if warm_spares else 0
+        self._inquiries: dict[str, asyncio.Future[inspection_pb2.NodeInspection]] = {}
+        self._asked = 0
         self._queue: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue(queue)
         self._acks: list[str] = []
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,6 +68,36 @@ class AgentSession:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
             self.close(LimitReached(f"node {self.node_id} does not read its stream; join again"))
+
+    async def inspect(self, ask: inspection_pb2.InspectionAsk, *, within_s: float) -> inspection_pb2.NodeInspection:
+        """What the agent sees now.
+
+        Raises:
+            Unavailable: it did not answer in time, or its stream ended meanwhile.
+        """
+        if len(self._inquiries) >= MOST_INQUIRIES:
+            raise LimitReached(f"node {self.node_id} is being inspected {len(self._inquiries)} times already")
+        self._asked += 1
+        inquiry_id = str(self._asked)
+        answer: asyncio.Future[inspection_pb2.NodeInspection] = asyncio.get_running_loop().create_future()
+        self._inquiries[inquiry_id] = answer
+        try:
+            self.send(agent_pb2.SessionResponse(inquiry=agent_pb2.Inquiry(inquiry_id=inquiry_id, ask=ask)))
+            signs: set[asyncio.Future[Any]] = {answer, self._closed}
+            await asyncio.wait(signs, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            what = "left" if self.closed else f"did not answer within {within_s:g} s"
+            raise Unavailable(f"the agent of node {self.node_id} {what}; try again")
+        finally:
+            del self._inquiries[inquiry_id]
+            answer.cancel()
+
+    def answered(self, answer: agent_pb2.InquiryAnswer) -> None:
+        """The agent answers an inquiry; one that nobody waits for any more is dropped."""
+        waiting = self._inquiries.get(answer.inquiry_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer.inspection)
 
     def acknowledge(self, report_id: str) -> None:
         """Queues an acknowledgement; those of one batch travel together."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -37,8 +37,15 @@ log = structlog.get_logger(__name__)
 class Sessions:
     """Every agent session of this controller."""
 
-    def __init__(self, driver: Driver, options: ControllerOptions) -> None:
+    def __init__(self, driver: Driver, options: ControllerOptions, identity: Callable[[], str]) -> None:
+        """
+        Args:
+            driver: decides.
+            options: of the controller.
+            identity: of the controller's state.
+        """
         self._driver = driver
+        self._identity = identity
         self._options = options
         self.live: dict[str, AgentSession] = {}
         self._joining: dict[str, AgentSession] = {}
@@ -241,6 +248,7 @@ class Sessions:
                 self._options,
                 bootstrap=self.ray.bootstrap,
                 known_report_ids=list(self._seen.get(session.node_id, ())),
+                controller_id=self._identity(),
             )
         )
         if learned:

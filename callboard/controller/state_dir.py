@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import stat
 from pathlib import Path
 
 JOURNAL_NAME = "journal.sqlite"
 SECRETS_NAME = "secrets.sqlite"
 LOCK_NAME = "lock"
+IDENTITY_NAME = "identity"
 
 
 class StoreFailed(Exception):
@@ -34,6 +36,8 @@ class StateDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock_fd = -1
+        self.identity = ""
+        """Of this state, given when it was made and kept as long as it is; known once the directory is open."""
 
     @property
     def journal_path(self) -> Path:
@@ -76,6 +80,21 @@ class StateDir:
             ) from error
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, f"{os.getpid()}\n".encode(), 0)
+        try:
+            self.identity = self._identify()
+        except OSError as error:
+            self.close()
+            raise StoreFailed(
+                self.path / IDENTITY_NAME, f"can't be read or written ({error.strerror})", "Make it readable."
+            ) from error
+
+    def _identify(self) -> str:
+        file = self.path / IDENTITY_NAME
+        if not file.exists() or not file.read_text().strip():
+            draft = file.with_suffix(".new")
+            draft.write_text(secrets.token_hex(8) + "\n")
+            draft.replace(file)
+        return file.read_text().strip()
 
     def close(self) -> None:
         """Lets go of the directory."""

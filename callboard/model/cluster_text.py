@@ -19,7 +19,7 @@ from itertools import groupby
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import shown_text
-from callboard.model.quantities import QuantityError, format_memory, format_milli, parse_memory, parse_milli
+from callboard.model.quantities import QuantityError, format_milli, parse_memory, parse_milli
 
 MAX_TEXT = 4096
 """Longest text, in characters."""
@@ -118,9 +118,15 @@ def _amounts(node: NodeText) -> Iterator[str]:
     if node.cpu_milli is not None:
         yield f"{format_milli(node.cpu_milli)}cpu"
     if node.memory_bytes is not None:
-        exact = format_memory(node.memory_bytes)
-        # Above ten units the text for people is rounded; this one is read again.
-        yield (exact if parse_memory(exact) == node.memory_bytes else f"{node.memory_bytes}b").lower()
+        yield _memory_text(node.memory_bytes)
+
+
+def _memory_text(amount_bytes: int) -> str:
+    """The exact text; the one for people is rounded above ten units."""
+    for shift, unit in ((40, "tib"), (30, "gib"), (20, "mib"), (10, "kib")):
+        if amount_bytes and amount_bytes % (1 << shift) == 0:
+            return f"{amount_bytes >> shift}{unit}"
+    return f"{amount_bytes}b"
 
 
 class _Reader:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from callboard.placement.config import Entry
 from callboard.placement.diagnostics import Report
-from callboard.placement.numbering import Kind, Span
+from callboard.placement.numbering import Kind, Numbering, Span
 from callboard.placement.plan import WHOLE_DEVICE, NodeDemand, PlacedDevice, PlannedWorker
 from callboard.placement.record import Placement
+from callboard.placement.strategies import Ranks
+
+User = tuple[Entry, Numbering, Sequence[Ranks]]
+"""A component with the resource ranks of each of its processes."""
 
 Located = Sequence[tuple[Placement, Span]]
 """Workers of a component with the span that each lies in."""
+
+_Held = tuple[tuple[int, ...], int | tuple[int, ...]]
+"""Positions of a worker's devices on its node, and its share of each, or of all."""
 
 _MAX_FAULTS = 10
 
@@ -42,32 +51,34 @@ class Charges:
     def __init__(self) -> None:
         self._uses: dict[int, _Use] = {}
         # Nodes are alike, so most workers hold equal devices: each is made once.
-        self._made: dict[tuple[str, int, int], tuple[PlacedDevice, ...]] = {}
+        self._made: dict[tuple[str, ...], dict[_Held, tuple[PlacedDevice, ...]]] = {}
 
-    def add(self, entry: Entry, workers: Located, report: Report) -> None:
+    def add(self, entry: Entry, numbering: Numbering, processes: Sequence[Ranks], report: Report) -> None:
         """Counts the workers of one component."""
-        uses = self._uses
         share = entry.share_milli
-        if share and (many := max(len(placement.local_hardware_ranks) for placement, _ in workers)) > 1:
+        if share and (many := max(map(len, processes))) > 1:
             report.fault(
                 entry.share_where,
                 f"share is a part of one GPU, but a worker holds {many}; leave it out, or give each worker one GPU",
                 read=str(share),
             )
-        for placement, span in workers:
-            if span.kind is not Kind.ACCELERATOR:
+        counts = [0] * numbering.total
+        for ranks in processes:
+            for rank in ranks:
+                counts[rank] += 1
+        for span in numbering.spans:
+            own = counts[span.first : span.end]
+            if span.kind is not Kind.ACCELERATOR or not any(own):
                 continue
-            use = uses.get(placement.cluster_node_rank)
+            use = self._uses.get(span.node.rank)
             if use is None:
-                size = span.count
-                use = uses[placement.cluster_node_rank] = _Use([0] * size, [0] * size, [])
-            for position in placement.local_hardware_ranks:
-                if share:
-                    use.stated_milli[position] += share
-                else:
-                    use.others[position] += 1
+                use = self._uses[span.node.rank] = _Use([0] * span.count, [0] * span.count, [])
+            if share:
+                use.stated_milli = [before + share * more for before, more in zip(use.stated_milli, own, strict=True)]
+            else:
+                use.others = [before + more for before, more in zip(use.others, own, strict=True)]
 
-    def check(self, entries: Sequence[Entry], located: Mapping[str, Located], report: Report) -> None:
+    def check(self, users: Sequence[User], report: Report) -> None:
         """No device is charged more than it is (I1), and nobody is charged nothing."""
         told = 0
         for node, use in self._uses.items():
@@ -78,7 +89,7 @@ class Charges:
             for position, (stated, others) in enumerate(zip(use.stated_milli, use.others, strict=True)):
                 if stated + others > WHOLE_DEVICE and told < _MAX_FAULTS:
                     told += 1
-                    self._too_much(node, position, _holders(entries, located, node, position), report)
+                    self._too_much(node, position, _holders(users, node, position), report)
 
     def _too_much(self, node: int, position: int, holders: Sequence[Entry], report: Report) -> None:
         use = self._uses[node]
@@ -94,35 +105,30 @@ class Charges:
             allowed="1000",
         )
 
-    def worker(self, entry: Entry, placement: Placement, span: Span) -> PlannedWorker:
-        """The worker with what it is charged."""
-        devices: tuple[PlacedDevice, ...] = ()
-        positions = placement.local_hardware_ranks
-        if span.kind is Kind.ACCELERATOR:
-            shares = self._uses[placement.cluster_node_rank].share_milli
-            share = entry.share_milli
-            if len(positions) == 1:
-                devices = self._device(span.ids[positions[0]], positions[0], share or shares[positions[0]])
-            else:
-                devices = tuple([self._device(span.ids[at], at, share or shares[at])[0] for at in positions])
-        env = span.env
-        return PlannedWorker(
-            entry.component,
-            placement,
-            span.node.node_id,
-            devices,
-            len(placement.visible_accelerators) > len(devices),
-            tuple([span.units[at] for at in positions]) if span.units else (),
-            env.interpreter if env is not None else "",
-            env.env if env is not None else (),
-        )
-
-    def _device(self, name: str, position: int, milli: int) -> tuple[PlacedDevice, ...]:
-        key = (name, position, milli)
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = (PlacedDevice(position, name, milli),)
-        return found
+    def workers(self, entry: Entry, located: Located) -> tuple[PlannedWorker, ...]:
+        """The workers of one component with what each is charged. Clusters are large: one loop, little in it."""
+        component, share = entry.component, entry.share_milli
+        found: list[PlannedWorker] = []
+        for span, members in groupby(located, key=itemgetter(1)):
+            env = span.env
+            interpreter, variables = (env.interpreter, env.env) if env is not None else ("", ())
+            node_id, ids, units = span.node.node_id, span.ids, span.units
+            shares = self._uses[span.node.rank].share_milli if ids else []
+            made = self._made.setdefault(ids, {})
+            for placement, _ in members:
+                positions = placement.local_hardware_ranks
+                devices: tuple[PlacedDevice, ...] = ()
+                if ids:
+                    key = (positions, share or tuple([shares[at] for at in positions]))
+                    if key not in made:
+                        made[key] = _devices(ids, *key)
+                    devices = made[key]
+                own = tuple([units[at] for at in positions]) if units else ()
+                observer = len(placement.visible_accelerators) > len(devices)
+                found.append(
+                    PlannedWorker(component, placement, node_id, devices, observer, own, interpreter, variables)
+                )
+        return tuple(found)
 
     def demand(self, located: Mapping[str, Located]) -> tuple[NodeDemand, ...]:
         """What is taken of each node."""
@@ -145,14 +151,19 @@ class Charges:
         return tuple([(at, milli) for at in range(len(use.others)) if (milli := use.demand_milli(at))])
 
 
-def _holders(entries: Sequence[Entry], located: Mapping[str, Located], node: int, position: int) -> list[Entry]:
-    return [
-        entry
-        for entry in entries
-        if any(
-            span.kind is Kind.ACCELERATOR
-            and placement.cluster_node_rank == node
-            and position in placement.local_hardware_ranks
-            for placement, span in located.get(entry.component, ())
-        )
-    ]
+def _devices(
+    ids: tuple[str, ...], positions: tuple[int, ...], shares: int | tuple[int, ...]
+) -> tuple[PlacedDevice, ...]:
+    each = (shares,) * len(positions) if isinstance(shares, int) else shares
+    return tuple([PlacedDevice(at, ids[at], milli) for at, milli in zip(positions, each, strict=True)])
+
+
+def _holders(users: Sequence[User], node: int, position: int) -> list[Entry]:
+    """Whose workers use one device."""
+    found: list[Entry] = []
+    for entry, numbering, processes in users:
+        spans = (span for span in numbering.spans if span.kind is Kind.ACCELERATOR and span.node.rank == node)
+        wanted = {span.first + position for span in spans}
+        if any(not wanted.isdisjoint(ranks) for ranks in processes):
+            found.append(entry)
+    return found

@@ -176,7 +176,7 @@ class Cluster:
             InvalidInput: every fault.
         """
         # The reader knows Cluster, so it is found when it is needed.
-        from callboard.placement.describing import read_cluster  # noqa: PLC0415
+        from callboard.placement.defining import read_cluster  # noqa: PLC0415
 
         return read_cluster(source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from callboard.model.faults import InvalidInput
 from callboard.placement.charging import Charges, Located
@@ -92,7 +93,14 @@ class ComponentPlacement:
             entry.component: layout for entry in self._config.entries if (layout := laying.lay_out(entry)) is not None
         }
         self._mode, self._sync_mode, self._layouts = self._arrange(laid, report)
-        self._plan = self._finish(report)
+        self._charges = Charges()
+        users = [(layout.entry, layout.numbering, layout.processes) for layout in self._layouts.values()]
+        for user in users:
+            self._charges.add(*user, report)
+        self._charges.check(users, report)
+        report.raise_any()
+        self._warnings = tuple(report.warnings)
+        self._placed: dict[str, Located] = {}
 
     def _arrange(
         self, laid: dict[str, Layout], report: Report
@@ -101,24 +109,16 @@ class ComponentPlacement:
         del report
         return PlacementMode.HYBRID, None, laid
 
-    def _finish(self, report: Report) -> PlacementPlan:
-        entries = [entry for entry in self._config.entries if entry.component in self._layouts]
-        located: dict[str, Located] = {}
-        charges = Charges()
-        for entry in entries:
-            layout = self._layouts[entry.component]
-            workers = place(layout.processes, layout.numbering, isolate_accelerator=not entry.visible_all)
-            located[entry.component] = workers
-            charges.add(entry, workers, report)
-        charges.check(entries, located, report)
-        report.raise_any()
+    @cached_property
+    def plan(self) -> PlacementPlan:
+        """Everything at once, as data."""
         components = tuple(
             PlannedComponent(
-                entry.component,
-                self._layouts[entry.component].strategy,
-                tuple([charges.worker(entry, placement, span) for placement, span in located[entry.component]]),
+                name,
+                layout.strategy,
+                self._charges.workers(layout.entry, self._located(name)),
             )
-            for entry in entries
+            for name, layout in self._layouts.items()
         )
         return PlacementPlan(
             self._config,
@@ -126,14 +126,17 @@ class ComponentPlacement:
             self._mode,
             self._sync_mode,
             components,
-            charges.demand(located),
-            tuple(report.warnings),
+            self._charges.demand(self._placed),
+            self._warnings,
         )
 
-    @property
-    def plan(self) -> PlacementPlan:
-        """Everything at once, as data."""
-        return self._plan
+    def _located(self, component: str) -> Located:
+        """The workers of a component with the span that each lies in, made when they are asked for."""
+        if component not in self._placed:
+            layout = self._layout(component)
+            isolated = not layout.entry.visible_all
+            self._placed[component] = place(layout.processes, layout.numbering, isolate_accelerator=isolated)
+        return self._placed[component]
 
     @property
     def cluster(self) -> Cluster:
@@ -163,23 +166,23 @@ class ComponentPlacement:
     @property
     def warnings(self) -> list[str]:
         """What is allowed and may not be meant, as sentences."""
-        return [str(warning) for warning in self._plan.warnings]
+        return [str(warning) for warning in self._warnings]
 
     def world_size(self, component: str) -> int:
         """How many processes ``component`` has."""
-        return self._component(component).world_size
+        return len(self._layout(component).processes)
 
     def hardware_ranks(self, component: str) -> list[int]:
         """Resource ranks that ``component`` uses, ascending, each once, counted in its node groups."""
-        return list(self._component(component).strategy.hardware_ranks)
+        return list(self._layout(component).strategy.hardware_ranks)
 
     def strategy(self, component: str) -> PlacementStrategy:
         """The strategy that the text of ``component`` compiled to."""
-        return self._component(component).strategy
+        return self._layout(component).strategy
 
     def resolve(self, component: str) -> list[Placement]:
         """The record of each process of ``component``, by rank."""
-        return [worker.placement for worker in self._component(component).workers]
+        return [placement for placement, _ in self._located(component)]
 
     def resolve_all(self) -> dict[str, list[Placement]]:
         """The records of every component."""
@@ -201,12 +204,12 @@ class ComponentPlacement:
         """The same as :meth:`resolve`, under RLinf's name."""
         return self.resolve(component)
 
-    def _component(self, name: str) -> PlannedComponent:
-        found = self._plan.by_name.get(name)
+    def _layout(self, component: str) -> Layout:
+        found = self._layouts.get(component)
         if found is None:
-            near = nearest_of(name, self._plan.by_name)
-            hint = f"; did you mean {near}?" if near else f"; there are {', '.join(self._plan.by_name)}"
-            raise KeyError(f"no component {name!r} is placed{hint}")
+            near = nearest_of(component, self._layouts)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(self._layouts)}"
+            raise KeyError(f"no component {component!r} is placed; {hint}")
         return found
 
 
@@ -300,7 +303,9 @@ class _Laying:
         report = self.report
         if self.config.defective.intersection(entry.node_groups) or not entry.node_groups:
             return None  # told where the group is defined
-        numbering = number(self.cluster, entry.node_groups, entry.group_where, report)
+        numbering = number(
+            self.cluster, entry.node_groups, entry.group_where, report, defective=sorted(self.config.defective)
+        )
         if numbering is None or self._lacks_gpus(entry, numbering) or self._needs_more_nodes(entry, numbering):
             return None
         if not entry.segments:

@@ -13,7 +13,8 @@ from callboard.model.inputs.located import shown_text
 from callboard.model.names import NAME_PATTERN, is_name
 from callboard.placement import fields
 from callboard.placement.cluster import WHOLE_CLUSTER, Cluster, NodeGroup
-from callboard.placement.describing import described_nodes, node_groups
+from callboard.placement.defining import node_groups
+from callboard.placement.describing import described_nodes
 from callboard.placement.diagnostics import Report, Where, nearest_of
 from callboard.placement.grammar import Segment, format_segments, parse_segments
 from callboard.placement.source import Document, Items, Leaf, Table, Value, kind_of, traps
@@ -300,6 +301,8 @@ class _Reader:
             report.fault(where, f"{said}; quote this name", read=name)
         elif not is_name(name):
             message = f"{shown_text(name)} is no component's name; names match {NAME_PATTERN}"
+            if name[0].isdigit():
+                message += "; between braces a text with commas needs quotes"
             report.fault(where, message, read=name[:80], allowed=NAME_PATTERN)
         elif name in self._seen:
             line = self._seen[name].line
@@ -334,9 +337,12 @@ class _Reader:
             return Entry(component=component, segments=segments or (), where=value.where.of(component))
         fields.known_keys(value, _ENTRY_KEYS, report, component)
         group, text, share, visible = (value.get(key) for key in _ENTRY_KEYS)
-        labels = (WHOLE_CLUSTER,) if group is None else self._group_labels(group, component)
-        misspelt = any(nearest_of(key.text, _ENTRY_KEYS) == "placement" for key, _ in value.entries)
-        if text is None and not (misspelt and "placement" not in _keys(value)):
+        labels: tuple[str, ...] = (WHOLE_CLUSTER,) if group is None else self._group_labels(group, component)
+        # What a misspelt key was meant for is told once, and nothing is concluded from its absence.
+        misspelt = {nearest_of(key.text, _ENTRY_KEYS) for key, _ in value.entries if key.text not in _ENTRY_KEYS}
+        if group is None and "node_group" in misspelt:
+            labels = ()
+        if text is None and "placement" not in misspelt:
             report.fault(value.where.of(component), "the placement is missing; write e.g. placement: 0-3")
         segments = self._segments(text, component) if text is not None else None
         share_milli = fields.share_milli(share, report, component) if share is not None else 0
@@ -382,10 +388,6 @@ class _Reader:
         else:
             found = [fields.label(value, "label", self._report, component)]
         return tuple(label for label in found if label is not None)
-
-
-def _keys(found: Table) -> set[str]:
-    return {key.text for key, _ in found.entries}
 
 
 def _named(entry: Entry, component: str, *, needs_gpus: bool | None = None) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from callboard.model.faults import Fault, InvalidInput
 
@@ -54,11 +54,13 @@ class Where:
 
     def at(self, offset: int) -> Where:
         """The place ``offset`` characters into the text here."""
-        return replace(self, column=self.column + offset) if self.exact and self.line else self
+        if not offset or not self.exact or not self.line:
+            return self
+        return Where(self.field, self.line, self.column + offset, self.exact, self.component)
 
     def of(self, component: str) -> Where:
         """The same place, for a component."""
-        return replace(self, component=component)
+        return Where(self.field, self.line, self.column, self.exact, component)
 
 
 class Report:

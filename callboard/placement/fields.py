@@ -56,7 +56,7 @@ def label(value: Value, what: str, report: Report, component: str = "") -> str |
     A bare label that another reader of YAML takes for a number or a truth value is refused although it is text here:
     the same file is read by the job's own program too, and must name the same group there (PS-02).
     """
-    found = text(value, what, report, component)
+    found = text(value, f"a {what}", report, component)
     if found is None:
         return None
     where = found.where.of(component)

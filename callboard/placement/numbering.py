@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -114,7 +114,13 @@ def labels_of(node_group: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def number(
-    cluster: Cluster, labels: Sequence[str], where: Where, report: Report, *, nodes_only: bool = False
+    cluster: Cluster,
+    labels: Sequence[str],
+    where: Where,
+    report: Report,
+    *,
+    nodes_only: bool = False,
+    defective: Iterable[str] = (),
 ) -> Numbering | None:
     """The ranks of the groups ``labels``; None when there are faults, which ``report`` has then.
 
@@ -124,8 +130,9 @@ def number(
         where: place that names them.
         report: where faults go.
         nodes_only: number nodes, whatever they have.
+        defective: labels that exist too, but have faults, which were told.
     """
-    groups = _groups(cluster, labels, where, report)
+    groups = _groups(cluster, labels, (*cluster.groups_by_label, *defective), where, report)
     if groups is None:
         return None
     spans: list[Span] = []
@@ -140,7 +147,9 @@ def number(
     return Numbering(tuple(labels), tuple(spans), tuple(span.first for span in spans), spans[-1].end)
 
 
-def _groups(cluster: Cluster, labels: Sequence[str], where: Where, report: Report) -> list[NodeGroup] | None:
+def _groups(
+    cluster: Cluster, labels: Sequence[str], every: Sequence[str], where: Where, report: Report
+) -> list[NodeGroup] | None:
     if len(labels) > MAX_GROUPS:
         report.fault(where, f"{len(labels)} node groups are too many; {MAX_GROUPS} are allowed")
         return None
@@ -159,8 +168,8 @@ def _groups(cluster: Cluster, labels: Sequence[str], where: Where, report: Repor
         elif label in known:
             found.append(known[label])
         else:
-            sentence, near = unknown("node group", label, known, shown_text(label))
-            report.fault(where, sentence, read=label, allowed=", ".join(known)[:500], nearest=near)
+            sentence, near = unknown("node group", label, every, shown_text(label))
+            report.fault(where, sentence, read=label, allowed=", ".join(every)[:500], nearest=near)
             fine = False
     return found if fine else None
 

@@ -11,7 +11,8 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -42,6 +43,8 @@ _ODD_NUMBER = re.compile(
     r"|[0-9][0-9_]*|(?:[0-9][0-9_]*)?\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+"
     r"|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
 )
+_FLOAT = re.compile(r"-?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]{1,3})?")
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt\s].*)?")
 
 
@@ -126,25 +129,16 @@ class _Budget:
             raise InvalidInput([Fault(where.field, f"nested deeper than {MAX_DEPTH}", where.line, where.column)])
 
 
-@dataclass(frozen=True, slots=True)
 class Document:
-    """An input that is read piece by piece: only what is asked for is looked at.
+    """An input that is read piece by piece: only what is asked for is looked at."""
 
-    Attributes:
-        text: the file; empty where there is none.
-    """
-
-    report: Report
-    text: str = ""
-    node: yaml.Node | None = None
-    parsed: object = None
-    budget: _Budget = field(default_factory=_Budget)
+    def __init__(self, reader: _YamlReader | _MappingReader, root: Any) -> None:
+        self._reader = reader
+        self._root = root
 
     def value(self, *path: str) -> Value | None:
         """What is at ``path``; None when nothing is."""
-        if self.node is not None:
-            return _YamlReader(self.report, self.budget).at(self.node, path)
-        return _MappingReader(self.report, self.budget).at(self.parsed, path)
+        return self._reader.at(self._root, path)
 
 
 def open_document(source: object, report: Report) -> Document:
@@ -154,9 +148,9 @@ def open_document(source: object, report: Report) -> Document:
         InvalidInput: the text is no YAML, or ``source`` is no mapping.
     """
     if isinstance(source, str):
-        return Document(report, text=source, node=_composed(source))
+        return Document(_YamlReader(report), _composed(source))
     if isinstance(source, Mapping):
-        return Document(report, parsed=source)
+        return Document(_MappingReader(report), source)
     raise InvalidInput([Fault("", f"{shown(source)} is no placement config; give a YAML text or a mapping")])
 
 
@@ -199,50 +193,60 @@ def _flow_depth(text: str) -> int:
 class _YamlReader:
     """Turns YAML nodes into values."""
 
-    def __init__(self, report: Report, budget: _Budget) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
-        self._budget = budget
+        self._budget = _Budget()
+        # The same mapping is passed on the way to many values; what is wrong with it is told once.
+        self._read: dict[int, list[tuple[Leaf, yaml.Node]]] = {}
 
     def at(self, root: yaml.Node, path: Sequence[str]) -> Value | None:
         """What is at ``path`` below ``root``."""
-        node: yaml.Node = root
+        node, place = root, ""
         for depth, key in enumerate(path):
             if not isinstance(node, yaml.MappingNode):
                 return None
-            entries = self._entries(node, tuple(path[:depth]), depth)
+            entries = self._entries(node, place, depth)
             found = next((value for name, value in entries if name.text == key), None)
             if found is None:
                 return None
-            node = found
-        value = self._value(node, tuple(path), len(path))
+            node, place = found, _inner(place, key)
+        value = self._value(node, place, len(path))
         return None if isinstance(value, Leaf) and value.null else value
 
-    def _value(self, node: yaml.Node, place: tuple[str | int, ...], depth: int) -> Value:
+    def _value(self, node: yaml.Node, place: str, depth: int) -> Value:
         where = _where(node, place)
         self._budget.take(depth, where)
         if isinstance(node, yaml.ScalarNode):
             return _leaf(node, where)
         if isinstance(node, yaml.SequenceNode):
-            inner = [self._value(item, (*place, index), depth + 1) for index, item in enumerate(node.value)]
+            inner = [self._value(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(node.value)]
             return Items(tuple(inner), where)
         assert isinstance(node, yaml.MappingNode)
         entries = [
-            (key, self._value(value, (*place, key.text), depth + 1)) for key, value in self._entries(node, place, depth)
+            (key, self._value(value, _inner(place, key.text), depth + 1))
+            for key, value in self._entries(node, place, depth)
         ]
         return Table(tuple(entries), where)
 
-    def _entries(
-        self, node: yaml.MappingNode, place: tuple[str | int, ...], depth: int
-    ) -> list[tuple[Leaf, yaml.Node]]:
+    def _entries(self, node: yaml.MappingNode, place: str, depth: int) -> list[tuple[Leaf, yaml.Node]]:
         """Keys and values, with what ``<<`` brings in; a key twice is a fault, whichever reader one has."""
+        found = self._read.get(id(node))
+        if found is None:
+            found = self._read[id(node)] = self._read_entries(node, place, depth)
+        else:
+            self._budget.take(depth, _where(node, place))
+        return found
+
+    def _read_entries(self, node: yaml.MappingNode, place: str, depth: int) -> list[tuple[Leaf, yaml.Node]]:
         own: dict[str, tuple[Leaf, yaml.Node]] = {}
         merged: dict[str, tuple[Leaf, yaml.Node]] = {}
         for key_node, value_node in node.value:
-            self._budget.take(depth, _where(key_node, place))
             if not isinstance(key_node, yaml.ScalarNode):
                 self._report.fault(_where(key_node, place), "a key is a mapping or a list, not a text")
                 continue
-            key = _leaf(key_node, _where(key_node, (*place, key_node.value)))
+            where = _where(key_node, _inner(place, key_node.value))
+            self._budget.take(depth, where)
+            key = _leaf(key_node, where)
             if key.bare and key.text == "<<":
                 for name, entry in self._merged(value_node, place, depth).items():
                     merged.setdefault(name, entry)
@@ -253,7 +257,7 @@ class _YamlReader:
                 own[key.text] = (key, value_node)
         return [*own.values(), *(entry for name, entry in merged.items() if name not in own)]
 
-    def _merged(self, node: yaml.Node, place: tuple[str | int, ...], depth: int) -> dict[str, tuple[Leaf, yaml.Node]]:
+    def _merged(self, node: yaml.Node, place: str, depth: int) -> dict[str, tuple[Leaf, yaml.Node]]:
         found: dict[str, tuple[Leaf, yaml.Node]] = {}
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(source, yaml.MappingNode):
@@ -265,15 +269,22 @@ class _YamlReader:
         return found
 
 
-def _where(node: yaml.Node, place: tuple[str | int, ...]) -> Where:
+def _inner(place: str, key: str) -> str:
+    """The path of a key inside the path ``place``, as :func:`path_of` writes it."""
+    if not _PLAIN_KEY.fullmatch(key):
+        return place + path_of((key,))
+    return f"{place}.{key}" if place else key
+
+
+def _where(node: yaml.Node, place: str) -> Where:
     mark = node.start_mark
-    field_path = path_of(place)
+    line, column = mark.line, mark.column
     if not isinstance(node, yaml.ScalarNode):
-        return Where(field_path, mark.line + 1, mark.column + 1)
-    quotes = 1 if node.style in ("'", '"') else 0
+        return Where(place, line + 1, column + 1)
     end = node.end_mark
-    exact = end.line == mark.line and end.column - mark.column == len(node.value) + 2 * quotes
-    return Where(field_path, mark.line + 1, mark.column + 1 + (quotes if exact else 0), exact)
+    quotes = 1 if node.style in ("'", '"') else 0
+    exact = end.line == line and end.column - column == len(node.value) + 2 * quotes
+    return Where(place, line + 1, column + 1 + (quotes if exact else 0), exact)
 
 
 def _leaf(node: yaml.ScalarNode, where: Where) -> Leaf:
@@ -292,7 +303,7 @@ def _value_of(text: str) -> str | int | float | bool:
         return False
     if len(text) <= 40 and _WHOLE.fullmatch(text):
         return int(text)
-    if len(text) <= 32 and re.fullmatch(r"-?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]{1,3})?", text):
+    if len(text) <= 32 and _FLOAT.fullmatch(text):
         return float(text)
     return text
 
@@ -300,9 +311,9 @@ def _value_of(text: str) -> str | int | float | bool:
 class _MappingReader:
     """Turns Python values into values of the tree."""
 
-    def __init__(self, report: Report, budget: _Budget) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
-        self._budget = budget
+        self._budget = _Budget()
 
     def at(self, parsed: object, path: Sequence[str]) -> Value | None:
         """What is at ``path`` below ``parsed``."""

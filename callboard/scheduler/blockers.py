@@ -87,8 +87,13 @@ def node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reas
     nodes = sorted(state.nodes.values(), key=lambda node: node.rank)
     if not nodes:
         return [Reason("NO_NODES", "nodes", "no node has joined")]
+    unmet = _unmet_selectors(nodes, ask)
+    if unmet:
+        return unmet
+    # Where the first component asks for labels of its own, nodes without them are no help.
+    required = (*wanted.required, *ask.slots[0].selector)
     for node in nodes[:MAX_SUBJECTS]:
-        reasons += _one_node(view, node, wanted.required, ask, spec.placement)
+        reasons += _one_node(view, node, required, ask, spec.placement)
     if len(nodes) > MAX_SUBJECTS:
         reasons.append(Reason("MORE_NODES", "nodes", f"and {len(nodes) - MAX_SUBJECTS} nodes more"))
     largest = _largest(state, view, ask)
@@ -99,6 +104,20 @@ def node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reas
         count = len(ask.slots)
         reasons.insert(0, Reason("ROOM_FOR", "nodes", f"room for {placed} of {count} workers", "", count, placed))
     return reasons
+
+
+def _unmet_selectors(nodes: Sequence[NodeRecord], ask: Ask) -> list[Reason]:
+    """Components whose labels no node has."""
+    asking = {slot.component: slot.selector for slot in ask.slots if slot.selector}
+    return [
+        Reason(
+            "LABEL_MISMATCH",
+            "nodes",
+            f"no node has {', '.join(f'{key}={value}' for key, value in selector)}, which {component} asks for",
+        )
+        for component, selector in asking.items()
+        if not any(NodeFilter(selector).admits(node) for node in nodes)
+    ]
 
 
 def _most_that_fit(state: State, view: View, wanted: NodeFilter, ask: Ask, placement: Strategy) -> int:
@@ -119,7 +138,8 @@ def _one_node(
     subject = f"nodes/{node.node_id}"
     labels = dict(node.labels)
     for key, value in required:
-        if labels.get(key, node.node_id if key == "node" else None) != value:
+        own = {"node": node.node_id, "node_group": node.node_group}
+        if labels.get(key, own.get(key)) != value:
             return [Reason("LABEL_MISMATCH", subject, f"{node.node_id} lacks the label {key}={value}")]
     ever = view.assumption.empty and could_return(node)
     if node.cordoned and not ever:

@@ -6,8 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
-from callboard.scheduler.holders import YieldClass
-from callboard.scheduler.preemption import Verdict, by_rules, claims_of, left_ms, lost_work_ms, may_yield, pools_of
+from callboard.scheduler.preemption import (
+    Claims,
+    Verdict,
+    by_rules,
+    claims_of,
+    left_ms,
+    lost_work_ms,
+    may_yield,
+    pools_of,
+)
 from callboard.scheduler.quota import borrowed
 from callboard.scheduler.records import (
     ENDED,
@@ -18,6 +26,7 @@ from callboard.scheduler.records import (
     WorkerRecord,
     WorkerState,
 )
+from callboard.scheduler.shapes import YieldClass
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, View
 
@@ -44,12 +53,13 @@ def _cost(state: State, job: JobRecord, spec: JobSpec, worker: WorkerRecord | No
     return (count, lost_ms, -left_ms(job, spec, now_ms), -job.order, 0 if worker is None else -worker.rank)
 
 
-def candidates(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> tuple[list[Candidate], int]:
+def candidates(
+    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims
+) -> tuple[list[Candidate], int]:
     """Who must yield to the preemptor, lowest priority first, cheapest first within one; and the earliest
     time (ms) at which there may be more, 0 if there is none."""
     found: list[Candidate] = []
     retry_ms = 0
-    claims = claims_of(state, preemptor, preemptor_uid)
     for job_state in (JobState.RUNNING, JobState.STARTING):
         for uid in state.jobs_by_state[job_state]:
             job, spec = state.jobs[uid], state.specs[uid].spec
@@ -75,10 +85,11 @@ FEW = 16
 """Victims of the lowest level that are tried one by one before the general search."""
 
 
-def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> tuple[list[Candidate], bool]:
+def lowest_level(
+    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims
+) -> tuple[list[Candidate], bool]:
     """The few cheapest candidates of the lowest priority at which anybody must yield, and whether that is a full
     answer: False where only the general search can tell (extra workers, lent groups, jobs guarded for a time)."""
-    claims = claims_of(state, preemptor, preemptor_uid)
     pool = state.pools.get(preemptor.pool)
     lends = pool is not None and pool.spec.pg_pool.reserved_lendable
     by_priority: dict[int, list[YieldClass]] = {}

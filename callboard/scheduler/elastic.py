@@ -9,7 +9,8 @@ Every change is announced with the new rank map.
 
 from __future__ import annotations
 
-from callboard.model.specs import ComponentSpec, JobSpec, Strategy
+from callboard.model.colocation import member_names
+from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, Strategy
 from callboard.scheduler import starting, stopping
 from callboard.scheduler.asks import Ask
 from callboard.scheduler.events import JobScaled
@@ -30,8 +31,11 @@ from callboard.scheduler.view import Assumption, View
 
 
 def wanted(job: JobRecord, component: ComponentSpec) -> int:
-    """Workers that a component should have."""
-    return dict(job.targets).get(component.name, component.max_workers)
+    """Workers that a component should have. One that signals make grow starts with its fewest, any other with as many
+    as find room."""
+    grows_by_signals = any(rule.action is ScalingAction.UP for rule in component.scaling)
+    unsaid = component.min_workers if grows_by_signals else component.max_workers
+    return dict(job.targets).get(component.name, unsaid)
 
 
 def scale(tx: Transaction, event: JobScaled) -> str:
@@ -41,7 +45,11 @@ def scale(tx: Transaction, event: JobScaled) -> str:
         what = f"job {job.name} has ended" if job else f"there is no job {event.uid}"
         code = RefusalCode.WRONG_STATE if job else RefusalCode.NOT_FOUND
         raise Refusal(code, f"jobs/{event.uid}", what, "name")
-    components = {component.name: component for component in tx.state.specs[job.uid].spec.components}
+    components = {
+        name: component
+        for component in tx.state.specs[job.uid].spec.components
+        for name in (*member_names(component), component.name)
+    }
     component = components.get(event.component)
     if component is None:
         known = ", ".join(components)
@@ -55,19 +63,26 @@ def scale(tx: Transaction, event: JobScaled) -> str:
             f"not {event.workers}",
             "workers",
         )
+    set_target(tx, job, component, event.workers, reason="request")
+    return job.uid
+
+
+def set_target(
+    tx: Transaction, job: JobRecord, component: ComponentSpec, workers: int, *, reason: str, why: str = ""
+) -> None:
+    """Says how many workers a component should have, and brings it there as far as there is room."""
     before = wanted(job, component)
-    targets = {**dict(job.targets), event.component: event.workers}
+    targets = {**dict(job.targets), component.name: workers}
     tx.change_job(job.uid, targets=tuple(sorted(targets.items())))
     tx.event(
         "job.scaled",
         f"jobs/{job.name}",
         job.state.value,
-        f"{event.component} should have {event.workers} workers",
-        {"direction": "up" if event.workers > before else "down", "reason": "request"},
+        f"{component.name} should have {workers} workers{f': {why}' if why else ''}",
+        {"direction": "up" if workers > before else "down", "reason": reason},
     )
-    _shrink(tx, job.uid, component, event.workers)
+    _shrink(tx, job.uid, component, workers)
     grow(tx, job.uid)
-    return job.uid
 
 
 def grow(tx: Transaction, uid: str) -> None:
@@ -80,7 +95,7 @@ def grow(tx: Transaction, uid: str) -> None:
         return
     spec = tx.state.specs[uid].spec
     for component in spec.components:
-        while component.elastic and len(live := _live(tx, job, component)) < wanted(job, component):
+        while component.elastic and len(live := live_of(tx, job, component)) < wanted(job, component):
             taken = {worker.rank for worker in live}
             rank = next(rank for rank in range(len(live) + 1) if rank not in taken)
             if _is_leaving(tx, job, component, rank) or not _add(tx, uid, spec, component, rank):
@@ -137,7 +152,7 @@ def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
 
 def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> None:
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
-    live = _live(tx, job, component)
+    live = live_of(tx, job, component)
     extras = sorted((worker for worker in live if worker.extra), key=lambda worker: worker.rank, reverse=True)
     cancel_ms, kill_ms = stop_timeouts(tx.state, spec)
     for worker in extras[: max(0, len(live) - count)]:
@@ -145,7 +160,7 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
-    ask = Ask.of(spec.pool_of(component), [Slot(component.name, rank, component.resources)])
+    ask = Ask.of(spec.pool_of(component), [Slot.of(component, rank)])
     uses = choose_groups(tx.state, View(tx.state, Assumption(subject=uid)), spec, [ask])
     if uses is None:
         return False
@@ -159,7 +174,8 @@ def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, ran
     return True
 
 
-def _live(tx: Transaction, job: JobRecord, component: ComponentSpec) -> list[WorkerRecord]:
+def live_of(tx: Transaction, job: JobRecord, component: ComponentSpec) -> list[WorkerRecord]:
+    """Workers of a component that are there and stay."""
     return [
         worker
         for worker in tx.state.workers_of(job.uid)

@@ -118,6 +118,18 @@ class JobScaled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignalsReported(Event):
+    """Somebody reported gauges of a job. Result: (component, workers it should have) of what that changed.
+
+    Attributes:
+        gauges: (name, value in thousandths) of every gauge of the job that is known.
+    """
+
+    uid: str
+    gauges: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDeleted(Event):
     """Somebody removes an idle placement group."""
 
@@ -225,6 +237,13 @@ class NodeDrained(Event):
     node_id: str
     deadline_ms: int = 0
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRemoved(Event):
+    """Somebody has a node forgotten that is gone."""
+
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

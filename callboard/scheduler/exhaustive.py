@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.model.quantities import Resources
+from callboard.model.quantities import Resources, total
 from callboard.model.specs import Strategy
 from callboard.scheduler.records import DeviceShare
 from callboard.scheduler.rooms import emptiness
@@ -13,6 +13,19 @@ from callboard.scheduler.view import Room
 EXACT_TRIES = 5_000
 """Most workers placed for trial in one exhaustive search: without a bound one odd job would stop the scheduler for
 minutes (10 different workers on 9 free GPUs: 9! orders). About 50 ms."""
+
+
+def may_hold(rooms: Sequence[Room], asks: Sequence[Resources]) -> bool:
+    """Whether nodes could hold some workers as far as a glance tells: each finds room when alone, and all together ask
+    for no more than is free. Most searches that fail would fail here."""
+    wanted = total(asks)
+    if sum(max(0, room.cpu_milli) for room in rooms) < wanted.cpu_milli:
+        return False
+    if sum(max(0, room.memory_bytes) for room in rooms) < wanted.memory_bytes:
+        return False
+    if sum(max(0, free) for room in rooms for free in room.device_milli) < wanted.gpu_milli:
+        return False
+    return all(any(room.fits(ask) for room in rooms) for ask in dict.fromkeys(asks))
 
 
 class Exhaustive:

@@ -7,10 +7,11 @@ the order of node rank and device, so that rank 0 … k−1 share a machine (PG-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from callboard.model.quantities import MILLI, Resources
-from callboard.model.specs import Strategy
-from callboard.scheduler.exhaustive import Exhaustive
+from callboard.model.specs import Labels, Strategy
+from callboard.scheduler.exhaustive import Exhaustive, may_hold
 from callboard.scheduler.greedy import search
 from callboard.scheduler.pinned import pin
 from callboard.scheduler.records import BundleRecord, DeviceShare
@@ -28,7 +29,7 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
 
     Workers with a place come first; the strategy is for the others.
     """
-    if len(slots) == 1 and slots[0].place is None:
+    if len(slots) == 1 and slots[0].place is None and not slots[0].selector:
         return _fit_one(rooms, slots[0], strategy)
     if any(slot.place is not None for slot in slots):
         pinned = pin(rooms, slots)
@@ -41,6 +42,8 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
         return tuple(pinned[i] if i in pinned else next(free) for i in range(len(slots)))
     if not slots:
         return ()
+    if any(slot.selector for slot in slots):
+        return _fit_selected(rooms, slots, strategy)
     order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
     asks = [slots[i].resources for i in order]
     chosen = search(rooms, asks, strategy)
@@ -60,6 +63,29 @@ def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord
     return (BundleRecord(node_id=room.node.node_id, resources=slot.resources, devices=devices),)
 
 
+def _fit_selected(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+    """Slots whose components ask for labels of their own: those with the most labels first, for they have the least
+    choice. A strict strategy holds across all of them."""
+    plain = [replace(slot, selector=()) for slot in slots]
+    if strategy is Strategy.STRICT_PACK:
+        every = tuple(sorted({label for slot in slots for label in slot.selector}))
+        return fit(rooms.narrowed(every, frozenset()), plain, strategy)
+    by_selector: dict[Labels, list[int]] = {}
+    for i, slot in enumerate(slots):
+        by_selector.setdefault(slot.selector, []).append(i)
+    found: dict[int, BundleRecord] = {}
+    for selector in sorted(by_selector, key=lambda labels: (-len(labels), labels)):
+        members = by_selector[selector]
+        taken = {bundle.node_id for bundle in found.values()} if strategy is Strategy.STRICT_SPREAD else ()
+        own = rooms.narrowed(selector, frozenset(taken))
+        bundles = fit(own, [plain[i] for i in members], strategy)
+        if bundles is None:
+            return None
+        rooms.adopt(own)
+        found.update(zip(members, bundles, strict=True))
+    return tuple(found[i] for i in range(len(slots)))
+
+
 def _fit_exactly(
     rooms: Rooms, slots: Sequence[Slot], order: Sequence[int], strategy: Strategy
 ) -> tuple[BundleRecord, ...] | None:
@@ -68,7 +94,7 @@ def _fit_exactly(
     if len(slots) > EXACT_LIMIT or not _mixed(asks, strategy):
         return None
     every = rooms.all(len(asks))
-    if len(every) > EXACT_LIMIT:
+    if len(every) > EXACT_LIMIT or not may_hold(every, asks):
         return None
     exhaustive = Exhaustive(every, asks, strategy)
     if not exhaustive.place():

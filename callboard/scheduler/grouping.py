@@ -160,6 +160,9 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
         place = slots[i].place
         if place is None:
             fitting = [b for b in open_bundles if _holds(group.bundles[b], slots[i].resources)]
+            if slots[i].selector:
+                asked = NodeFilter(slots[i].selector)
+                fitting = [b for b in fitting if asked.admits(state.nodes[group.bundles[b].node_id])]
         else:
             fitting = [b for b in open_bundles if books(state, group, b, slots[i], place)]
         if not fitting:

@@ -41,7 +41,7 @@ def new_group(
     **fields: Any,
 ) -> GroupRecord:
     """Adds a group with the next id that is not asked of Ray yet."""
-    number = tx.count(next_group=tx.state.meta.next_group + 1).next_group
+    number = tx.draw("next_group")
     group = GroupRecord(
         group_id=f"pg-{number}",
         number=number,
@@ -74,7 +74,7 @@ def create(
     tx: Transaction, pool: str, kind: GroupKind, bundles: tuple[BundleRecord, ...], reason: str, **fields: Any
 ) -> GroupRecord:
     """Adds a group with the next id, whose room is free, and asks Ray for it."""
-    number = tx.count(next_group=tx.state.meta.next_group + 1).next_group
+    number = tx.draw("next_group")
     group_id = f"pg-{number}"
     revision = tx.event(
         "group.creating",

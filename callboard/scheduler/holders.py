@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from callboard.model.specs import JobSpec
 from callboard.scheduler.records import JobRecord, JobState
-
-YieldClass = tuple[int, str, tuple[tuple[str, str], ...], bool, tuple[str, ...], bool]
-"""(priority in milli, pool, labels, preemptible, pools of components, elastic)."""
+from callboard.scheduler.shapes import Shape, YieldClass
 
 Order = tuple[int, int, int, int, str]
 """(workers, -ms since which work would be lost, -estimated ms, -order of submission, uid): cheapest victim first."""
@@ -28,12 +25,12 @@ class Holders:
         self.classes: dict[YieldClass, list[Order]] = {}
         self._known: dict[str, tuple[YieldClass, Order]] = {}
 
-    def update(self, job: JobRecord | None, uid: str, spec: JobSpec | None) -> None:
+    def update(self, job: JobRecord | None, uid: str, shape: Shape | None) -> None:
         """Follows a job after its record changed; None: it is gone."""
         old = self._known.get(uid)
         new = None
-        if job is not None and spec is not None and job.state in _HOLDING:
-            new = (yield_class(spec) if old is None else old[0], _order(job, spec))
+        if job is not None and shape is not None and job.state in _HOLDING:
+            new = (shape.yield_class, _order(job, shape))
         if old == new:
             return
         if old is not None:
@@ -51,14 +48,6 @@ class Holders:
         return dict(self._known)
 
 
-def yield_class(spec: JobSpec) -> YieldClass:
-    """What decides whether a job must yield, as far as its spec goes."""
-    pools = tuple(sorted({spec.pool_of(component) for component in spec.components}))
-    elastic = any(component.elastic for component in spec.components)
-    return (spec.priority_milli, spec.pool, spec.labels, spec.preemptible, pools, elastic)
-
-
-def _order(job: JobRecord, spec: JobSpec) -> Order:
-    workers = sum(component.min_workers for component in spec.components)
+def _order(job: JobRecord, shape: Shape) -> Order:
     since_ms = max(job.running_ms, job.checkpoint_ms) if job.state is JobState.RUNNING else _NOTHING_LOST
-    return (workers, -since_ms, -spec.estimated_duration_ms, -job.order, job.uid)
+    return (shape.workers, -since_ms, -shape.estimated_ms, -job.order, job.uid)

@@ -156,11 +156,10 @@ def _indexes(state: State) -> None:
     fresh = State.of(state.records())
     for name in (
         "queue",
-        "waiting",
-        "shapes",
         "nominated",
         "elastic",
         "leaving_extras",
+        "doomed",
         "groups_of_pool",
         "jobs_holding",
         "requests",
@@ -168,6 +167,11 @@ def _indexes(state: State) -> None:
         mine, theirs = getattr(state, name), getattr(fresh, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} is {mine!r}, should be {theirs!r}")
+    if state.shapes.known() != fresh.shapes.known():
+        _fail("index", f"shapes is {state.shapes.known()}, should be {fresh.shapes.known()}")
+    waiting, should_wait = ({shape.key: keys for shape, keys in each.waiting.items()} for each in (state, fresh))
+    if waiting != should_wait:
+        _fail("index", f"waiting is {waiting}, should be {should_wait}")
     if state.holders.known() != fresh.holders.known():
         _fail("index", f"holders is {state.holders.known()}, should be {fresh.holders.known()}")
     if state.free.keys() != fresh.free.keys():

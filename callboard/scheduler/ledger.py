@@ -23,11 +23,16 @@ from callboard.scheduler.records import (
 
 
 class Amounts:
-    """A running sum of resources on one node, its devices kept apart."""
+    """A running sum of resources on one node, its devices kept apart.
 
-    __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes")
+    Attributes:
+        parts: how many amounts it is the sum of; most nodes have no claims at all.
+    """
+
+    __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes", "parts")
 
     def __init__(self, devices: int) -> None:
+        self.parts = 0
         self.cpu_milli = 0
         self.memory_bytes = 0
         self.custom_milli: dict[str, int] = {}
@@ -35,6 +40,7 @@ class Amounts:
 
     def add(self, resources: Resources, devices: Iterable[DeviceShare], sign: int) -> None:
         """Adds (sign 1) or takes away (sign -1) resources and shares of devices."""
+        self.parts += sign
         self.cpu_milli += sign * resources.cpu_milli
         self.memory_bytes += sign * resources.memory_bytes
         for name, milli in resources.custom_milli:

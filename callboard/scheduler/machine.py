@@ -14,7 +14,19 @@ from typing import Any
 
 from callboard.model.frozen import quick
 from callboard.model.specs import JobSpec
-from callboard.scheduler import elastic, ending, groups, nodes, orders, passes, requests, starting, stopping, workers
+from callboard.scheduler import (
+    elastic,
+    ending,
+    groups,
+    nodes,
+    orders,
+    passes,
+    requests,
+    signals,
+    starting,
+    stopping,
+    workers,
+)
 from callboard.scheduler import events as ev
 from callboard.scheduler import explain as explaining
 from callboard.scheduler.commands import Command
@@ -266,6 +278,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.JobCompleted: requests.complete,
     ev.JobPreempted: requests.preempt,
     ev.JobScaled: elastic.scale,
+    ev.SignalsReported: signals.reported,
     ev.JobsRenewed: requests.renew,
     ev.GroupDeleted: requests.delete_group,
     ev.NodeJoined: nodes.joined,
@@ -275,6 +288,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.NodeLeft: nodes.left,
     ev.NodeCordoned: nodes.cordoned,
     ev.NodeDrained: nodes.drained,
+    ev.NodeRemoved: nodes.removed,
     ev.RaySessionLost: nodes.session_lost,
     ev.WorkerStarted: workers.handle,
     ev.WorkerStartFailed: workers.handle,

@@ -13,6 +13,7 @@ from callboard.scheduler.events import (
     NodeLeft,
     NodeLost,
     NodeRayChanged,
+    NodeRemoved,
     NodeSuspected,
     RaySessionLost,
     WorkerExited,
@@ -166,6 +167,29 @@ def cordoned(tx: Transaction, event: NodeCordoned) -> None:
     what = "cordoned: nothing new starts here" if event.cordoned else "uncordoned"
     revision = tx.event("node.cordoned", f"nodes/{node.node_id}", node.state.value, what)
     tx.put(evolve(node, cordoned=event.cordoned, revision=revision))
+
+
+def removed(tx: Transaction, event: NodeRemoved) -> None:
+    """Somebody has a node forgotten. Only one that is gone, and of which nothing is owed any more: should its agent
+    come back after all, it is refused as the agent of a state that is no more, and ends what it runs."""
+    subject = f"nodes/{event.node_id}"
+    node = tx.state.nodes.get(event.node_id)
+    if node is None:
+        raise Refusal(RefusalCode.NOT_FOUND, subject, f"there is no node {event.node_id}", "name")
+    if node.state not in _GONE:
+        message = (
+            f"node {event.node_id} is {node.state}, so its agent is there; drain it, end its agent, then remove it"
+        )
+        raise Refusal(RefusalCode.WRONG_STATE, subject, message, "name")
+    owed = sorted(tx.state.groups_on_node.get(event.node_id, ()))
+    if owed:
+        message = (
+            f"on node {event.node_id} {', '.join(owed)} must still be removed; that needs an agent in its Ray cluster"
+        )
+        raise Refusal(RefusalCode.WRONG_STATE, subject, message, "name")
+    assert not tx.state.workers_on(event.node_id), "a node that is gone holds no worker (see _give_up)"
+    tx.event("node.removed", subject, "REMOVED", f"forgotten on request; it was {node.state}")
+    tx.drop("node", event.node_id)
 
 
 def session_lost(tx: Transaction, event: RaySessionLost) -> None:

@@ -6,24 +6,48 @@ its creation, a REMOVING one its removal. Ids depend on the record alone, so an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
 from callboard.scheduler.records import GroupRecord, GroupState, NodeState, WorkerRecord, WorkerState
 from callboard.scheduler.state import State
 
 
-def start_worker(state: State, worker: WorkerRecord) -> StartWorker:
-    """The start of a worker, with its place among the workers of its component."""
-    job, spec = state.jobs[worker.job], state.specs[worker.job].spec
-    component = next(c for c in spec.components if c.name == worker.component)
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The workers of one component in one attempt.
+
+    Attributes:
+        world_size: how many they are.
+        local_ranks: ranks on each node, in order.
+        master_node_id: node of the lowest rank.
+    """
+
+    world_size: int
+    local_ranks: Mapping[str, Sequence[int]]
+    master_node_id: str
+
+
+def peers_of(state: State, worker: WorkerRecord) -> Peers:
+    """A worker and the others of its component."""
     peers = [
         other
         for other in state.workers_of(worker.job)
         if other.component == worker.component and other.attempt == worker.attempt
     ]
-    local = sorted(other.rank for other in peers if other.node_id == worker.node_id)
-    first = min(peers, key=lambda other: other.rank)
+    peers.sort(key=lambda other: other.rank)
+    local_ranks: dict[str, list[int]] = {}
+    for other in peers:
+        local_ranks.setdefault(other.node_id, []).append(other.rank)
+    return Peers(len(peers), local_ranks, peers[0].node_id)
+
+
+def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorker:
+    """The start of a worker, with its place among the workers of its component."""
+    job, spec = state.jobs[worker.job], state.specs[worker.job].spec
+    component = next(c for c in spec.components if c.name == worker.component)
+    local = peers.local_ranks[worker.node_id]
     return StartWorker(
         command_id=f"start-g{worker.generation}",
         node_id=worker.node_id,
@@ -31,11 +55,11 @@ def start_worker(state: State, worker: WorkerRecord) -> StartWorker:
         component=component,
         job_name=job.name,
         ray_group_id=state.groups[worker.group_id].ray_id,
-        world_size=len(peers),
+        world_size=peers.world_size,
         local_rank=local.index(worker.rank),
         local_world_size=len(local),
         node_rank=state.nodes[worker.node_id].rank,
-        master_node_id=first.node_id,
+        master_node_id=peers.master_node_id,
         start_timeout_ms=spec.start_timeout_ms,
         checkpoint=state.checkpoints.get((worker.job, worker.component, worker.rank)),
     )
@@ -104,17 +128,19 @@ def creation_timeout_ms(state: State, pool_name: str) -> int:
 
 def pick_executor(state: State, group: GroupRecord) -> str:
     """Node whose agent acts on a group in Ray: one with a bundle, else any that is connected; empty if none is."""
-    holders = [bundle.node_id for bundle in group.bundles]
-    connected = [node for node in state.nodes.values() if node.state in (NodeState.READY, NodeState.DRAINING)]
-    connected.sort(key=lambda node: (node.node_id not in holders, node.rank))
-    return connected[0].node_id if connected else ""
+    holders = [state.nodes[bundle.node_id] for bundle in group.bundles if bundle.node_id in state.nodes]
+    for candidates in (holders, state.nodes.values()):
+        connected = [node for node in candidates if node.state in (NodeState.READY, NodeState.DRAINING)]
+        if connected:
+            return min(connected, key=lambda node: node.rank).node_id
+    return ""
 
 
 def owed(state: State, node_id: str) -> Iterator[Command]:
     """Every command that the agent of a node has been or should have been told and has not answered."""
     for worker in state.workers_on(node_id):
         if worker.state is WorkerState.STARTING:
-            yield start_worker(state, worker)
+            yield start_worker(state, worker, peers_of(state, worker))
         elif worker.state in (WorkerState.STOPPING, WorkerState.QUARANTINED):
             yield stop_worker(worker)
     for group_state in (GroupState.CREATING, GroupState.REMOVING):

@@ -27,6 +27,8 @@ class Memory:
     def __init__(self) -> None:
         self.version = -1
         self.blocked: set[Shape] = set()
+        self.hopeless: dict[Shape, bool] = {}
+        """Whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is known."""
         self.retries: list[tuple[int, str]] = []
 
     def forget(self) -> None:
@@ -48,6 +50,7 @@ def run(tx: Transaction, memory: Memory) -> None:
         _look_at_some(tx, memory)
     else:
         memory.blocked.clear()
+        memory.hopeless.clear()
         memory.retries.clear()
         for pool in list(state.pools.values()):
             if pool.deleting:
@@ -109,6 +112,7 @@ def _look_at_some(tx: Transaction, memory: Memory) -> None:
         job = tx.state.jobs.get(uid)
         if job is not None and job.state is JobState.PENDING:
             memory.blocked.discard(tx.state.shapes[uid])
+            memory.hopeless.pop(tx.state.shapes[uid], None)
             uids[uid] = None
     in_order = sorted(uids, key=lambda uid: tx.state.queue_key(tx.state.jobs[uid])) if len(uids) > 1 else list(uids)
     for uid in in_order:
@@ -131,7 +135,7 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
         return
     shape = tx.state.shapes[uid]
     starving = 0 < job.starving_ms <= tx.now_ms
-    if shape in memory.blocked and not job.yielded_to and not starving:
+    if not starving and (memory.hopeless.get(shape) if job.yielded_to else shape in memory.blocked):
         return
     found = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
     if isinstance(found, Blocked):
@@ -139,10 +143,20 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
             return
         if not job.yielded_to:
             memory.blocked.add(shape)
+            memory.hopeless[shape] = found.hopeless
+        elif found.hopeless and shape not in memory.hopeless:
+            memory.hopeless[shape] = _is_hopeless(tx, job, spec)
         if found.retry_ms:
             heapq.heappush(memory.retries, (found.retry_ms, uid))
         return
     _carry_out(tx, job, found)
+
+
+def _is_hopeless(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:
+    """Whether even a job of this shape that never yielded to anybody would be blocked. One look spares one at each of
+    the many that a wave of preemptions leaves waiting."""
+    found = plan(tx.state, "", spec, job.submit_ms, tx.now_ms)
+    return isinstance(found, Blocked) and found.hopeless
 
 
 def _hold_room(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:
@@ -251,8 +265,9 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
     """Whether a nominated job can start once everything that is on its way out is gone; for one that waits for running
     jobs to end, once they have."""
     state = tx.state
-    running = (*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING])
-    released = frozenset(running) if state.jobs[uid].patient else frozenset()
+    released: frozenset[str] = frozenset()
+    if state.jobs[uid].patient:
+        released = frozenset((*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING]))
     view = View(state, Assumption(subject=uid, future=True, released=released))
     rooms: dict[str, Room] = {}
     for use in uses:

@@ -23,14 +23,12 @@ from callboard.scheduler.candidates import (
 )
 from callboard.scheduler.grouping import GroupUse, choose_groups
 from callboard.scheduler.pinned import pin
-from callboard.scheduler.preemption import left_ms, policy_for
+from callboard.scheduler.preemption import claims_of, left_ms, policy_for
 from callboard.scheduler.records import JobState, Rule
 from callboard.scheduler.rooms import NodeFilter, Rooms
+from callboard.scheduler.shapes import MAX_SHAPES
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Assumption, Room, View
-
-MAX_SHAPES = 10_000
-"""Most verdicts on shapes kept; beyond, all are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A job can't start, whoever would yield to it. ``retry_ms``: when that may change by time alone; 0: never."""
+    """A job can't start, whoever would yield to it.
+
+    Attributes:
+        retry_ms: when that may change by time alone; 0: never.
+        limited: it could, but for how many may yield to it at once, or how much its pool is owed. One that fewer must
+            yield to may be luckier.
+    """
 
     retry_ms: int = 0
+    limited: bool = False
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether a job that may take the place of fewer others is blocked for sure, too."""
+        return not self.retry_ms and not self.limited
 
 
 def plan(state: State, uid: str, spec: JobSpec, waiting_since_ms: int, now_ms: int) -> Plan | Blocked:
@@ -120,7 +130,7 @@ class _Search:
     def without_victims(self, now_ms: int) -> Plan | None:
         """A plan that evicts nobody."""
         for assumption in self._from_now_on(now_ms):
-            found = self._try(assumption) or self._try_trimmed(assumption)
+            found = self._try(assumption)
             if found is not None:
                 return self._slim(*found)
         return None
@@ -130,7 +140,8 @@ class _Search:
         later = Assumption(subject=self._uid, future=True)
         now = Assumption(subject=self._uid, passed=self._passable(now_ms))
         yield now
-        yield later
+        if self._state.leaving or now.passed:
+            yield later
         overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))
         if overtakes:
             yield replace(now, overtaken=overtakes)
@@ -138,7 +149,7 @@ class _Search:
 
     def patiently(self) -> Plan | None:
         """A plan on the room of everything that runs."""
-        found = self._try(self._all_ended())
+        found = self._try_exactly(self._all_ended())
         return None if found is None else Plan(found[1], waits=True)
 
     def _all_ended(self) -> Assumption:
@@ -165,7 +176,8 @@ class _Search:
             future=True,
             overtaken=frozenset(overtakable(state, self._spec, self._uid, now_ms)),
         )
-        few, complete = lowest_level(state, self._spec, self._uid, now_ms)
+        claims = claims_of(state, self._spec, self._uid)
+        few, complete = lowest_level(state, self._spec, self._uid, now_ms, claims)
         if complete and not few:
             return Blocked()
         for unit in few:
@@ -173,27 +185,27 @@ class _Search:
             alone = self._evicting(base, [unit])
             if alone is not None:
                 return alone
-        found, retry_ms = candidates(state, self._spec, self._uid, now_ms)
+        found, retry_ms = candidates(state, self._spec, self._uid, now_ms, claims)
         if not found:
             return Blocked(retry_ms)
 
         def feasible(units: Sequence[Candidate]) -> bool:
             assumption = without(base, units)
-            return (self._try(assumption) or self._try_trimmed(assumption)) is not None
+            return self._try(assumption) is not None
 
         level = self._lowest_level(found, feasible)
         if level is None:
             return Blocked(retry_ms)
         chosen = self._fewest(level, feasible)
         if max_victims and len(chosen) > max_victims:
-            return Blocked(retry_ms)
+            return Blocked(retry_ms, limited=True)
         plan_found = self._evicting(base, chosen)
-        return Blocked(retry_ms) if plan_found is None else plan_found
+        return Blocked(retry_ms, limited=True) if plan_found is None else plan_found
 
     def _evicting(self, base: Assumption, units: Sequence[Candidate]) -> Plan | None:
         """A plan in which exactly these yield; None if it isn't enough or takes back more quota than was lent."""
         assumption = without(base, units)
-        final = self._try(assumption) or self._try_trimmed(assumption)
+        final = self._try(assumption)
         if final is None or not takes_only_what_is_owed(self._state, self._uid, units):
             return None
         return replace(self._slim(*final), victims=tuple(_victim(unit) for unit in units), waits=True)
@@ -201,7 +213,7 @@ class _Search:
     def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""
         assumption = Assumption(subject=self._uid, future=True, released=frozenset({victim.uid}))
-        found = self._try(assumption) or self._try_trimmed(assumption)
+        found = self._try(assumption)
         if found is None:
             return None
         return replace(self._slim(*found), victims=(victim,), waits=True)
@@ -282,13 +294,17 @@ class _Search:
         return self._no_room
 
     def _try(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
+        """Groups under an assumption; if there are none, with every idle dynamic group out of the way."""
+        view = View(self._state, assumption)
+        uses = choose_groups(self._state, view, self._spec, self._asks)
+        if uses is not None:
+            return assumption, uses
+        idle = view.trimmable()
+        return self._try_exactly(replace(assumption, trimmed=frozenset(idle))) if idle else None
+
+    def _try_exactly(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
         uses = choose_groups(self._state, View(self._state, assumption), self._spec, self._asks)
         return None if uses is None else (assumption, uses)
-
-    def _try_trimmed(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
-        """The same with every idle dynamic group out of the way, if there are any."""
-        idle = View(self._state, assumption).trimmable()
-        return self._try(replace(assumption, trimmed=frozenset(idle))) if idle else None
 
     def _slim(self, assumption: Assumption, uses: tuple[GroupUse, ...]) -> Plan:
         """The plan without trims and overtakings that turn out unnecessary; the oldest idle groups go first."""
@@ -296,11 +312,11 @@ class _Search:
             return Plan(uses, waits=assumption.patient)
         order = View(self._state, replace(assumption, trimmed=frozenset())).trimmable()
         for group_id in reversed([group_id for group_id in order if group_id in assumption.trimmed]):
-            fewer = self._try(replace(assumption, trimmed=assumption.trimmed - {group_id}))
+            fewer = self._try_exactly(replace(assumption, trimmed=assumption.trimmed - {group_id}))
             if fewer is not None:
                 assumption, uses = fewer
         for uid in sorted(assumption.overtaken, key=lambda uid: self._state.queue_key(self._state.jobs[uid])):
-            fewer = self._try(replace(assumption, overtaken=assumption.overtaken - {uid}))
+            fewer = self._try_exactly(replace(assumption, overtaken=assumption.overtaken - {uid}))
             if fewer is not None:
                 assumption, uses = fewer
         trims = tuple(group_id for group_id in order if group_id in assumption.trimmed)

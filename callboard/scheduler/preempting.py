@@ -26,11 +26,10 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, wit
     """
     uid, rule, reason = victim.uid, victim.rule, victim.reason
     job = tx.state.jobs[uid]
-    meta = tx.count(
-        next_preemption=tx.state.meta.next_preemption + 1, total_preemptions=tx.state.meta.total_preemptions + 1
-    )
+    tx.draw("total_preemptions")
+    number = tx.draw("next_preemption")
     record = PreemptionRecord(
-        number=meta.next_preemption,
+        number=number,
         victim=uid,
         victim_name=job.name,
         preemptor=preemptor.uid if preemptor else "",
@@ -43,7 +42,7 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, wit
         lost_work_ms=lost_work_ms(job, tx.now_ms),
     )
     tx.put(record)
-    tx.drop("preemption", meta.next_preemption - KEPT_PREEMPTIONS)
+    tx.drop("preemption", number - KEPT_PREEMPTIONS)
     by = f"by {preemptor.name}" if preemptor else "by hand" if rule is Rule.MANUAL else "to drain"
     tx.event(
         "preemption.decided",

@@ -53,8 +53,7 @@ NO_CLAIMS = Claims()
 
 def policy_for(state: State, pool: str) -> PreemptionPolicy:
     """The cluster's policy with a pool's overrides."""
-    record = state.pools.get(pool)
-    return record.spec.preemption.over(state.meta.policy) if record else state.meta.policy
+    return state.policy_for(pool)
 
 
 def may_yield(

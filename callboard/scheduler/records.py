@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from callboard.model.frozen import quick
 from callboard.model.policy import PreemptionPolicy
@@ -330,7 +330,8 @@ class JobRecord:
         order: counts submissions; the last tie-break of the queue.
         attempt: starts so far, counting the present one.
         groups: placement groups it uses, or is nominated for.
-        targets: (component, number of workers) it should have, where that differs from the most it may have.
+        targets: (component, number of workers) it should have, where that was said.
+        scaled: (component, index of the scaling rule, when it acted last in ms).
         patient: its nomination waits for running jobs to end by themselves (starvation), not for victims.
         nominated: its ask charges its pools and its groups are held for it, though it has not started (I7).
         waits_for: uids of the victims and ids of the groups (being removed) whose end it waits for when nominated.
@@ -357,6 +358,7 @@ class JobRecord:
     end_ms: int = 0
     groups: tuple[str, ...] = ()
     targets: tuple[tuple[str, int], ...] = ()
+    scaled: tuple[tuple[str, int, int], ...] = ()
     nominated: bool = False
     patient: bool = False
     waits_for: tuple[str, ...] = ()
@@ -550,17 +552,7 @@ Record = (
 )
 """Everything the state is made of."""
 
-RECORD_TYPES: tuple[type[Record], ...] = (
-    NodeRecord,
-    PoolRecord,
-    GroupRecord,
-    JobRecord,
-    SpecRecord,
-    WorkerRecord,
-    CheckpointRecord,
-    PreemptionRecord,
-    MetaRecord,
-)
+RECORD_TYPES: tuple[type[Record], ...] = get_args(Record)
 """The record types, by which a journal finds its decoders (``kind`` is the name in the log)."""
 
 Key = str | int | tuple[str, str, int]

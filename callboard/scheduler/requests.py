@@ -168,13 +168,13 @@ def submit(tx: Transaction, event: JobSubmitted) -> str:
         refuse_unschedulable(tx, spec)
     elif not could_ever_fit(tx.state, spec):
         deadline_ms = tx.now_ms + spec.wait_for_nodes_ms
-    meta = tx.count(next_order=tx.state.meta.next_order + 1, total_submitted=tx.state.meta.total_submitted + 1)
+    tx.draw("total_submitted")
     tx.put(SpecRecord(uid=event.uid, spec=spec))
     tx.add_job(
         event.uid,
         spec.name,
         "submitted",
-        order=meta.next_order,
+        order=tx.draw("next_order"),
         deadline_ms=deadline_ms,
         starving_ms=tx.now_ms + spec.starvation_after_ms if spec.starvation_after_ms else 0,
         session_ms=tx.now_ms + spec.session_lease_ms if spec.session_lease_ms else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
@@ -20,14 +20,16 @@ class NodeFilter:
     Attributes:
         required: labels that a node must have.
         preferred: labels that are better to have.
+        excluded: nodes that don't come into question, whatever their labels.
     """
 
     required: Labels = ()
     preferred: Labels = ()
+    excluded: frozenset[str] = frozenset()
 
     def admits(self, node: NodeRecord) -> bool:
         """Whether a node has every required label."""
-        return _has(node, self.required)
+        return _has(node, self.required) and node.node_id not in self.excluded
 
     def prefers(self, node: NodeRecord) -> bool:
         """Whether a node has every preferred label."""
@@ -64,6 +66,18 @@ class Rooms:
                 node = state.nodes[node_id]
                 if node.usable and wanted.admits(node):
                     self._known[node_id] = view.room(node)
+
+    def narrowed(self, required: Labels, excluded: frozenset[str]) -> Rooms:
+        """The same rooms without nodes that lack a label or are excluded. What is taken from one is taken from both
+        once this one adopts the other again."""
+        wanted = replace(
+            self._wanted,
+            required=tuple(sorted({*self._wanted.required, *required})),
+            excluded=self._wanted.excluded | excluded,
+        )
+        rooms = Rooms(self._state, self._view, wanted)
+        rooms.adopt(self)
+        return rooms
 
     def adopt(self, other: Rooms) -> None:
         """Shares the rooms that another ask of the same job has used."""
@@ -106,8 +120,11 @@ class Rooms:
 
     def fullest_first(self, ask: Resources) -> Iterator[Room]:
         """Nodes that may hold an ask, the one with the least to spare first."""
+        walk = self._state.free.fullest_first(ask)
+        if not self._known:
+            return self._merged(walk, [], 1)
         changed = sorted(self._known.values(), key=lambda room: (emptiness(room), room.node.rank))
-        return self._merged(self._state.free.fullest_first(ask), changed, 1)
+        return self._merged(walk, changed, 1)
 
     def emptiest_first(self, ask: Resources) -> Iterator[Room]:
         """Nodes that may hold an ask, the one with most to spare first."""
@@ -118,7 +135,7 @@ class Rooms:
         """The walk with the changed nodes at their places."""
         skip = set(self._known)
         waiting = list(reversed(changed))
-        nodes, anywhere = self._state.nodes, not self._wanted.required
+        nodes, anywhere = self._state.nodes, not (self._wanted.required or self._wanted.excluded)
         for node_id in walk:
             if node_id in skip or not (anywhere or self._wanted.admits(nodes[node_id])):
                 continue

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from callboard.model.specs import JobSpec
-from callboard.scheduler.asks import Ask, asks_of
+from callboard.scheduler.asks import asks_of
+
+YieldClass = tuple[int, str, tuple[tuple[str, str], ...], bool, tuple[str, ...], bool]
+"""(priority in milli, pool, labels, preemptible, pools of components, elastic)."""
+
+ShapeKey = tuple[object, ...]
+
+MAX_SHAPES = 10_000
+"""Most shapes kept of specs that no job has; beyond, those are forgotten."""
 
 
 class Shape:
@@ -11,40 +19,32 @@ class Shape:
     that did are looked at one by one.
 
     Attributes:
+        key: equal for specs of one shape.
+        asks: what its jobs need to start.
+        yield_class: what decides whether its jobs must yield.
+        workers: fewest workers of a job.
+        estimated_ms: how long a job is thought to run; 0: unknown.
         jobs: how many jobs there are of it.
     """
 
-    __slots__ = ("_asks", "_hash", "_key", "_spec", "jobs")
+    __slots__ = ("asks", "estimated_ms", "jobs", "key", "workers", "yield_class")
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._key = (
-            spec.pool,
+    def __init__(self, key: ShapeKey, spec: JobSpec) -> None:
+        pools = tuple(sorted({spec.pool_of(component) for component in spec.components}))
+        elastic = any(component.elastic for component in spec.components)
+        self.key = key
+        self.asks = asks_of(spec)
+        self.yield_class: YieldClass = (
             spec.priority_milli,
+            spec.pool,
             spec.labels,
-            spec.placement,
-            spec.node_selector,
-            spec.node_selector_soft,
-            spec.never_preempts,
-            spec.estimated_duration_ms,
-            tuple([(c.name, c.pool, c.resources, c.min_workers, c.places) for c in spec.components]),
+            spec.preemptible,
+            pools,
+            elastic,
         )
-        self._hash = hash(self._key)
-        self._spec = spec
-        self._asks: tuple[Ask, ...] | None = None
+        self.workers = sum(component.min_workers for component in spec.components)
+        self.estimated_ms = spec.estimated_duration_ms
         self.jobs = 0
-
-    @property
-    def asks(self) -> tuple[Ask, ...]:
-        """What its jobs need to start."""
-        if self._asks is None:
-            self._asks = asks_of(self._spec)
-        return self._asks
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Shape) and self._key == other._key)
 
 
 class Shapes:
@@ -52,27 +52,30 @@ class Shapes:
 
     def __init__(self) -> None:
         self._of_job: dict[str, Shape] = {}
-        self._kept: dict[Shape, Shape] = {}
+        self._kept: dict[ShapeKey, Shape] = {}
+        self._unused = 0
         self._newest: tuple[JobSpec, Shape] | None = None
         """What was asked last: a spec is asked about several times while it is submitted."""
 
     def __getitem__(self, uid: str) -> Shape:
         return self._of_job[uid]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shapes) and self._of_job == other._of_job and self._counts() == other._counts()
-
-    __hash__ = None  # type: ignore[assignment]  # an index, that changes
-
-    def _counts(self) -> dict[Shape, int]:
-        return {shape: shape.jobs for shape in self._kept}
+    def get(self, uid: str) -> Shape | None:
+        """The shape of a job; None if there is no such job."""
+        return self._of_job.get(uid)
 
     def of(self, spec: JobSpec) -> Shape:
         """The shape of a spec, whether a job has it or not."""
         if self._newest is not None and self._newest[0] is spec:
             return self._newest[1]
-        shape = Shape(spec)
-        shape = self._kept.get(shape, shape)
+        key = _key(spec)
+        shape = self._kept.get(key)
+        if shape is None:
+            if self._unused >= MAX_SHAPES:
+                self._kept = {key: shape for key, shape in self._kept.items() if shape.jobs}
+                self._unused = 0
+            shape = self._kept[key] = Shape(key, spec)
+            self._unused += 1
         self._newest = (spec, shape)
         return shape
 
@@ -81,14 +84,36 @@ class Shapes:
         if uid in self._of_job:
             self.drop(uid)
         shape = self.of(spec)
+        self._unused -= not shape.jobs
         shape.jobs += 1
-        self._kept[shape] = shape
         self._of_job[uid] = shape
 
     def drop(self, uid: str) -> None:
         """A job is gone."""
         shape = self._of_job.pop(uid)
         shape.jobs -= 1
-        if not shape.jobs:
-            del self._kept[shape]
-            self._newest = None
+        self._unused += not shape.jobs
+
+    def known(self) -> dict[str, ShapeKey]:
+        """The shape of every job, for the check of the invariants."""
+        return {uid: shape.key for uid, shape in self._of_job.items()}
+
+
+def _key(spec: JobSpec) -> ShapeKey:
+    return (
+        spec.pool,
+        spec.priority_milli,
+        spec.labels,
+        spec.preemptible,
+        spec.placement,
+        spec.node_selector,
+        spec.node_selector_soft,
+        spec.never_preempts,
+        spec.estimated_duration_ms,
+        tuple(
+            [
+                (c.name, c.pool, c.resources, c.min_workers, c.elastic, c.places, c.node_selector)
+                for c in spec.components
+            ]
+        ),
+    )

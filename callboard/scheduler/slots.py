@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, WorkerPlace
+from callboard.model.specs import ComponentSpec, Labels, WorkerPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,16 +14,18 @@ class Slot:
 
     Attributes:
         place: where it must run; None: wherever there is room.
+        selector: labels its node must have, besides those that the job and the pool ask for.
     """
 
     component: str
     rank: int
     resources: Resources
     place: WorkerPlace | None = None
+    selector: Labels = ()
 
     @classmethod
     def of(cls, component: ComponentSpec, rank: int) -> Slot:
         """The worker of a rank."""
         if not component.places:
-            return cls(component.name, rank, component.resources)
+            return cls(component.name, rank, component.resources, None, component.node_selector)
         return cls(component.name, rank, component.resources_of(rank), component.place_of(rank))

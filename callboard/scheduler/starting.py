@@ -29,8 +29,7 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
         if old.state in (WorkerState.STOPPED, WorkerState.LOST):
             tx.drop("worker", old.generation)
     group_ids = [_take_group(tx, uid, use) for use in uses]
-    count = sum(len(use.ask.slots) for use in uses)
-    generation = tx.count(next_generation=state.meta.next_generation + count).next_generation
+    generation = tx.draw("next_generation", sum(len(use.ask.slots) for use in uses))
     tx.move_job(
         uid,
         JobState.STARTING,
@@ -96,6 +95,7 @@ def devices_in(bundle: BundleRecord, slot: Slot) -> tuple[DeviceShare, ...]:
 
 def start_assigned(tx: Transaction, group_id: str) -> None:
     """Asks agents to start the workers that waited for a group."""
+    peers: dict[tuple[str, str], orders.Peers] = {}
     for worker in tx.state.workers_in(group_id):
         if worker.state is not WorkerState.ASSIGNED:
             continue
@@ -105,7 +105,10 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
         started = tx.move_worker(
             worker.generation, WorkerState.STARTING, f"asked of {worker.node_id}", deadline_ms=deadline_ms
         )
-        tx.command(orders.start_worker(tx.state, started))
+        key = (worker.job, worker.component)
+        if key not in peers:
+            peers[key] = orders.peers_of(tx.state, worker)
+        tx.command(orders.start_worker(tx.state, started, peers[key]))
 
 
 def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:
@@ -113,7 +116,7 @@ def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:
     group_id = _take_group(tx, uid, use)
     job = tx.state.jobs[uid]
     tx.change_job(uid, groups=(*[other for other in job.groups if other != group_id], group_id))
-    generation = tx.count(next_generation=tx.state.meta.next_generation + 1).next_generation
+    generation = tx.draw("next_generation")
     _assign(tx, uid, use, group_id, generation, extra=True)
     if tx.state.groups[group_id].state is GroupState.READY:
         start_assigned(tx, group_id)

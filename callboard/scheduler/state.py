@@ -6,14 +6,16 @@ changes replayed through it gives the same state on any version of the scheduler
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
+from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import NOTHING, Resources, total
+from callboard.scheduler.deadlines import Deadlines
 from callboard.scheduler.free_index import FreeIndex
 from callboard.scheduler.holders import Holders
+from callboard.scheduler.indexes import add, mark, remove
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.records import (
     ENDED,
@@ -41,10 +43,7 @@ from callboard.scheduler.records import (
 from callboard.scheduler.shapes import Shape, Shapes
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 QueueKey = tuple[int, int, int, str]
-Deadline = tuple[int, str, Key]
 
 AGING_MS_PER_MILLI = 3600
 """A waiting job gains one milli of priority in the queue per this many ms: 1.0 an hour. Since every job gains at the
@@ -103,6 +102,8 @@ class State:
         self.holders = Holders()
         self.idle_groups: dict[str, None] = {}
         """Dynamic groups that no job has."""
+        self.doomed: dict[str, None] = {}
+        """Groups that are removed as soon as nobody holds them."""
         self.nominated: dict[str, None] = {}
         self.elastic: dict[str, None] = {}
         """RUNNING jobs with a component whose number of workers may change."""
@@ -116,9 +117,9 @@ class State:
         self._checkpoints_of_job: dict[str, dict[tuple[str, str, int], None]] = {}
         self._preemptions_for: dict[str, dict[int, None]] = {}
         self._open_preemptions: dict[str, dict[int, None]] = {}
-        self._deadlines: list[Deadline] = []
-        self._retries: dict[Deadline, int] = {}
-        """Deadlines whose handling failed, and when each is tried again; the heap's entries of them don't count."""
+        self._policies: dict[str, PreemptionPolicy] = {}
+        """The policy of each pool, as far as somebody asked; forgotten when one changes."""
+        self.deadlines = Deadlines(self._states_time)
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> State:
@@ -152,10 +153,12 @@ class State:
 
     def _put_meta(self, new: MetaRecord) -> MetaRecord:
         old, self.meta = self.meta, new
+        if old.policy is not new.policy:
+            self._policies.clear()
         if old.policy is not new.policy or old.reconcile_until_ms != new.reconcile_until_ms:
             self.room_version += 1
         if new.reconcile_until_ms:
-            self._deadline(new.reconcile_until_ms, "meta", "")
+            self.deadlines.add(new.reconcile_until_ms, "meta", "")
         return old
 
     # ---- questions ----
@@ -189,6 +192,24 @@ class State:
         """Workers of a job, in the order of their generations."""
         return [self.workers[generation] for generation in self._workers_of_job.get(uid, ())]
 
+    def all_ready(self, job: JobRecord) -> bool:
+        """Whether every worker of a job's present attempt was constructed and answers."""
+        # Workers tend to become ready in order, so the last ones tell soonest that some are not.
+        newest_first = (self.workers[generation] for generation in reversed(self._workers_of_job.get(job.uid, {})))
+        return all(worker.state is WorkerState.READY or worker.attempt != job.attempt for worker in newest_first)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether anything is on its way out: jobs, extra workers, placement groups."""
+        by_job, by_group = self.jobs_by_state, self.groups_by_state
+        return bool(
+            by_job[JobState.STOPPING]
+            or by_job[JobState.PREEMPTING]
+            or by_group[GroupState.REMOVING]
+            or self.leaving_extras
+            or self.doomed
+        )
+
     def workers_in(self, group_id: str) -> list[WorkerRecord]:
         """Workers that hold a placement group: nobody else may use it (I4)."""
         return [self.workers[generation] for generation in self._workers_in_group.get(group_id, ())]
@@ -221,6 +242,15 @@ class State:
         """How many placement groups a pool has, by kind and idleness."""
         return group_stats(self, name)
 
+    def policy_for(self, pool: str) -> PreemptionPolicy:
+        """The cluster's policy with a pool's overrides."""
+        policy = self._policies.get(pool)
+        if policy is None:
+            record = self.pools.get(pool)
+            policy = record.spec.preemption.over(self.meta.policy) if record else self.meta.policy
+            self._policies[pool] = policy
+        return policy
+
     def charged(self, pool: str) -> Resources:
         """What is charged to a pool: workers, and reserved groups where the pool says so."""
         used = self.ledger.used_by(pool)
@@ -251,35 +281,7 @@ class State:
 
     def next_deadline_ms(self) -> int | None:
         """The earliest time something is due, or None."""
-        retries = [at_ms for deadline, at_ms in self._retries.items() if self._is_due(*deadline)]
-        while self._deadlines:
-            deadline = self._deadlines[0]
-            if deadline not in self._retries and self._is_due(*deadline):
-                return min(deadline[0], *retries) if retries else deadline[0]
-            heapq.heappop(self._deadlines)
-        return min(retries, default=None)
-
-    def due(self, now_ms: int) -> list[Deadline]:
-        """Takes out what is due at ``now_ms``, earliest first. Entries whose record moved on are left out.
-
-        What was put back comes alone, so that it fails nothing but itself should it fail again; the rest is due still.
-        """
-        for deadline in sorted(self._retries, key=lambda each: (self._retries[each], each[1], str(each[2]))):
-            if self._retries[deadline] > now_ms:
-                break
-            del self._retries[deadline]
-            if self._is_due(*deadline):
-                return [deadline]
-        found: dict[Deadline, None] = {}
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            entry = heapq.heappop(self._deadlines)
-            if entry not in self._retries and self._is_due(*entry):
-                found[entry] = None
-        return list(found)
-
-    def put_back(self, deadlines: Iterable[Deadline], again_ms: int) -> None:
-        """What :meth:`due` took out could not be handled: it is due again at ``again_ms``, each alone."""
-        self._retries.update((deadline, again_ms) for deadline in deadlines if self._is_due(*deadline))
+        return self.deadlines.next_ms()
 
     def queue_key(self, job: JobRecord) -> QueueKey:
         """Where a waiting job stands: aged priority, then first submit time, then order of submission."""
@@ -300,6 +302,8 @@ class State:
         self.room_version += 1
 
     def _index_pool(self, old: PoolRecord | None, new: PoolRecord | None) -> None:
+        if old is None or new is None or old.spec is not new.spec:
+            self._policies.clear()
         if (
             old is None
             or new is None
@@ -312,38 +316,38 @@ class State:
 
     def _index_checkpoint(self, old: CheckpointRecord | None, new: CheckpointRecord | None) -> None:
         if old is None and new is not None:
-            _add(self._checkpoints_of_job, new.job, new.key)
+            add(self._checkpoints_of_job, new.job, new.key)
         elif old is not None and new is None:
-            _remove(self._checkpoints_of_job, old.job, old.key)
+            remove(self._checkpoints_of_job, old.job, old.key)
 
     def _index_preemption(self, old: PreemptionRecord | None, new: PreemptionRecord | None) -> None:
         if old is None and new is not None:
-            _add(self._preemptions_for, new.preemptor, new.number)
+            add(self._preemptions_for, new.preemptor, new.number)
         elif old is not None and new is None:
-            _remove(self._preemptions_for, old.preemptor, old.number)
+            remove(self._preemptions_for, old.preemptor, old.number)
         before = old if old is not None and old.yield_ms < 0 else None
         after = new if new is not None and new.yield_ms < 0 else None
         if before is None and after is not None:
-            _add(self._open_preemptions, after.victim, after.number)
+            add(self._open_preemptions, after.victim, after.number)
         elif before is not None and after is None:
-            _remove(self._open_preemptions, before.victim, before.number)
+            remove(self._open_preemptions, before.victim, before.number)
 
     def _index_worker(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
         self.ledger.worker_changed(old, new)
         if old is None and new is not None:
-            _add(self._workers_of_job, new.job, new.generation)
+            add(self._workers_of_job, new.job, new.generation)
         elif old is not None and new is None:
-            _remove(self._workers_of_job, old.job, old.generation)
+            remove(self._workers_of_job, old.job, old.generation)
         before = old if old is not None and old.state in HOLDING else None
         after = new if new is not None and new.state in HOLDING else None
         if before is None and after is not None:
-            _add(self._workers_in_group, after.group_id, after.generation)
-            _add(self._workers_on_node, after.node_id, after.generation)
-            _add(self.jobs_holding, after.job, after.generation)
+            add(self._workers_in_group, after.group_id, after.generation)
+            add(self._workers_on_node, after.node_id, after.generation)
+            add(self.jobs_holding, after.job, after.generation)
         elif before is not None and after is None:
-            _remove(self._workers_in_group, before.group_id, before.generation)
-            _remove(self._workers_on_node, before.node_id, before.generation)
-            _remove(self.jobs_holding, before.job, before.generation)
+            remove(self._workers_in_group, before.group_id, before.generation)
+            remove(self._workers_on_node, before.node_id, before.generation)
+            remove(self.jobs_holding, before.job, before.generation)
         if new is not None and new.extra and new.state is WorkerState.STOPPING:
             self.leaving_extras[new.generation] = None
         elif old is not None and old.extra:
@@ -353,7 +357,7 @@ class State:
             # Also when it is quarantined: whoever waits for its room must look elsewhere.
             self.room_version += 1
         if new is not None and new.deadline_ms:
-            self._deadline(new.deadline_ms, "worker", new.generation)
+            self.deadlines.add(new.deadline_ms, "worker", new.generation)
 
     def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if old is None or new is None:
@@ -361,7 +365,7 @@ class State:
         if old is None or new is None or old.state is not new.state:
             self._index_job_state(old, new)
         elif old.checkpoint_ms != new.checkpoint_ms:
-            self.holders.update(new, new.uid, self.specs[new.uid].spec)
+            self.holders.update(new, new.uid, self.shapes[new.uid])
         if old is not None and old.nominated and not (new is not None and new.nominated):
             del self.nominated[old.uid]
             self.room_version += 1
@@ -370,18 +374,17 @@ class State:
         if new.nominated:
             self.nominated.setdefault(new.uid)
         if new.eligible_ms:
-            self._deadline(new.eligible_ms, "eligible", new.uid)
+            self.deadlines.add(new.eligible_ms, "eligible", new.uid)
         if new.deadline_ms:
-            self._deadline(new.deadline_ms, "job", new.uid)
+            self.deadlines.add(new.deadline_ms, "job", new.uid)
         if new.session_ms:
-            self._deadline(new.session_ms, "session", new.uid)
+            self.deadlines.add(new.session_ms, "session", new.uid)
         if new.starving_ms and new.state is JobState.PENDING:
-            self._deadline(new.starving_ms, "starving", new.uid)
+            self.deadlines.add(new.starving_ms, "starving", new.uid)
 
     def _index_job_state(self, old: JobRecord | None, new: JobRecord | None) -> None:
         record = new or cast("JobRecord", old)
-        spec = self.specs.get(record.uid)
-        self.holders.update(new, record.uid, spec.spec if spec else None)
+        self.holders.update(new, record.uid, self.shapes.get(record.uid))
         if old is not None:
             del self.jobs_by_state[old.state][old.uid]
             if old.state is JobState.PENDING:
@@ -409,11 +412,11 @@ class State:
 
     def _index_job_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if new is not None:
-            _add(self._uids_of_name, new.name, new.uid)
+            add(self._uids_of_name, new.name, new.uid)
             if new.request_id:
                 self.requests[new.request_id] = new.uid
         if old is not None:
-            _remove(self._uids_of_name, old.name, old.uid)
+            remove(self._uids_of_name, old.name, old.uid)
             if old.request_id:
                 del self.requests[old.request_id]
 
@@ -421,26 +424,26 @@ class State:
         self.ledger.group_changed(old, new)
         self._index_group_bundles(old, new)
         if old is None and new is not None:
-            _add(self.groups_of_pool, new.pool, new.group_id)
+            add(self.groups_of_pool, new.pool, new.group_id)
         elif old is not None and new is None:
-            _remove(self.groups_of_pool, old.pool, old.group_id)
+            remove(self.groups_of_pool, old.pool, old.group_id)
         if old is None or new is None or old.state is not new.state:
             if old is not None:
                 del self.groups_by_state[old.state][old.group_id]
             if new is not None:
                 self.groups_by_state[new.state][new.group_id] = None
-        if new is not None and new.group_kind is GroupKind.DYNAMIC and not new.job:
-            self.idle_groups[new.group_id] = None
-        elif old is not None:
-            self.idle_groups.pop(old.group_id, None)
+        group_id = (new or cast("GroupRecord", old)).group_id
+        idle = new is not None and new.group_kind is GroupKind.DYNAMIC and not new.job
+        mark(self.idle_groups, group_id, wanted=idle)
+        mark(self.doomed, group_id, wanted=new is not None and new.destroy)
         if old is not None and _frees(old, new):
             self.room_version += 1
         if new is None:
             return
         if new.deadline_ms:
-            self._deadline(new.deadline_ms, "group", new.group_id)
+            self.deadlines.add(new.deadline_ms, "group", new.group_id)
         if new.idle_since_ms and (idle_end_ms := self._idle_end_ms(new)):
-            self._deadline(idle_end_ms, "idle", new.group_id)
+            self.deadlines.add(idle_end_ms, "idle", new.group_id)
 
     def _index_group_bundles(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         if old is not None and new is not None and old.bundles is new.bundles:
@@ -458,10 +461,7 @@ class State:
         pool = self.pools.get(group.pool)
         return group.idle_since_ms + (pool.spec.pg_pool.idle_ttl_ms if pool else 0)
 
-    def _deadline(self, at_ms: int, kind: str, key: Key) -> None:
-        heapq.heappush(self._deadlines, (at_ms, kind, key))
-
-    def _is_due(self, at_ms: int, kind: str, key: Key) -> bool:
+    def _states_time(self, at_ms: int, kind: str, key: Key) -> bool:
         if kind == "worker":
             worker = self.workers.get(cast("int", key))
             return worker is not None and worker.deadline_ms == at_ms
@@ -482,19 +482,3 @@ def _frees(old: GroupRecord, new: GroupRecord | None) -> bool:
     if new is None or (new.state is not old.state and new.state in (GroupState.REMOVING, GroupState.BACKOFF)):
         return True
     return (old.job != "" and new.job == "") or (old.nominee != "" and new.nominee == "")
-
-
-def _add(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
-    """Adds one entry to a one-to-many index."""
-    members = index.get(key)
-    if members is None:
-        members = index[key] = {}
-    members[member] = None
-
-
-def _remove(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
-    """Takes one entry out; empty sets are taken out too, so that an index never outgrows its records."""
-    members = index[key]
-    del members[member]
-    if not members:
-        del index[key]

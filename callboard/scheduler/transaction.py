@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from callboard.scheduler.commands import Command
+from callboard.scheduler.deadlines import Deadline
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.records import (
     STORY_LIMIT,
@@ -31,7 +32,7 @@ from callboard.scheduler.records import (
     WorkerState,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
-from callboard.scheduler.state import Deadline, State
+from callboard.scheduler.state import State
 from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, allowed
 
 RETRY_MS = 1_000
@@ -58,6 +59,8 @@ class Transaction:
         """Jobs that became PENDING or eligible in this transaction: to be looked at, whatever was known before."""
         self._replaced: list[tuple[Change, Record | None]] = []
         """What was applied, and the record that was there before."""
+        self._drawn: dict[str, int] = {}
+        """Counters that were drawn from, and where they stand; written down at the end."""
         self._meta_at = -1
         """Where in the changes that of the counters is; -1: none yet."""
         self._taken: list[Deadline] = []
@@ -90,6 +93,12 @@ class Transaction:
             self.changes[self._meta_at] = change
         return before
 
+    def draw(self, counter: str, amount: int = 1) -> int:
+        """Moves a counter of the cluster on and returns where it stood: the first of ``amount`` new numbers."""
+        stood: int = self._drawn[counter] if counter in self._drawn else getattr(self.state.meta, counter)
+        self._drawn[counter] = stood + amount
+        return stood
+
     def command(self, command: Command) -> None:
         """Adds a command."""
         self.commands.append(command)
@@ -117,15 +126,15 @@ class Transaction:
 
     def due(self) -> list[Deadline]:
         """Takes out what is due now, earliest first; it goes back when the transaction is undone (I6)."""
-        taken = self.state.due(self.now_ms)
+        taken = self.state.deadlines.take(self.now_ms)
         self._taken.extend(taken)
         return taken
 
     def close(self) -> None:
         """Ends the transaction: time and revision move on with it, if anything changed."""
-        if self.changes or self.events:
+        if self.changes or self.events or self._drawn:
             revision = self.state.meta.revision + max(len(self.events), 1)
-            self.count(now_ms=self.now_ms, revision=revision)
+            self.count(now_ms=self.now_ms, revision=revision, **self._drawn)
 
     def undo(self) -> None:
         """Takes everything back."""
@@ -134,8 +143,9 @@ class Transaction:
                 self.state.apply(Put(old))
             elif isinstance(change, Put):
                 self.state.apply(Drop(change.record.kind, change.record.key))
-        self.state.put_back(self._taken, self.now_ms + RETRY_MS)
+        self.state.deadlines.put_back(self._taken, self.now_ms + RETRY_MS)
         self._replaced.clear()
+        self._drawn.clear()
         self._taken.clear()
         self.changes.clear()
         self.commands.clear()

@@ -42,6 +42,8 @@ class Room:
         self.custom_milli = dict(capacity.custom_milli)
         self.device_milli = [MILLI] * len(node.devices)
         for amounts in sums:
+            if not amounts.parts:
+                continue
             self.cpu_milli -= amounts.cpu_milli
             self.memory_bytes -= amounts.memory_bytes
             for name, milli in amounts.custom_milli.items():

@@ -87,16 +87,11 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         deadline_ms=0,
     )
     job = tx.state.jobs[worker.job]
-    meta = tx.state.meta
-    if event.warm:
-        tx.count(warm_starts=meta.warm_starts + 1)
-    else:
-        tx.count(cold_starts=meta.cold_starts + 1)
+    tx.draw("warm_starts" if event.warm else "cold_starts")
     if worker.extra:
         starting.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
         return
-    peers = [other for other in tx.state.workers_of(job.uid) if other.attempt == job.attempt]
-    if job.state is JobState.STARTING and all(other.state is WorkerState.READY for other in peers):
+    if job.state is JobState.STARTING and tx.state.all_ready(job):
         tx.move_job(job.uid, JobState.RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
         elastic.grow(tx, job.uid)
         _finish_if_all_returned(tx, job.uid)
@@ -121,6 +116,21 @@ def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: W
 
 
 def _stopped(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
+    _keep_checkpoint(tx, worker, event)
+    detail = f": {event.detail}" if event.detail else ""
+    _gone_or_quarantined(tx, worker, f"{event.outcome.value.lower()} in {event.took_ms} ms{detail}", event.outcome)
+    _after_stop(tx, worker)
+
+
+def _stopped_unasked(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
+    """Its node leaves, or its lease ended. What it left for the next attempt counts all the same."""
+    _keep_checkpoint(tx, worker, event)
+    _gone_or_quarantined(tx, worker, "stopped by its agent", event.outcome)
+    reason = f"{worker.component}/{worker.rank} was stopped by its agent"
+    elastic.lose(tx, worker.job, [worker], reason, counts=False)
+
+
+def _keep_checkpoint(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
     if event.checkpoint_data or event.checkpoint_uri:
         tx.put(
             CheckpointRecord(
@@ -133,15 +143,6 @@ def _stopped(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> Non
             )
         )
         tx.change_job(worker.job, checkpoint_ms=tx.now_ms)
-    detail = f": {event.detail}" if event.detail else ""
-    _gone_or_quarantined(tx, worker, f"{event.outcome.value.lower()} in {event.took_ms} ms{detail}", event.outcome)
-    _after_stop(tx, worker)
-
-
-def _stopped_unasked(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
-    _gone_or_quarantined(tx, worker, "stopped by its agent", event.outcome)
-    reason = f"{worker.component}/{worker.rank} was stopped by its agent"
-    elastic.lose(tx, worker.job, [worker], reason, counts=False)
 
 
 def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | WorkerExited) -> None:

@@ -4,6 +4,7 @@ isort:skip_file
 The stream between the controller and the agent of one node."""
 
 from callboard.v1 import common_pb2 as _common_pb2
+from callboard.v1 import inspection_pb2 as _inspection_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -158,6 +159,7 @@ class SessionRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    INQUIRY_ANSWER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """Opens the session."""
@@ -174,6 +176,10 @@ class SessionRequest(_message.Message):
     def goodbye(self) -> Global___Goodbye:
         """The agent leaves on purpose; a stream that just ends is not a goodbye."""
 
+    @_builtins.property
+    def inquiry_answer(self) -> Global___InquiryAnswer:
+        """Answers an inquiry."""
+
     def __init__(
         self,
         *,
@@ -181,12 +187,13 @@ class SessionRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         report: Global___Report | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        inquiry_answer: Global___InquiryAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "inquiry_answer", b"inquiry_answer", "message", b"message", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "inquiry_answer", b"inquiry_answer", "message", b"message", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "report", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "report", "goodbye", "inquiry_answer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -204,6 +211,7 @@ class SessionResponse(_message.Message):
     RAY_BOOTSTRAP_FIELD_NUMBER: _builtins.int
     HEARTBEAT_REPLY_FIELD_NUMBER: _builtins.int
     SPARE_TARGET_FIELD_NUMBER: _builtins.int
+    INQUIRY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Accepts the session."""
@@ -228,6 +236,10 @@ class SessionResponse(_message.Message):
     def spare_target(self) -> Global___SpareTarget:
         """How many warm spares to keep from now on; before the first one: none."""
 
+    @_builtins.property
+    def inquiry(self) -> Global___Inquiry:
+        """A question about this moment; answered once, and forgotten with the session."""
+
     def __init__(
         self,
         *,
@@ -237,12 +249,13 @@ class SessionResponse(_message.Message):
         ray_bootstrap: Global___RayBootstrap | None = ...,
         heartbeat_reply: Global___HeartbeatReply | None = ...,
         spare_target: Global___SpareTarget | None = ...,
+        inquiry: Global___Inquiry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target", "inquiry"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -501,6 +514,7 @@ class Welcome(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     ORPHAN_GRACE_MS_FIELD_NUMBER: _builtins.int
     KNOWN_REPORT_IDS_FIELD_NUMBER: _builtins.int
+    CONTROLLER_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Number of this session; every later session of the node has a greater one."""
     term: _builtins.int
@@ -513,6 +527,8 @@ class Welcome(_message.Message):
     """Milliseconds between heartbeats, before jitter."""
     orphan_grace_ms: _builtins.int
     """Milliseconds that workers run on without a controller after the lease ended."""
+    controller_id: _builtins.str
+    """Identity of the controller's state, the same after restarts: agents of two controllers never share a Ray cluster. Empty: not said."""
     @_builtins.property
     def ray_bootstrap(self) -> Global___RayBootstrap:
         """Where to find Ray, if known already."""
@@ -537,10 +553,11 @@ class Welcome(_message.Message):
         keep: _abc.Iterable[Global___WorkerRef] | None = ...,
         orphan_grace_ms: _builtins.int = ...,
         known_report_ids: _abc.Iterable[_builtins.str] | None = ...,
+        controller_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ray_bootstrap", b"ray_bootstrap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -609,6 +626,62 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Inquiry(_message.Message):
+    """A question about this moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INQUIRY_ID_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
+    inquiry_id: _builtins.str
+    """Id, unique in the session."""
+    @_builtins.property
+    def ask(self) -> _inspection_pb2.InspectionAsk:
+        """What to look at."""
+
+    def __init__(
+        self,
+        *,
+        inquiry_id: _builtins.str = ...,
+        ask: _inspection_pb2.InspectionAsk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "inquiry_id", b"inquiry_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inquiry: _TypeAlias = Inquiry  # noqa: Y015
+
+@_typing.final
+class InquiryAnswer(_message.Message):
+    """Answers an inquiry."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INQUIRY_ID_FIELD_NUMBER: _builtins.int
+    INSPECTION_FIELD_NUMBER: _builtins.int
+    inquiry_id: _builtins.str
+    """Id of the inquiry."""
+    @_builtins.property
+    def inspection(self) -> _inspection_pb2.NodeInspection:
+        """What the node sees."""
+
+    def __init__(
+        self,
+        *,
+        inquiry_id: _builtins.str = ...,
+        inspection: _inspection_pb2.NodeInspection | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inspection", b"inspection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inquiry_id", b"inquiry_id", "inspection", b"inspection"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InquiryAnswer: _TypeAlias = InquiryAnswer  # noqa: Y015
 
 @_typing.final
 class HeartbeatReply(_message.Message):
@@ -1464,12 +1537,18 @@ class WorkerExited(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     message: _builtins.str
     """One sentence: "killed by signal 9", "exit code 1", "the Ray node ended"."""
     quarantined: _builtins.bool
     """True when a part of its tree could not be proved gone."""
+    out_of_memory: _builtins.bool
+    """True when it was ended for lack of memory."""
+    peak_memory_bytes: _builtins.int
+    """Most memory that its process tree was seen to hold, in bytes; 0: never seen."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1481,10 +1560,12 @@ class WorkerExited(_message.Message):
         generation: _builtins.int = ...,
         message: _builtins.str = ...,
         quarantined: _builtins.bool = ...,
+        out_of_memory: _builtins.bool = ...,
+        peak_memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "message", b"message", "quarantined", b"quarantined", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "message", b"message", "out_of_memory", b"out_of_memory", "peak_memory_bytes", b"peak_memory_bytes", "quarantined", b"quarantined", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

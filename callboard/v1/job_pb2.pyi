@@ -765,6 +765,7 @@ class Worker(_message.Message):
     VISIBLE_DEVICES_FIELD_NUMBER: _builtins.int
     WARM_FIELD_NUMBER: _builtins.int
     COLD_REASON_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Attempt of the job it belongs to."""
     generation: _builtins.int
@@ -793,6 +794,12 @@ class Worker(_message.Message):
     def allocation(self) -> _common_pb2.Allocation:
         """Where it runs and what it holds."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Members of its colocation group, whose methods are called as "member.method"; its key names the group. Empty: its
+        component stands alone.
+        """
+
     def __init__(
         self,
         *,
@@ -808,10 +815,11 @@ class Worker(_message.Message):
         visible_devices: _builtins.str = ...,
         warm: _builtins.bool = ...,
         cold_reason: _builtins.str = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "allocation", b"allocation", "attempt", b"attempt", "cold_reason", b"cold_reason", "generation", b"generation", "key", b"key", "pid", b"pid", "start_ms", b"start_ms", "state", b"state", "state_reason", b"state_reason", "visible_devices", b"visible_devices", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "allocation", b"allocation", "attempt", b"attempt", "cold_reason", b"cold_reason", "generation", b"generation", "key", b"key", "members", b"members", "pid", b"pid", "start_ms", b"start_ms", "state", b"state", "state_reason", b"state_reason", "visible_devices", b"visible_devices", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -877,6 +885,26 @@ class Job(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class GaugesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
@@ -897,6 +925,7 @@ class Job(_message.Message):
     VICTIMS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     HAS_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    GAUGES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "jobs/{job}"."""
     uid: _builtins.str
@@ -955,6 +984,10 @@ class Job(_message.Message):
     def victims(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preemption]:
         """Victims that yielded or yield to it, newest last, at most 100."""
 
+    @_builtins.property
+    def gauges(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Gauges that its workers or its trainer reported lately, by name."""
+
     def __init__(
         self,
         *,
@@ -978,10 +1011,11 @@ class Job(_message.Message):
         victims: _abc.Iterable[Global___Preemption] | None = ...,
         revision: _builtins.int = ...,
         has_checkpoint: _builtins.bool = ...,
+        gauges: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "running_time", b"running_time", "spec", b"spec", "submit_time", b"submit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_time", b"end_time", "has_checkpoint", b"has_checkpoint", "history", b"history", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_time", b"end_time", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1416,6 +1450,98 @@ class RenewJobsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewJobsResponse: _TypeAlias = RenewJobsResponse  # noqa: Y015
+
+@_typing.final
+class ReportSignalsRequest(_message.Message):
+    """Reports gauges."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class GaugesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GAUGES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"jobs/{job}"."""
+    @_builtins.property
+    def gauges(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Gauges by name, at most 64: {"queue_depth": 120}. Others that were reported before stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        gauges: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gauges", b"gauges", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportSignalsRequest: _TypeAlias = ReportSignalsRequest  # noqa: Y015
+
+@_typing.final
+class ReportSignalsResponse(_message.Message):
+    """What the gauges led to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ScaledEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SCALED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def scaled(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Component → number of workers it should have, of those that a rule changed by this call."""
+
+    def __init__(
+        self,
+        *,
+        scaled: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scaled", b"scaled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportSignalsResponse: _TypeAlias = ReportSignalsResponse  # noqa: Y015
 
 @_typing.final
 class ExplainJobRequest(_message.Message):

@@ -75,6 +75,11 @@ class JobServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_job__pb2.RenewJobsRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_job__pb2.RenewJobsResponse.FromString,
                 _registered_method=True)
+        self.ReportSignals = channel.unary_unary(
+                '/callboard.v1.JobService/ReportSignals',
+                request_serializer=callboard_dot_v1_dot_job__pb2.ReportSignalsRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_job__pb2.ReportSignalsResponse.FromString,
+                _registered_method=True)
         self.ExplainJob = channel.unary_unary(
                 '/callboard.v1.JobService/ExplainJob',
                 request_serializer=callboard_dot_v1_dot_job__pb2.ExplainJobRequest.SerializeToString,
@@ -144,6 +149,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportSignals(self, request, context):
+        """Reports gauges of a running job, by which its elastic components may scale.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainJob(self, request, context):
         """Why a job is where it is, and what would unblock it.
         """
@@ -193,6 +205,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.RenewJobs,
                     request_deserializer=callboard_dot_v1_dot_job__pb2.RenewJobsRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_job__pb2.RenewJobsResponse.SerializeToString,
+            ),
+            'ReportSignals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportSignals,
+                    request_deserializer=callboard_dot_v1_dot_job__pb2.ReportSignalsRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_job__pb2.ReportSignalsResponse.SerializeToString,
             ),
             'ExplainJob': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainJob,
@@ -417,6 +434,33 @@ class JobService(object):
             '/callboard.v1.JobService/RenewJobs',
             callboard_dot_v1_dot_job__pb2.RenewJobsRequest.SerializeToString,
             callboard_dot_v1_dot_job__pb2.RenewJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportSignals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.JobService/ReportSignals',
+            callboard_dot_v1_dot_job__pb2.ReportSignalsRequest.SerializeToString,
+            callboard_dot_v1_dot_job__pb2.ReportSignalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,8 @@ class JobServiceStub:
     """Says how many workers an elastic component should have; the highest ranks leave first."""
     RenewJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.RenewJobsRequest, _job_pb2.RenewJobsResponse]
     """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled."""
+    ReportSignals: _grpc.UnaryUnaryMultiCallable[_job_pb2.ReportSignalsRequest, _job_pb2.ReportSignalsResponse]
+    """Reports gauges of a running job, by which its elastic components may scale."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.ExplainJobRequest, _job_pb2.ExplainJobResponse]
     """Why a job is where it is, and what would unblock it."""
 
@@ -79,6 +81,8 @@ class JobServiceAsyncStub(JobServiceStub):
     """Says how many workers an elastic component should have; the highest ranks leave first."""
     RenewJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.RenewJobsRequest, _job_pb2.RenewJobsResponse]  # type: ignore[assignment]
     """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled."""
+    ReportSignals: _aio.UnaryUnaryMultiCallable[_job_pb2.ReportSignalsRequest, _job_pb2.ReportSignalsResponse]  # type: ignore[assignment]
+    """Reports gauges of a running job, by which its elastic components may scale."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_job_pb2.ExplainJobRequest, _job_pb2.ExplainJobResponse]  # type: ignore[assignment]
     """Why a job is where it is, and what would unblock it."""
 
@@ -151,6 +155,14 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.RenewJobsResponse, _abc.Awaitable[_job_pb2.RenewJobsResponse]]:
         """Says that the client of session-owned jobs is alive. A job not renewed for its lease is cancelled."""
+
+    @_abc_1.abstractmethod
+    def ReportSignals(
+        self,
+        request: _job_pb2.ReportSignalsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.ReportSignalsResponse, _abc.Awaitable[_job_pb2.ReportSignalsResponse]]:
+        """Reports gauges of a running job, by which its elastic components may scale."""
 
     @_abc_1.abstractmethod
     def ExplainJob(

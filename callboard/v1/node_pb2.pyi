@@ -4,6 +4,7 @@ isort:skip_file
 The nodes of the cluster."""
 
 from callboard.v1 import common_pb2 as _common_pb2
+from callboard.v1 import inspection_pb2 as _inspection_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -530,3 +531,94 @@ class UncordonNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UncordonNodeResponse: _TypeAlias = UncordonNodeResponse  # noqa: Y015
+
+@_typing.final
+class InspectNodeRequest(_message.Message):
+    """Asks a node what it sees."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"nodes/{node}"."""
+    @_builtins.property
+    def ask(self) -> _inspection_pb2.InspectionAsk:
+        """What to look at."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ask: _inspection_pb2.InspectionAsk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectNodeRequest: _TypeAlias = InspectNodeRequest  # noqa: Y015
+
+@_typing.final
+class InspectNodeResponse(_message.Message):
+    """What the node sees."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSPECTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def inspection(self) -> _inspection_pb2.NodeInspection:
+        """What the node sees."""
+
+    def __init__(
+        self,
+        *,
+        inspection: _inspection_pb2.NodeInspection | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inspection", b"inspection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inspection", b"inspection"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InspectNodeResponse: _TypeAlias = InspectNodeResponse  # noqa: Y015
+
+@_typing.final
+class RemoveNodeRequest(_message.Message):
+    """Asks to forget a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"nodes/{node}"."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveNodeRequest: _TypeAlias = RemoveNodeRequest  # noqa: Y015
+
+@_typing.final
+class RemoveNodeResponse(_message.Message):
+    """The node is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveNodeResponse: _TypeAlias = RemoveNodeResponse  # noqa: Y015

@@ -60,6 +60,16 @@ class NodeServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_node__pb2.UncordonNodeRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_node__pb2.UncordonNodeResponse.FromString,
                 _registered_method=True)
+        self.RemoveNode = channel.unary_unary(
+                '/callboard.v1.NodeService/RemoveNode',
+                request_serializer=callboard_dot_v1_dot_node__pb2.RemoveNodeRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_node__pb2.RemoveNodeResponse.FromString,
+                _registered_method=True)
+        self.InspectNode = channel.unary_unary(
+                '/callboard.v1.NodeService/InspectNode',
+                request_serializer=callboard_dot_v1_dot_node__pb2.InspectNodeRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_node__pb2.InspectNodeResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer(object):
@@ -101,6 +111,20 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveNode(self, request, context):
+        """Forgets a node that is LOST or has LEFT. FAILED_PRECONDITION while its agent is there or something of it is owed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InspectNode(self, request, context):
+        """Asks the node's agent what it sees now. UNAVAILABLE while the agent is not connected.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +152,16 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.UncordonNode,
                     request_deserializer=callboard_dot_v1_dot_node__pb2.UncordonNodeRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_node__pb2.UncordonNodeResponse.SerializeToString,
+            ),
+            'RemoveNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveNode,
+                    request_deserializer=callboard_dot_v1_dot_node__pb2.RemoveNodeRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_node__pb2.RemoveNodeResponse.SerializeToString,
+            ),
+            'InspectNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectNode,
+                    request_deserializer=callboard_dot_v1_dot_node__pb2.InspectNodeRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_node__pb2.InspectNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +300,60 @@ class NodeService(object):
             '/callboard.v1.NodeService/UncordonNode',
             callboard_dot_v1_dot_node__pb2.UncordonNodeRequest.SerializeToString,
             callboard_dot_v1_dot_node__pb2.UncordonNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.NodeService/RemoveNode',
+            callboard_dot_v1_dot_node__pb2.RemoveNodeRequest.SerializeToString,
+            callboard_dot_v1_dot_node__pb2.RemoveNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.NodeService/InspectNode',
+            callboard_dot_v1_dot_node__pb2.InspectNodeRequest.SerializeToString,
+            callboard_dot_v1_dot_node__pb2.InspectNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class NodeServiceStub:
     """Takes nothing new and makes what runs there yield, with notice."""
     UncordonNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.UncordonNodeRequest, _node_pb2.UncordonNodeResponse]
     """Takes a cordon or a drain back."""
+    RemoveNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.RemoveNodeRequest, _node_pb2.RemoveNodeResponse]
+    """Forgets a node that is LOST or has LEFT. FAILED_PRECONDITION while its agent is there or something of it is owed."""
+    InspectNode: _grpc.UnaryUnaryMultiCallable[_node_pb2.InspectNodeRequest, _node_pb2.InspectNodeResponse]
+    """Asks the node's agent what it sees now. UNAVAILABLE while the agent is not connected."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -59,6 +63,10 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Takes nothing new and makes what runs there yield, with notice."""
     UncordonNode: _aio.UnaryUnaryMultiCallable[_node_pb2.UncordonNodeRequest, _node_pb2.UncordonNodeResponse]  # type: ignore[assignment]
     """Takes a cordon or a drain back."""
+    RemoveNode: _aio.UnaryUnaryMultiCallable[_node_pb2.RemoveNodeRequest, _node_pb2.RemoveNodeResponse]  # type: ignore[assignment]
+    """Forgets a node that is LOST or has LEFT. FAILED_PRECONDITION while its agent is there or something of it is owed."""
+    InspectNode: _aio.UnaryUnaryMultiCallable[_node_pb2.InspectNodeRequest, _node_pb2.InspectNodeResponse]  # type: ignore[assignment]
+    """Asks the node's agent what it sees now. UNAVAILABLE while the agent is not connected."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads and steers nodes."""
@@ -102,5 +110,21 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.UncordonNodeResponse, _abc.Awaitable[_node_pb2.UncordonNodeResponse]]:
         """Takes a cordon or a drain back."""
+
+    @_abc_1.abstractmethod
+    def RemoveNode(
+        self,
+        request: _node_pb2.RemoveNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.RemoveNodeResponse, _abc.Awaitable[_node_pb2.RemoveNodeResponse]]:
+        """Forgets a node that is LOST or has LEFT. FAILED_PRECONDITION while its agent is there or something of it is owed."""
+
+    @_abc_1.abstractmethod
+    def InspectNode(
+        self,
+        request: _node_pb2.InspectNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.InspectNodeResponse, _abc.Awaitable[_node_pb2.InspectNodeResponse]]:
+        """Asks the node's agent what it sees now. UNAVAILABLE while the agent is not connected."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

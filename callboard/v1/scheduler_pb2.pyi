@@ -9,6 +9,7 @@ from callboard.v1 import pool_pb2 as _pool_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -360,3 +361,126 @@ class GetStatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class GetDemandRequest(_message.Message):
+    """Asks for what is wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDemandRequest: _TypeAlias = GetDemandRequest  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """Workers of one shape that have no place, in one pool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NodeSelectorEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    POOL_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    NODE_SELECTOR_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    OPTIONAL_COUNT_FIELD_NUMBER: _builtins.int
+    QUOTA_BLOCKED_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """Pool they would be charged to."""
+    count: _builtins.int
+    """How many."""
+    optional_count: _builtins.int
+    """How many of them a running job could do without: an elastic component has room to grow."""
+    quota_blocked: _builtins.bool
+    """True when a quota stands in the way of all of them, so that more nodes would not help."""
+    @_builtins.property
+    def shape(self) -> _common_pb2.Resources:
+        """Resources of each."""
+
+    @_builtins.property
+    def node_selector(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that a node must have to take them."""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the jobs that want them, at most 20."""
+
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """When the first of them began to wait."""
+
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        shape: _common_pb2.Resources | None = ...,
+        count: _builtins.int = ...,
+        node_selector: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+        optional_count: _builtins.int = ...,
+        quota_blocked: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape", "since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "jobs", b"jobs", "node_selector", b"node_selector", "optional_count", b"optional_count", "pool", b"pool", "quota_blocked", b"quota_blocked", "shape", b"shape", "since_time", b"since_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class GetDemandResponse(_message.Message):
+    """What is wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISION_FIELD_NUMBER: _builtins.int
+    DEMANDS_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """Revision at which it was read."""
+    @_builtins.property
+    def demands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Demand]:
+        """What is wanted, by pool and shape; oldest first."""
+
+    def __init__(
+        self,
+        *,
+        revision: _builtins.int = ...,
+        demands: _abc.Iterable[Global___Demand] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["demands", b"demands", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDemandResponse: _TypeAlias = GetDemandResponse  # noqa: Y015

@@ -50,6 +50,11 @@ class SchedulerServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.GetDemand = channel.unary_unary(
+                '/callboard.v1.SchedulerService/GetDemand',
+                request_serializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -77,6 +82,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDemand(self, request, context):
+        """What waiting jobs and growing components want beyond what there is, for autoscalers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'GetDemand': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDemand,
+                    request_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class SchedulerService(object):
             '/callboard.v1.SchedulerService/GetStats',
             callboard_dot_v1_dot_scheduler__pb2.GetStatsRequest.SerializeToString,
             callboard_dot_v1_dot_scheduler__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDemand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.SchedulerService/GetDemand',
+            callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
+            callboard_dot_v1_dot_scheduler__pb2.GetDemandResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class SchedulerServiceStub:
     """Replaces the cluster's preemption policy."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatsRequest, _scheduler_pb2.GetStatsResponse]
     """Figures, read from the ledger at the moment of the call."""
+    GetDemand: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetDemandRequest, _scheduler_pb2.GetDemandResponse]
+    """What waiting jobs and growing components want beyond what there is, for autoscalers."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -51,6 +53,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Replaces the cluster's preemption policy."""
     GetStats: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatsRequest, _scheduler_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Figures, read from the ledger at the moment of the call."""
+    GetDemand: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetDemandRequest, _scheduler_pb2.GetDemandResponse]  # type: ignore[assignment]
+    """What waiting jobs and growing components want beyond what there is, for autoscalers."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Policy and figures of the whole cluster."""
@@ -78,5 +82,13 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetStatsResponse, _abc.Awaitable[_scheduler_pb2.GetStatsResponse]]:
         """Figures, read from the ledger at the moment of the call."""
+
+    @_abc_1.abstractmethod
+    def GetDemand(
+        self,
+        request: _scheduler_pb2.GetDemandRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetDemandResponse, _abc.Awaitable[_scheduler_pb2.GetDemandResponse]]:
+        """What waiting jobs and growing components want beyond what there is, for autoscalers."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -19,7 +19,8 @@ from tests.agents.conftest import is_gone, started_by, until_gone
 from tests.agents.test_adoption import Lineage, recorded, told
 from tests.support.fake_controller import FakeController, start_worker, stop_worker
 
-LEASE_MS = 1_000
+LEASE_MS = 2_000
+"""Far above the pauses of a busy machine, which a lease would take for silence."""
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ class TestTheFile:
         assert read_lease(tmp_path) is None
         file = LeaseFile(tmp_path)
         assert read_lease(tmp_path) is None
-        heard = HeardLease(round(boot_s(), 3), LeaseTerms(15.0, 3600.0))
+        heard = HeardLease(float(int(boot_s())), LeaseTerms(15.0, 3600.0))
         file.write(heard)
         assert read_lease(tmp_path) == heard
         file.close()

@@ -151,12 +151,33 @@ async def test_workers_of_a_killed_agent_that_nobody_starts_again_end_by_themsel
 async def test_nj_02_an_agent_that_was_stopped_ends_strict_workers_before_it_listens(
     controller: FakeController, program: Program
 ) -> None:
-    controller.welcome |= {"lease_ms": 600}
+    controller.welcome |= {"lease_ms": 2_000}
     agent = await program()
     await controller.session()
     strict = (await controller.do(start_worker=start_worker("Plain", strict=True))).worker_ready.pid
+    assert strict
     agent.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(1.0)  # Longer than the lease.
+    await until_gone(strict)  # Its fence doesn't wait for the agent.
+    agent.send_signal(signal.SIGCONT)
+    stopped = await controller.said("worker_stopped")
+    assert "the lease ended" in stopped.detail
+    agent.terminate()
+    assert await agent.wait() == 0
+
+
+async def test_nj_02_without_a_fence_the_agent_itself_ends_strict_workers_before_it_listens(
+    controller: FakeController, program: Program, tmp_path: Path
+) -> None:
+    controller.welcome |= {"lease_ms": 2_000}
+    agent = await program()
+    await controller.session()
+    strict = (await controller.do(start_worker=start_worker("Plain", strict=True))).worker_ready.pid
+    records = json.loads((tmp_path / "n0" / "processes.json").read_text())
+    (fence,) = (int(each["pid"]) for each in records if each["role"] == "fence")
+    agent.send_signal(signal.SIGSTOP)
+    os.kill(fence, signal.SIGKILL)
+    await asyncio.sleep(2.5)  # Longer than the lease.
+    assert not is_gone(strict)
     agent.send_signal(signal.SIGCONT)
     stopped = await controller.said("worker_stopped")
     assert "the lease ended" in stopped.detail

@@ -379,6 +379,25 @@ class TestWorkers:
         )
         await cluster.controller.do("n1", remove_placement_group=remove)
 
+    async def test_pg_14_a_helper_that_asks_nothing_runs_where_its_bundle_is(self, cluster: Cluster) -> None:
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-14b", attempt=1, timeout_ms=10_000, bundles=[cluster.bundle("n1", gpu_milli=1000)]
+        )
+        # The head has more room, and made the group.
+        group = (await cluster.controller.do("n0", create_placement_group=create)).placement_group_ready
+        helper = start_worker(
+            "Plain", generation=1100, in_bundle=True, ray_placement_group_id=group.ray_placement_group_id
+        )
+        helper.allocation.Clear()
+        ready = (await cluster.controller.do("n1", start_worker=helper)).worker_ready
+        assert ready.pid in started_by(cluster.folder / "n1")
+        assert ready.pid not in started_by(cluster.folder / "n0")
+        await cluster.stop(helper)
+        remove = agent_pb2.RemovePlacementGroup(
+            placement_group_id="pg-14b", attempt=1, ray_placement_group_id=group.ray_placement_group_id
+        )
+        await cluster.controller.do("n0", remove_placement_group=remove)
+
     async def test_ray_forgets_every_worker_that_is_gone(self, cluster: Cluster) -> None:
         while await cluster.probe.ask("actors"):
             pass

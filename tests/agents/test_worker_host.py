@@ -96,7 +96,7 @@ class TestEnvironment:
             "LEVEL": "9",
             "RANK": "3",
             "WORLD_SIZE": "4",
-            "LOCAL_RANK": "1",
+            "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
             "NODE_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
@@ -117,7 +117,7 @@ class TestEnvironment:
         seen = set()
         for job, devices in {"a": ("0", "1"), "b": ("2", "3")}.items():
             for rank in (0, 1):
-                hosted, _ = await host("Plain", job=job, rank=rank, local_rank=0, devices=(devices[rank],))
+                hosted, _ = await host("Plain", job=job, rank=rank, local_rank=rank, devices=(devices[rank],))
                 environment = await call(hosted, "environment")
                 seen.add(environment["CUDA_VISIBLE_DEVICES"].split(",")[int(environment["LOCAL_RANK"])])
         assert seen == {"0", "1", "2", "3"}

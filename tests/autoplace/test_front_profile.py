@@ -43,7 +43,7 @@ class TestAverages:
         assert found.seconds == 6
 
     def test_a_new_start_has_a_warm_up_of_its_own(self) -> None:
-        records = [rollout(s, generation=g) for g in (1, 2) for s in (90, 60)]
+        records = [rollout(s, attempt=g) for g in (1, 2) for s in (90, 60)]
         (found,) = measured(read_timings(lines(*records), "t"), warmup=1)
         assert (found.seconds, found.dropped) == (60, 2)
 

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from callboard.autoplace import Problem, Status, search
+from callboard.autoplace.accepted import answer_for_job
 from callboard.autoplace.problem import Mode, NoPlan
+from callboard.autoplace.report import placement_of
 from callboard.autoplace.rlinf import RLinfJob, rlinf_job
 from callboard.autoplace.rlinf_config import Reasoning
 from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, pipeline_seconds
@@ -34,7 +37,7 @@ def config_of(
     }
 
 
-def mode_of(config: Mapping[str, Any], nodes: tuple[int, ...], placement: Mapping[str, str]) -> PlacementMode | None:
+def mode_of(config: Mapping[str, Any], nodes: tuple[int, ...], placement: Mapping[str, Any]) -> PlacementMode | None:
     """The mode that RLinf's placement finds; None: it refuses."""
     cluster = Cluster.from_nodes(format_cluster(NodeText(gpus=gpus) for gpus in nodes))
     try:
@@ -133,6 +136,40 @@ class TestBestOfAll:
             auto = config["cluster"]["auto_scheduler"]
             meant = PlacementMode.AUTO if auto else PlacementMode.DISAGGREGATED
             assert mode_of(config, nodes, apart_text(disaggregated)) is meant
+
+
+class TestAnswer:
+    @settings(max_examples=40, deadline=None)
+    @given(jobs(), st.sampled_from(["all", "0-1", "1", None]))
+    def test_the_section_to_paste_is_accepted_and_no_layout_at_all_is_faster_than_the_one_beside_it(
+        self, case: tuple[dict[str, Any], tuple[int, ...]], reward: str | None
+    ) -> None:
+        config, nodes = case
+        if reward is not None:
+            config["cluster"]["component_placement"] = {"reward": reward}
+        try:
+            job = rlinf_job(config, nodes=nodes)
+            answer = answer_for_job(job, search)
+        except NoPlan:
+            return
+        placement = placement_of(answer)
+        assert mode_of(config, nodes, placement) is not None
+        assert ("reward" in placement) == (reward is not None)
+        assert answer.unrestricted is not None
+        assert answer.unrestricted.iteration_seconds <= answer.plan.iteration_seconds * (1 + 1e-5)
+        assert answer.plan.status is Status.OPTIMAL
+        assert answer.plan.gap == 0
+
+    @pytest.mark.parametrize("recompute", [True, False])
+    @pytest.mark.parametrize("nodes", [(8,), (8, 8)])
+    def test_the_python_interface_proposes_the_same_where_every_size_is_legal(
+        self, nodes: tuple[int, ...], recompute: bool
+    ) -> None:
+        costs = {"rollout": 59.9, "inference": 30.8, "actor": 95.7} if recompute else {"rollout": 59.9, "actor": 95.7}
+        config = config_of(nodes, dict.fromkeys(costs, 4), costs, batch=128)
+        job = rlinf_job(config, nodes=nodes)
+        direct = search(Problem.from_config(config, nodes=nodes)).component_placement()
+        assert direct == placement_of(answer_for_job(job, search))
 
 
 class TestEngines:

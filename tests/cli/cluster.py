@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,44 @@ class RealCluster:
         self.client = client
         self._directory = directory
         self._agents: list[asyncio.subprocess.Process] = []
+        self._agent_of: dict[str, asyncio.subprocess.Process] = {}
 
-    async def add_node(self, node_id: str) -> None:
-        """Starts an agent with two simulated GPUs and waits until it takes work."""
+    async def add_node(self, node_id: str, *, gpus: int = 2, variables: Mapping[str, str] | None = None) -> None:
+        """Starts an agent with simulated GPUs and waits until it takes work; ``variables``: more for its own."""
         revision = (await self.client.stats()).revision
+        if variables:
+            # Linux takes a quarter of the stack's limit for a program's environment. For what this process starts from
+            # now on: its own stack doesn't change.
+            resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         agent = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "callboard.cli", "agent", "--controller", self.address, "--node-id", node_id),
-            *("--runtime", "process", "--cpus", "4", "--memory", "4GiB", "--simulate-gpus", "2", "--warm-spares", "0"),
+            *(
+                "--runtime",
+                "process",
+                "--cpus",
+                "4",
+                "--memory",
+                "4GiB",
+                "--simulate-gpus",
+                str(gpus),
+                "--warm-spares",
+                "0",
+            ),
             *("--run-dir", str(self._directory / node_id), "--log-level", "error"),
             *("--exit-with-parent", str(os.getpid())),
             cwd=ROOT,
+            env={**os.environ, **(variables or {})},
         )
         self._agents.append(agent)
+        self._agent_of[node_id] = agent
         async for event in self.client.watch(start_revision=revision + 1, types=["node."]):
             if event.subject == f"nodes/{node_id}" and event.state == "READY":
                 return
+
+    async def end_node(self, node_id: str) -> None:
+        """Ends the agent of a node politely and waits for its end."""
+        self._agent_of[node_id].terminate()
+        assert await self._agent_of[node_id].wait() == 0
 
     def processes(self) -> list[int]:
         """Living worker processes of every node, from the process table."""
@@ -66,7 +90,8 @@ class RealCluster:
     async def stop_agents(self) -> None:
         """Ends the agents, and what they host."""
         for agent in self._agents:
-            agent.terminate()
+            if agent.returncode is None:
+                agent.terminate()
         assert [await agent.wait() for agent in self._agents] == [0] * len(self._agents)
 
 

@@ -48,6 +48,29 @@ class TestWhichConfig:
         assert source.file == folder / "train.yaml"
 
     @needs_hydra
+    def test_defaults_without_self_are_composed_without_a_warning(self, folder: Path) -> None:
+        """RLinf's configs are written so. A warning would fail this test."""
+        (folder / "plain.yaml").write_text("defaults:\n  - base\nseed: 7\n")
+        config = load_config("plain", folder).config
+        assert (config["seed"], config["cluster"]["num_nodes"]) == (7, 1)
+
+    @needs_hydra
+    def test_a_search_path_may_come_from_the_environment(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = tmp_path / "elsewhere" / "env"
+        other.mkdir(parents=True)
+        (other / "sim.yaml").write_text("total_num_envs: 16\n")
+        (folder / "robot.yaml").write_text(
+            "defaults:\n  - env/sim@env.train\n  - _self_\nhydra:\n  searchpath:\n    - file://${oc.env:ELSEWHERE}\n"
+        )
+        monkeypatch.delenv("ELSEWHERE", raising=False)
+        with pytest.raises(InvalidInput, match="ELSEWHERE"):
+            load_config("robot", folder)
+        monkeypatch.setenv("ELSEWHERE", str(tmp_path / "elsewhere"))
+        assert load_config("robot", folder).config["env"]["train"]["total_num_envs"] == 16
+
+    @needs_hydra
     def test_interpolations_of_one_file_are_resolved(self, tmp_path: Path) -> None:
         file = tmp_path / "c.yaml"
         file.write_text("a: {b: 3}\nc: ${a.b}\nd: ${unheard_of:1}\n")

@@ -26,7 +26,9 @@ VERBS = list(verbs())
 
 def test_the_verbs_of_the_design_are_there() -> None:
     assert {" ".join(path) for path, _ in VERBS} == {
+        *("add-worker", "demand", "autoscale", "demo elastic", "node remove"),
         *("up", "down", "controller", "agent", "status", "events", "simulate", "demo rlhf"),
+        *("autoplace", "profile", "plan", "top", "doctor", "job env"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
         *("job watch", "job logs", "job scale", "worker list"),
         *("pool create", "pool list", "pool get", "pool set", "pool delete"),
@@ -45,7 +47,7 @@ def test_a_verb_says_what_it_does_and_gives_an_example(path: tuple[str, ...], co
     assert not unexplained
 
 
-READS = [path for path, _ in VERBS if path[-1] in {"list", "get", "status", "events", "explain", "watch"}]
+READS = [path for path, _ in VERBS if path[-1] in {"list", "get", "status", "events", "explain", "watch", "demand"}]
 
 
 @pytest.mark.parametrize("path", READS, ids=" ".join)

@@ -176,7 +176,7 @@ class TestNodes:
         api.on(methods.DRAIN_NODE, DrainNodeResponse(node=objects.node()))
         api.on(methods.UNCORDON_NODE, UncordonNodeResponse(node=objects.node()))
         assert "Node node-1 is READY" in run("node", "cordon", "node-1").stderr
-        assert run("node", "drain", "node-1", "--within", "30s", "--reason", "a fan").exit_code == 0
+        assert run("node", "drain", "node-1", "--deadline", "30s", "--reason", "a fan", "--no-wait").exit_code == 0
         assert run("node", "uncordon", "node-1", "-q").output == ""
         (drain,) = api.seen(DrainNodeRequest)
         assert (drain.name, drain.within_ms, drain.reason) == ("nodes/node-1", 30_000, "a fan")

@@ -155,6 +155,35 @@ class TestAWorkerThatIsGone:
         assert [args[1] for args, _ in actors["cb/spare/n2-7"].calls] == [1, 2, 3]
         assert len(api.requests) == 2, "looked for once, and remembered"
 
+    def test_pc_14_one_that_was_being_stopped_when_it_was_looked_up_is_never_called(
+        self, api: FakeApi, actors: dict[str, FakeActor]
+    ) -> None:
+        dying = actors["cb/j1/train/0/g3"] = FakeActor()
+        handle = replace(self.handle(api), ready=False)
+        with pytest.raises(WorkerGone, match="was not ready when it was looked up"):
+            handle.options(follow=False).run.remote(1)
+        actors["cb/j1/train/0/g4"] = FakeActor()
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (4, "cb/j1/train/0/g4")))
+        handle.run.remote(2)
+        assert dying.calls == []
+        assert [args[1] for args, _ in actors["cb/j1/train/0/g4"].calls] == [2]
+
+    def test_one_that_was_being_started_when_it_was_looked_up_is_called_once_it_is_ready(
+        self, api: FakeApi, actors: dict[str, FakeActor]
+    ) -> None:
+        actors["cb/spare/n2-7"] = FakeActor()
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (3, "cb/spare/n2-7")))
+        replace(self.handle(api), ready=False, actor_name="").run.remote(1)
+        assert [args[1] for args, _ in actors["cb/spare/n2-7"].calls] == [1]
+
+    def test_one_that_turns_out_to_be_a_plain_process_is_no_actor(
+        self, api: FakeApi, actors: dict[str, FakeActor]
+    ) -> None:
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (3, "")))
+        with pytest.raises(NoActor, match="train-00/train/0"):
+            replace(self.handle(api), ready=False, actor_name="").run.remote(1)
+        assert actors == {}
+
     def test_it_is_waited_for(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
         api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_STARTING))
         actors["cb/j1/train/0/g4"] = FakeActor()

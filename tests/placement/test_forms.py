@@ -236,8 +236,9 @@ class TestDocuments:
         assert "GPU rank 8 does not exist; there are 8 here" in refused(of("actor: 0-8"), "8")
 
     def test_the_documented_agents_that_do_not_divide_are_refused(self) -> None:
-        message = refused(of('agent: {node_group: node, placement: "0-1:0-200,2-3:201-511"}'), "0+0+0+0")
-        assert "201 processes can't be spread evenly over 2 resources" in message
+        first, second = faults(of('agent: {node_group: node, placement: "0-1:0-200,2-3:201-511"}'), "0+0+0+0")
+        assert "201 processes can't be spread evenly over 2 resources" in first.message
+        assert "311 processes can't be spread evenly over 2 resources" in second.message
 
     def test_the_other_page_s_agents_are_fine(self) -> None:
         found = plan(of('agent: {node_group: node, placement: "0-1:0-199,2-3:200-399"}'), "0+0+0+0")

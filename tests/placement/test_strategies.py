@@ -93,7 +93,7 @@ class TestPacked:
     )
     def test_ranges_that_mean_nothing_are_refused(self, arguments: tuple[int, ...], said: str) -> None:
         with pytest.raises(InvalidInput, match=said):
-            PackedPlacementStrategy(*arguments)
+            PackedPlacementStrategy(*arguments)  # type: ignore[arg-type]  # never six of them
 
     def test_the_rank_after_the_last_is_refused(self) -> None:
         with pytest.raises(InvalidInput, match="GPU rank 4 does not exist"):
@@ -161,7 +161,7 @@ def test_a_strategy_gives_the_same_every_time_and_never_changes(strategy: Placem
     assert strategy.resolve(FOUR, isolate_accelerator=False) == strategy.get_placement(FOUR, False)
     assert dataclasses.asdict(strategy) == before  # type: ignore[call-overload]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        strategy.node_group = ("x",)
+        strategy.node_group = ("x",)  # type: ignore[misc]  # that it can't is the point
 
 
 def test_without_isolation_a_worker_sees_its_node_s_list() -> None:

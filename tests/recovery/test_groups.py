@@ -9,7 +9,7 @@ import pytest
 
 from callboard.v1 import placement_group_pb2 as pb
 from callboard.wire.refusals import NotFound
-from tests.agents.conftest import is_gone
+from tests.agents.conftest import until_gone
 from tests.recovery.conftest import WAIT_S, Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120), pytest.mark.ray]
@@ -70,14 +70,17 @@ async def test_pg_07_groups_that_no_journal_knows_are_found_shown_and_removed(si
     await site.settled()
     # The creator of all of it is gone, and so is every record. What it left is shown as it goes.
     seen: dict[str, str] = {}
+    removed: set[str] = set()
     async with asyncio.timeout(WAIT_S):
         async for event in site.client.watch(start_revision=1, types=["group."]):
             seen[event.subject] = event.reason
-            if event.type == "group.removed" and len(seen) == len(left):
+            if event.type == "group.removed":
+                removed.add(event.subject)
+            if len(removed) == len(left):
                 break
     assert all("found in Ray as pg-" in reason for reason in seen.values()), seen
     assert await site.groups_in_ray() == set()
-    assert is_gone(worker), "nobody knows its job either"
+    await until_gone(worker)  # Nobody knows its job either.
     assert await site.client.list_placement_groups() == []
     # All room is there again, under ids that were used before.
     job = await site.submit("whole", both=True)

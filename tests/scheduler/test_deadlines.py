@@ -1,4 +1,4 @@
-"""What becomes of deadlines when what is due can't be handled? Nothing is lost, and nobody waits for the one that fails.
+"""What becomes of deadlines when what is due can't be handled? Nothing is lost, nobody waits for the one that fails.
 
 I6: every stop ends by its deadline; a defect in the handling of one deadline must not take away another's.
 """

@@ -123,6 +123,27 @@ def test_pc08_the_checkpoint_is_handed_to_the_next_attempt() -> None:
     assert start.checkpoint.data == b"step 7"
 
 
+def test_a_checkpoint_of_a_worker_whose_node_leaves_is_handed_to_the_next_attempt() -> None:
+    world = world_of(n1=1, n2=1)
+    world.submit("low", priority=1)
+    (worker,) = world.workers("low")
+    world.auto = False
+    world.send(
+        ev.WorkerStopped(
+            now_ms=world.now_ms,
+            node_id=worker.node_id,
+            generation=worker.generation,
+            outcome=StopOutcome.COOPERATIVE,
+            checkpoint_data=b"step 7",
+        )
+    )
+    world.tick(60_000)
+    world.answer(lambda command: not isinstance(command, cmd.StartWorker))
+    start = next(c for c in world.held if isinstance(c, cmd.StartWorker))
+    assert start.checkpoint is not None
+    assert start.checkpoint.data == b"step 7"
+
+
 def test_pc13_cancel_at_any_moment_leaves_nothing() -> None:
     for answered in range(4):
         world = world_of(n1=1)

@@ -194,6 +194,17 @@ class DumpsEnvironment:
         Path(self.file).write_text(json.dumps(dict(os.environ)))
 
 
+class Recorder:
+    """Writes what it sees, and what a program that it starts sees, into a folder: one file a worker."""
+
+    def __init__(self, folder: str) -> None:
+        program = "import json, os; print(json.dumps(dict(os.environ)))"
+        child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        name = f"{os.environ['CALLBOARD_COMPONENT']}-{os.environ['CALLBOARD_RANK']}.json"
+        seen = {"worker": dict(os.environ), "child": json.loads(child), "pid": os.getpid()}
+        (Path(folder) / name).write_text(json.dumps(seen))
+
+
 class BadCancel(Busy):
     """Its cancel() raises."""
 

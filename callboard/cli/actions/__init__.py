@@ -11,6 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from callboard.cli.actions import agent as agent
+    from callboard.cli.actions import autoplace as autoplace
+    from callboard.cli.actions import autoscaling as autoscaling
     from callboard.cli.actions import controller as controller
     from callboard.cli.actions import demos as demos
     from callboard.cli.actions import events as events
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from callboard.cli.actions import job_logs as job_logs
     from callboard.cli.actions import jobs as jobs
     from callboard.cli.actions import local as local
+    from callboard.cli.actions import looking as looking
     from callboard.cli.actions import nodes as nodes
     from callboard.cli.actions import placement as placement
+    from callboard.cli.actions import plan as plan
     from callboard.cli.actions import policy as policy
     from callboard.cli.actions import pool_changes as pool_changes
     from callboard.cli.actions import pools as pools
+    from callboard.cli.actions import profile as profile
     from callboard.cli.actions import simulation as simulation
     from callboard.cli.actions import status as status
     from callboard.cli.actions import watching as watching
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 _EXTRA_OF = MappingProxyType(
     {
         "agent": "agent",
+        "autoplace": "",
+        "autoscaling": "",
         "controller": "controller",
         "demos": "",
         "events": "",
@@ -43,10 +50,13 @@ _EXTRA_OF = MappingProxyType(
         "workers": "",
         "jobs": "",
         "local": "",
+        "looking": "",
         "nodes": "",
         "placement": "",
+        "plan": "",
         "policy": "",
         "pools": "",
+        "profile": "",
         "simulation": "",
         "status": "",
     }

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
+import typer
 from rich.text import Text
 
 from callboard.autoplace.accepted import Answer, answer_for_job, answer_for_problem
 from callboard.autoplace.applying import with_placement
 from callboard.autoplace.gantt import bars_of, chart_lines
-from callboard.autoplace.picture import COLOURS, draw
+from callboard.autoplace.picture import draw
 from callboard.autoplace.plan import Plan
 from callboard.autoplace.png import to_png
 from callboard.autoplace.problem import NoPlan
@@ -25,6 +27,7 @@ from callboard.autoplace.report import (
     placement_of,
     section_of,
     span_rows,
+    staleness_rows,
     summary_line,
     table_lines,
 )
@@ -37,8 +40,13 @@ from callboard.cli.autoplace_task import Task, task_of
 from callboard.cli.cluster_source import ClusterSource, described_cluster, live_cluster
 from callboard.cli.config_source import ConfigSource, load_config
 from callboard.cli.failures import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.file_faults import fault_lines
 from callboard.cli.file_replacing import replace_file, write_new
 from callboard.cli.session import failing_in_words
+from callboard.model.faults import InvalidInput
+
+TERMINAL_COLOURS = ("blue", "yellow", "green", "red", "magenta", "cyan", "bright_blue", "bright_red", "bright_green")
+"""Colours that every terminal has, by a component's place in the workflow."""
 
 PICTURES = (".svg", ".png")
 
@@ -72,15 +80,20 @@ def run(
         _check(outputs, nodes, controller)
         source = load_config(config, config_path)
         cluster = _cluster(nodes, controller)
+        searching = Searching(time_limit, quiet=quiet)
         try:
             task = task_of(source, cluster, mixed=mixed)
             _check_source(outputs, source, task)
-            with Searching(time_limit, quiet=quiet) as searching:
+            with searching:
                 answer = _answer(task, searching)
         except ProfileMissing as error:
             raise CommandFailed(_profile_missing(error, source.file)) from error
+        except InvalidInput as error:
+            _refuse(source, error)
         except NoPlan as error:
             raise CommandFailed(_no_plan(error)) from error
+        if searching.interrupted:
+            screen.stderr().print("The search was ended; this is the best that was found.")
         _show(answer, task, output, quiet=quiet)
         _put(answer, task, source, outputs)
 
@@ -140,6 +153,17 @@ def _check_source(outputs: _Outputs, source: ConfigSource, task: Task) -> None:
         )
 
 
+def _refuse(source: ConfigSource, error: InvalidInput) -> NoReturn:
+    """Every fault with its line, as a compiler shows them."""
+    console = screen.stderr()
+    for line in fault_lines(str(source.file), source.text, error.faults):
+        console.print(line, soft_wrap=True)
+    count = f"{len(error.faults)} faults" if len(error.faults) > 1 else "1 fault"
+    said = f"error: {source.file} has {count}; nothing was done."
+    console.print(said, style="bold red", markup=False, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
 def _bad(what: str, why: str, remedy: str) -> CommandFailed:
     return CommandFailed(Failure(what, why, remedy, BAD_INPUT))
 
@@ -178,7 +202,7 @@ def _counts(gpus: Sequence[int]) -> str:
 
 def _show(answer: Answer, task: Task, output: PlanOutput, *, quiet: bool) -> None:
     if output is PlanOutput.JSON:
-        screen.print_json(as_plain(answer) | task.facts)
+        screen.print_json({**as_plain(answer), **task.facts})
         return
     notes = [*task.notes, *notes_of(answer)]
     if output is PlanOutput.YAML:
@@ -192,6 +216,9 @@ def _show(answer: Answer, task: Task, output: PlanOutput, *, quiet: bool) -> Non
     _print(["", *table_lines(span_rows(plan), headings=("component", "GPUs", "when", "work", "cost"))])
     _print([""])
     _print_chart(plan)
+    if answer.staleness:
+        headings = ("staleness", "a batch every", "each on its way", "placement")
+        _print(["", *table_lines(staleness_rows(answer), headings=headings)])
     _print_notes(notes, quiet=quiet)
 
 
@@ -204,7 +231,7 @@ def _print_chart(plan: Plan) -> None:
     for line in lines:
         shown = Text(f"{line.label} │")
         for piece in line.pieces:
-            colour = COLOURS[names.index(piece.component) % len(COLOURS)] if piece.component else ""
+            colour = TERMINAL_COLOURS[names.index(piece.component) % len(TERMINAL_COLOURS)] if piece.component else ""
             shown.append(piece.text, style=colour)
         shown.append("│")
         console.print(shown, soft_wrap=True)
@@ -233,10 +260,10 @@ def _print_notes(notes: Sequence[str], *, quiet: bool) -> None:
 def _put(answer: Answer, task: Task, source: ConfigSource, outputs: _Outputs) -> None:
     try:
         if outputs.apply:
-            backup = replace_file(source.file, _changed(answer, task, source))
+            backup = replace_file(source.file, _changed(answer, source))
             screen.stderr().print(f"{source.file} has the placement now; it was {backup.name} before.", markup=False)
         if outputs.write is not None:
-            text = _changed(answer, task, source) if task.job is not None else section_of(answer)
+            text = _changed(answer, source) if task.job is not None else section_of(answer)
             write_new(outputs.write, text.encode())
             screen.stderr().print(f"{outputs.write} is written.", markup=False)
         if outputs.plot is not None:
@@ -252,7 +279,7 @@ def _put(answer: Answer, task: Task, source: ConfigSource, outputs: _Outputs) ->
         ) from error
 
 
-def _changed(answer: Answer, task: Task, source: ConfigSource) -> str:
+def _changed(answer: Answer, source: ConfigSource) -> str:
     return with_placement(source.text, nodes_of(answer), placement_of(answer))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from callboard.cli import node_views, screen, words
+from callboard.cli.failures import CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
 from callboard.cli.showing import show as show_result
 from callboard.client.client import Client
 from callboard.v1.node_pb2 import Node
+from callboard.wire.refusals import WrongState
 
 
 def show_list(*, controller: str, output: Output) -> None:
@@ -56,14 +58,61 @@ def uncordon(node_id: str, *, controller: str, quiet: bool) -> None:
     with_client(controller, action)
 
 
-def drain(node_id: str, *, within: str, reason: str, controller: str, quiet: bool) -> None:
-    """Drains a node."""
+def drain(node_id: str, *, within: str, reason: str, wait: bool, controller: str, quiet: bool) -> None:
+    """Drains a node, and waits until it is empty."""
 
     async def action(client: Client) -> None:
+        revision = (await client.stats()).revision if wait else 0
         node = await client.drain_node(node_id, within=within, reason=reason)
         _say(node, "nothing new starts there, and what runs there yields", quiet=quiet)
+        if wait:
+            await _emptied(client, node, revision, quiet=quiet)
 
     with_client(controller, action)
+
+
+def remove(node_id: str, *, controller: str, quiet: bool) -> None:
+    """Has a node forgotten."""
+
+    async def action(client: Client) -> None:
+        try:
+            await client.remove_node(node_id)
+        except WrongState as error:
+            raise CommandFailed(
+                Failure(
+                    f"Node {node_id} can't be removed.",
+                    f"{error}.",
+                    f"`callboard node drain {node_id}`, end its agent (SIGTERM), then try again.",
+                )
+            ) from error
+        if not quiet:
+            screen.stderr().print(f"Node {node_id} is forgotten.")
+
+    with_client(controller, action)
+
+
+async def _emptied(client: Client, node: Node, revision: int, *, quiet: bool) -> None:
+    """Tells what is still there whenever that changes, until it is nothing."""
+    node_id, told = words.node_id(node), ""
+    events = client.watch(start_revision=revision + 1)
+    while (left := words.amounts(node.used)) != "nothing":
+        jobs = sorted({worker.job for use in node.devices for worker in use.workers})
+        now = f"{left} in use{' by ' + ', '.join(jobs) if jobs else ''}"
+        if now != told and not quiet:
+            screen.stderr().print(f"{node_id}: {now} …")
+            told = now
+        await anext(events)
+        node = await client.get_node(node_id)
+    if (stuck := words.amounts(node.quarantined)) != "nothing":
+        raise CommandFailed(
+            Failure(
+                f"Node {node_id} is not empty.",
+                f"{stuck} is quarantined: processes there could not be proved gone.",
+                f"Look at it on the machine; `callboard node get {node_id}` shows the devices.",
+            )
+        )
+    if not quiet:
+        screen.stderr().print(f"Nothing runs on {node_id} any more.")
 
 
 def _say(node: Node, meaning: str, *, quiet: bool) -> None:

@@ -15,7 +15,7 @@ from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words, with_client
 from callboard.client.client import Client
 from callboard.model.faults import Fault, InvalidInput
-from callboard.placement import Accelerator, Cluster, Node, PlacementPlan, plan_placement
+from callboard.placement import Accelerator, Cluster, HardwareUnit, Node, PlacementPlan, plan_placement
 from callboard.placement.diagnostics import Report
 from callboard.placement.source import open_document
 from callboard.v1 import node_pb2
@@ -59,20 +59,31 @@ def _describes_nodes(text: str) -> bool:
 
 
 async def _live(client: Client) -> Cluster:
-    """The nodes of a controller, as its agents joined."""
+    """The nodes of a controller, as its agents joined: those that have something to give (PG-11)."""
     return Cluster(
         tuple(
             Node(
                 node_id=node.name.removeprefix("nodes/"),
                 rank=node.rank,
-                accelerators=tuple(Accelerator(use.device.id, use.device.model or "gpu") for use in node.devices),
+                accelerators=tuple(Accelerator(use.device.id, _type(node, use.device.model)) for use in node.devices),
                 labels=tuple(sorted(node.labels.items())),
                 node_group=node.node_group,
+                hardware=tuple(HardwareUnit(unit.type, unit.config_json or "{}") for unit in node.hardware),
             )
             for node in await client.list_nodes()
-            if node.state not in _GONE
+            if node.state not in _GONE and _gives(node)
         )
     )
+
+
+def _gives(node: node_pb2.Node) -> bool:
+    has = node.capacity
+    return bool(node.devices or has.cpu_milli or has.gpu_milli or has.memory_bytes or has.custom_milli)
+
+
+def _type(node: node_pb2.Node, model: str) -> str:
+    """What an accelerator is, as the controller compares it."""
+    return "gpu" if node.simulated or not model else model.lower()
 
 
 def _print(plan: PlacementPlan, output: Output) -> None:

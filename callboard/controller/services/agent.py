@@ -88,6 +88,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             elif what == "report":
                 self._sessions.heard(session)
                 await self._report(session, request.report)
+            elif what == "inquiry_answer":
+                self._sessions.heard(session)
+                session.answered(request.inquiry_answer)
             elif what == "goodbye":
                 await self._goodbye(session, request.goodbye.reason)
                 return

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 
 from callboard.controller.driver import Driver
+from callboard.controller.gauges import GaugeBoard, gauges_of
 from callboard.controller.options import ControllerOptions
 from callboard.controller.placements import as_before, placed
 from callboard.controller.services.paging import build_page
@@ -25,6 +26,7 @@ from callboard.scheduler.events import (
     JobScaled,
     JobsRenewed,
     JobSubmitted,
+    SignalsReported,
 )
 from callboard.scheduler.records import JobRecord, JobState
 from callboard.v1 import job_pb2, job_pb2_grpc
@@ -46,6 +48,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._driver = driver
         self._options = options
         self._new_uid = new_uid or _fresh_uid
+        self._gauges = GaugeBoard()
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.SubmitJobResponse:
         """Submits a job, or only says what would become of it."""
@@ -71,7 +74,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             job = _found(state, wanted)
             waits = job.state is JobState.PENDING
             account = self._driver.scheduler.explain(job.uid, self._driver.now_ms()) if waits else None
-            return job_message(job, state, account.reasons if account is not None else ())
+            message = job_message(job, state, account.reasons if account is not None else ())
+            message.gauges.update(self._gauges.of(job.uid, self._driver.now_ms()))
+            return message
 
         return job_pb2.GetJobResponse(job=await self._driver.read(build))
 
@@ -95,7 +100,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             jobs,
             page,
             key=lambda job: str(job.order),
-            show=lambda job: job_message(state.jobs[job.uid], state) if job.uid in state.jobs else None,
+            show=lambda job: self._shown(state, job.uid),
             most_bytes=self._options.limits.page_bytes,
         )
         await self._driver.journaled()
@@ -173,6 +178,25 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
         return job_pb2.RenewJobsResponse(next_ms=lease_ms // 3)
 
+    async def ReportSignals(
+        self, request: job_pb2.ReportSignalsRequest, context: Context
+    ) -> job_pb2.ReportSignalsResponse:
+        """Hears gauges of a running job, by which its elastic components may scale."""
+        wanted, gauges = id_of(request.name, "jobs"), gauges_of(request.gauges)
+        self._driver.check_serving()
+        state = self._driver.state
+        job = _found(state, wanted)
+        self._gauges.keep_only(state.jobs)
+        known = self._gauges.note(job.uid, gauges, self._driver.now_ms())
+        if not any(component.scaling for component in state.specs[job.uid].spec.components):
+            return job_pb2.ReportSignalsResponse()
+        scaled = await self._driver.ask(
+            lambda now_ms, cause: SignalsReported(now_ms=now_ms, cause=cause, uid=job.uid, gauges=known),
+            lambda outcome: dict(outcome.result),
+            source="signals",
+        )
+        return job_pb2.ReportSignalsResponse(scaled=scaled)
+
     async def ExplainJob(self, request: job_pb2.ExplainJobRequest, context: Context) -> job_pb2.ExplainJobResponse:
         """Why a job is where it is."""
         wanted = id_of(request.name, "jobs")
@@ -202,6 +226,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             return settled(spec, self._options.roles)
         except Misfits as error:
             raise refuse(list(error.found), "spec") from None
+
+    def _shown(self, state: State, uid: str) -> job_pb2.Job | None:
+        if uid not in state.jobs:
+            return None
+        message = job_message(state.jobs[uid], state)
+        message.gauges.update(self._gauges.of(uid, self._driver.now_ms()))
+        return message
 
     def _uid(self, wanted: str) -> str:
         """The job that is meant at the moment the event is decided."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import grpc.aio
@@ -10,11 +12,15 @@ from callboard.controller.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, invalid, page_of, text_of
+from callboard.controller.session import AgentSession
 from callboard.controller.views.nodes import node_message
 from callboard.scheduler import State
-from callboard.scheduler.events import NodeCordoned, NodeDrained
+from callboard.scheduler.events import NodeCordoned, NodeDrained, NodeRemoved
 from callboard.v1 import node_pb2, node_pb2_grpc
-from callboard.wire.refusals import NotFound
+from callboard.wire.refusals import NotFound, Unavailable
+
+INSPECTION_S = 10.0
+"""For an agent to look around: above what it allows itself for Ray and slow workers together."""
 
 MAX_DRAIN_MS = 24 * 3_600_000
 """Longest notice of a drain."""
@@ -25,9 +31,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class NodeService(node_pb2_grpc.NodeServiceServicer):
     """The nodes."""
 
-    def __init__(self, driver: Driver, options: ControllerOptions) -> None:
+    def __init__(
+        self, driver: Driver, options: ControllerOptions, sessions: Mapping[str, AgentSession] = MappingProxyType({})
+    ) -> None:
+        """
+        Args:
+            driver: decides.
+            options: of the controller.
+            sessions: of the connected agents, by node.
+        """
         self._driver = driver
         self._options = options
+        self._sessions = sessions
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """One node."""
@@ -82,6 +97,26 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> node_pb2.UncordonNodeResponse:
         """Takes a cordon back."""
         return node_pb2.UncordonNodeResponse(node=await self._cordon(request.name, cordoned=False))
+
+    async def RemoveNode(self, request: node_pb2.RemoveNodeRequest, context: Context) -> node_pb2.RemoveNodeResponse:
+        """Forgets a node that is gone."""
+        node_id = id_of(request.name, "nodes")
+        return await self._driver.ask(
+            lambda now_ms, cause: NodeRemoved(now_ms=now_ms, cause=cause, node_id=node_id),
+            lambda _: node_pb2.RemoveNodeResponse(),
+            source="node",
+        )
+
+    async def InspectNode(self, request: node_pb2.InspectNodeRequest, context: Context) -> node_pb2.InspectNodeResponse:
+        """Asks the node's agent what it sees."""
+        node_id = id_of(request.name, "nodes")
+        self._driver.check_serving()
+        session = self._sessions.get(node_id)
+        if session is None:
+            if node_id not in self._driver.state.nodes:
+                raise NotFound(f"there is no node {node_id}", metadata={"subject": f"nodes/{node_id}"})
+            raise Unavailable(f"the agent of node {node_id} is not connected")
+        return node_pb2.InspectNodeResponse(inspection=await session.inspect(request.ask, within_s=INSPECTION_S))
 
     async def _cordon(self, name: str, *, cordoned: bool) -> node_pb2.Node | None:
         node_id = id_of(name, "nodes")

@@ -10,6 +10,7 @@ from callboard.controller.driver import Driver
 from callboard.controller.event_log import EventLog
 from callboard.controller.services.requests import version_of
 from callboard.controller.trial import trial
+from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.events import PolicySet
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -68,3 +69,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         stats.revision = self._events.revision
         stats.uptime_ms = self._driver.now_ms() - self._driver.started_ms
         return scheduler_pb2.GetStatsResponse(stats=stats)
+
+    async def GetDemand(
+        self, request: scheduler_pb2.GetDemandRequest, context: Context
+    ) -> scheduler_pb2.GetDemandResponse:
+        """What is wanted beyond what there is."""
+        return await self._driver.read(
+            lambda state: scheduler_pb2.GetDemandResponse(
+                revision=self._events.revision, demands=demand_messages(state)
+            )
+        )

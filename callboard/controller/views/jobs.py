@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from callboard.controller.convert.commands import allocation, shares, worker_key
 from callboard.controller.views.common import preemption_message, reason_message, timestamp
+from callboard.model.colocation import member_names
 from callboard.scheduler import Explanation, State
 from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Reason
@@ -17,17 +20,23 @@ MAX_VICTIMS = 100
 
 def job_message(job: JobRecord, state: State, waiting_for: tuple[Reason, ...] = ()) -> job_pb2.Job:
     """One job with the workers of its present attempt. Values of secret variables are masked (SE-04)."""
+    spec = state.specs[job.uid].spec
+    members = {component.name: member_names(component) for component in spec.components}
     return job_pb2.Job(
         name=f"jobs/{job.name}",
         uid=job.uid,
-        spec=job_spec_to_proto(state.specs[job.uid].spec, mask=True),
+        spec=job_spec_to_proto(spec, mask=True),
         state=to_wire(job_pb2.JobState, job.state),
         state_reason=job.reason,
         attempt=job.attempt,
         submit_time=timestamp(job.submit_ms),
         running_time=timestamp(job.running_ms),
         end_time=timestamp(job.end_ms),
-        workers=[worker_message(worker) for worker in state.workers_of(job.uid) if worker.attempt == job.attempt],
+        workers=[
+            worker_message(worker, members.get(worker.component, ()))
+            for worker in state.workers_of(job.uid)
+            if worker.attempt == job.attempt
+        ],
         history=[
             common_pb2.StateChange(
                 revision=line.revision,
@@ -50,8 +59,8 @@ def job_message(job: JobRecord, state: State, waiting_for: tuple[Reason, ...] = 
     )
 
 
-def worker_message(worker: WorkerRecord) -> job_pb2.Worker:
-    """One worker."""
+def worker_message(worker: WorkerRecord, members: Sequence[str]) -> job_pb2.Worker:
+    """One worker, with the names of those that share its process."""
     return job_pb2.Worker(
         key=worker_key(worker),
         attempt=worker.attempt,
@@ -65,6 +74,7 @@ def worker_message(worker: WorkerRecord) -> job_pb2.Worker:
         visible_devices=worker.visible_devices,
         warm=worker.warm,
         cold_reason=worker.cold_reason,
+        members=members,
     )
 
 

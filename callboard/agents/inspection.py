@@ -1,0 +1,165 @@
+"""What does the node see of its workers, of Ray and of its devices at this moment?
+
+Asked for by people (`callboard top`, `doctor`, `job env`), answered within seconds, never stored. What can't be looked
+at is said, and holds nothing else up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from callboard.agents.endings import TreeEnder
+from callboard.agents.framing import Json
+from callboard.agents.gpu_users import NoDriver, device_users
+from callboard.agents.process_tree import ProcessId
+from callboard.agents.runtime import HostError, Runtime
+from callboard.agents.usage import Usage, cpu_milli, usage_of
+from callboard.agents.worker import Worker
+from callboard.agents.workers import WorkerTable, key_of
+from callboard.model.describe import MASK
+from callboard.v1 import agent_pb2, inspection_pb2
+
+_SAMPLE_S = 0.25
+"""Between the two looks at CPU times: short for a person, long for a clock of 10 ms ticks."""
+
+_ANSWER_S = 2.0
+"""For a worker to answer. One that holds the GIL doesn't, and is shown without what only it knows."""
+
+_FOREIGN_S = 5.0
+"""For Ray to list actors and groups."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One worker while it is looked at."""
+
+    worker: Worker
+    tree: frozenset[ProcessId]
+    before: Usage
+    answer: Mapping[str, Any]
+    silent: str
+
+
+class Inspector:
+    """Looks around on one node."""
+
+    def __init__(
+        self, workers: WorkerTable, runtime: Runtime, ender: TreeEnder, inventory: agent_pb2.Inventory
+    ) -> None:
+        self._workers = workers
+        self._runtime = runtime
+        self._ender = ender
+        self._inventory = inventory
+
+    async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
+        """Everything that is asked for, at most a few seconds later."""
+        chosen = [
+            worker
+            for worker in self._workers.all()
+            if ask.job_id in ("", key_of(worker.order.command.worker)[0]) and not worker.gone.is_set()
+        ]
+        seen = inspection_pb2.NodeInspection()
+        foreign = asyncio.create_task(self._foreign(seen)) if ask.foreign else None
+        looks = await self._look(chosen)
+        for look in looks:
+            seen.workers.append(self._told(look, environment=ask.environment))
+        if ask.foreign:
+            await self._devices(seen, looks)
+        if foreign is not None:
+            await foreign
+        return seen
+
+    async def _look(self, workers: list[Worker]) -> list[_Look]:
+        living = {worker.process: worker for worker in workers if worker.process is not None}
+        trees = await self._ender.trees(living) if living else {}
+        before = {process: await asyncio.to_thread(usage_of, tree) for process, tree in trees.items()}
+        sampled = asyncio.create_task(asyncio.sleep(_SAMPLE_S))
+        answers = await asyncio.gather(*(self._ask(worker) for worker in workers))
+        await sampled
+        none = frozenset[ProcessId]()
+        return [
+            _Look(
+                worker,
+                trees.get(worker.process, none) if worker.process is not None else none,
+                before.get(worker.process, Usage()) if worker.process is not None else Usage(),
+                answer,
+                silent,
+            )
+            for worker, (answer, silent) in zip(workers, answers, strict=True)
+        ]
+
+    async def _ask(self, worker: Worker) -> tuple[Mapping[str, Any], str]:
+        """What the process says of itself, and why it doesn't."""
+        if worker.hosted is None:
+            return {}, "it is still being started"
+        asked: asyncio.Task[Json] = asyncio.ensure_future(worker.hosted.control("ping"))
+        try:
+            await asyncio.wait([asked], timeout=_ANSWER_S)
+            if not asked.done():
+                return {}, f"it did not answer within {_ANSWER_S:g} s: native code may hold the interpreter"
+            return asked.result(), ""
+        except HostError as error:
+            return {}, str(error)
+        finally:
+            asked.cancel()
+
+    def _told(self, look: _Look, *, environment: bool) -> inspection_pb2.WorkerInspection:
+        order, answer = look.worker.order, look.answer
+        after = usage_of(look.tree)
+        told = inspection_pb2.WorkerInspection(
+            worker=order.command.worker,
+            generation=order.command.generation,
+            pid=look.worker.process.pid if look.worker.process is not None else 0,
+            cpu_milli=cpu_milli(look.before, after) if look.tree else 0,
+            memory_bytes=after.memory_bytes,
+            peak_memory_bytes=max(after.peak_bytes, look.worker.peak_bytes),
+            calls=[
+                inspection_pb2.CallLoad(member=load["name"], in_flight=load["in_flight"], limit=load["limit"])
+                for load in answer.get("loads", ())
+            ],
+            framework=answer.get("framework", ""),
+            uses_device=answer.get("uses_device", False),
+            silent=look.silent,
+        )
+        if answer.get("visible_devices") is not None:
+            told.visible_devices = answer["visible_devices"]
+        if environment:
+            secret = frozenset(order.plan["secrets"])
+            for name, value in order.launch.variables.items():
+                told.environment[name] = MASK if name in secret else value
+        return told
+
+    async def _foreign(self, seen: inspection_pb2.NodeInspection) -> None:
+        """What Ray lists, as far as it answers."""
+        asked = asyncio.ensure_future(self._runtime.listed())
+        try:
+            await asyncio.wait([asked], timeout=_FOREIGN_S)
+            if not asked.done():
+                seen.unknown.append(f"Ray did not list its actors within {_FOREIGN_S:g} s")
+                return
+            listed = asked.result()
+        except HostError as error:
+            seen.unknown.append(f"Ray can't be asked: {error}")
+            return
+        finally:
+            asked.cancel()
+        seen.actors.extend(inspection_pb2.RayActor(**actor) for actor in listed.get("actors", ()))
+        groups = listed.get("placement_groups", ())
+        seen.placement_groups.extend(inspection_pb2.RayPlacementGroup(**group) for group in groups)
+
+    async def _devices(self, seen: inspection_pb2.NodeInspection, looks: list[_Look]) -> None:
+        if self._inventory.simulated or not self._inventory.devices:
+            return
+        owners = {process.pid: look.worker for look in looks for process in look.tree}
+        try:
+            users = await asyncio.to_thread(device_users, list(self._inventory.devices))
+        except NoDriver as error:
+            seen.unknown.append(f"who uses the devices can't be asked: {error}")
+            return
+        for user in users:
+            entry = seen.device_users.add(index=user.index, pid=user.pid, memory_bytes=user.memory_bytes)
+            if user.pid in owners:
+                entry.worker.CopyFrom(owners[user.pid].order.command.worker)

@@ -1,0 +1,59 @@
+"""How does a solution become a plan? Ranks of the cluster, seconds, and what kind of layout it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from callboard.autoplace.exact import Found
+from callboard.autoplace.plan import Span
+from callboard.autoplace.problem import Layout, Problem
+from callboard.autoplace.tasks import Instance, Option
+
+HYBRID = "hybrid"
+"""Neither collocated nor disaggregated."""
+
+
+def seconds_of(units: int, instance: Instance) -> float:
+    """Units as seconds, without the noise of binary fractions."""
+    return round(units * instance.unit_seconds, 9)
+
+
+def spans_of(problem: Problem, instance: Instance, found: Found) -> tuple[Span, ...]:
+    """One span per component, in the problem's order. All members of a cycle's stage have the span of the stage."""
+    spans: dict[int, Span] = {}
+    for task, option in enumerate(found.options):
+        for part in option.parts:
+            component = problem.components[part.component]
+            ranks: tuple[int, ...] = ()
+            if part.mode.gpus:
+                index = next(i for i, pool in enumerate(problem.pools) if pool.name == part.mode.pool)
+                first = found.columns[task][index] + part.column
+                ranks = problem.pools[index].gpu_ranks[first : first + part.mode.gpus]
+            pays = problem.switch_always or option.takes_turns or (bool(option.widths) and not option.alone)
+            spans[part.component] = Span(
+                component=component.name,
+                start_seconds=seconds_of(found.starts[task], instance),
+                end_seconds=seconds_of(found.ends[task], instance),
+                gpu_ranks=ranks,
+                pool=part.mode.pool,
+                estimated=part.mode.estimated,
+                work_seconds=part.mode.seconds,
+                overhead_seconds=(component.switch_seconds if pays else 0.0)
+                + ((component.offload_seconds or 0.0) if part.offloads else 0.0),
+                offloads=part.offloads,
+            )
+    return tuple(spans[i] for i in range(len(problem.components)))
+
+
+def layout_of(options: Sequence[Option], columns: Sequence[dict[int, int]]) -> str:
+    """``collocated``, ``disaggregated`` or ``hybrid``; a single task with GPUs is collocated with nobody but itself."""
+    ranges = [
+        (pool, columns[task][pool], columns[task][pool] + width)
+        for task, option in enumerate(options)
+        for pool, width in option.widths
+    ]
+    pairs = [(one, other) for i, one in enumerate(ranges) for other in ranges[:i]]
+    meeting = [one[0] == other[0] and one[1] < other[2] and other[1] < one[2] for one, other in pairs]
+    if all(meeting):
+        return Layout.COLLOCATED.value
+    return HYBRID if any(meeting) else Layout.DISAGGREGATED.value

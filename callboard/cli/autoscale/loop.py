@@ -1,0 +1,236 @@
+"""When does a cluster get a node, and when does it lose one?
+
+Up: as soon as workers wait for room that no node has or is about to have, by as many nodes as would give all of them
+their place, at most to the limit. Down: one at a time, when no worker waits, a node on which nothing ran for the idle
+time; it is cordoned, looked at once more, drained, ended and forgotten. Nothing can start between the look and the end,
+and a job that was faster takes the cordon back (NJ-10).
+
+Never touched: Ray's head, nodes of others, nodes that hold a reserved placement group, and the fewest nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from callboard.cli.autoscale.sizing import Room, size
+from callboard.client.client import Client
+from callboard.v1.node_pb2 import Node, NodeState
+from callboard.v1.placement_group_pb2 import PlacementGroupKind
+from callboard.wire.amounts import resources_from_proto
+from callboard.wire.refusals import NotFound, WrongState
+
+_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
+
+EMPTY_S = 60.0
+"""Beyond the notice of a drain: how long the proof that a node is empty may take, and the goodbye of its agent."""
+
+RETRY_S = 30.0
+"""After a node could not be added: how long none is tried again."""
+
+
+class ProviderFailed(Exception):
+    """A node could not be added or removed; the text says why."""
+
+
+class Provider(Protocol):
+    """Where nodes come from and go."""
+
+    def new_room(self, nodes: Sequence[Node]) -> Room | None:
+        """What one more node would have; None: that is not known yet."""
+
+    def owns(self, node_id: str) -> bool:
+        """Whether the node may be removed through this provider."""
+
+    async def add(self) -> str:
+        """Adds a node and returns its id when it takes work.
+
+        Raises:
+            ProviderFailed: it could not.
+        """
+
+    async def remove(self, node_id: str) -> None:
+        """Ends a node that is empty; returns when its agent has ended.
+
+        Raises:
+            ProviderFailed: it could not.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the loop keeps to.
+
+    Attributes:
+        least: fewest nodes.
+        most: most nodes.
+        idle_s: a node on which nothing ran for so long may go.
+        notice_s: deadline of its drain.
+        grow_elastic: nodes are added for elastic components too.
+    """
+
+    least: int
+    most: int
+    idle_s: float
+    notice_s: float
+    grow_elastic: bool = False
+
+
+@dataclass(slots=True)
+class Autoscaler:
+    """The loop.
+
+    Attributes:
+        client: the controller.
+        provider: where nodes come from.
+        limits: what it keeps to.
+        tell: told what it does, a line each.
+        clock: monotonic seconds.
+    """
+
+    client: Client
+    provider: Provider
+    limits: Limits
+    tell: Callable[[str], None]
+    clock: Callable[[], float]
+    _adding: set[asyncio.Task[None]] = field(default_factory=set)
+    _idle_since: dict[str, float] = field(default_factory=dict)
+    _not_before: float = float("-inf")
+    _told: str = ""
+
+    async def run(self, pause: Callable[[], Awaitable[None]]) -> None:
+        """Looks, acts, pauses, until it is cancelled. Additions that are under way are then taken back."""
+        try:
+            while True:
+                await self.look()
+                await pause()
+        finally:
+            for task in self._adding:
+                task.cancel()
+            await asyncio.gather(*self._adding, return_exceptions=True)
+
+    async def look(self) -> None:
+        """One look, and what follows from it."""
+        nodes = [node for node in await self.client.list_nodes() if node.state not in _GONE]
+        serving = [node for node in nodes if node.state != NodeState.NODE_STATE_DRAINING]
+        demands = await self.client.demand()
+        here, coming = len(serving), len(self._adding)
+        sizing = size(
+            demands,
+            serving,
+            self.provider.new_room(nodes),
+            coming=coming,
+            most=max(0, self.limits.most - here - coming),
+            grow_elastic=self.limits.grow_elastic,
+        )
+        self._say_once("; ".join(sizing.hopeless))
+        self._note_idle(serving)
+        goal = min(self.limits.most, max(self.limits.least, here + coming + sizing.nodes))
+        if goal > here + coming:
+            self._add(goal - here - coming, [job for entry in demands for job in entry.jobs])
+        elif not sizing.nodes and not coming and not _waiting(demands):
+            await self._shrink(serving)
+
+    async def added(self) -> None:
+        """Returns when no addition is under way."""
+        if self._adding:
+            await asyncio.wait(set(self._adding))
+
+    def _add(self, count: int, jobs: list[str]) -> None:
+        if self.clock() < self._not_before:
+            return
+        why = f"for {', '.join(dict.fromkeys(jobs))}" if jobs else "to have the fewest"
+        self.tell(f"adding {count} node{'s' if count > 1 else ''} {why}")
+        for _ in range(count):
+            task = asyncio.create_task(self._added())
+            self._adding.add(task)
+            task.add_done_callback(self._adding.discard)
+
+    async def _added(self) -> None:
+        try:
+            node_id = await self.provider.add()
+        except ProviderFailed as error:
+            self._not_before = self.clock() + RETRY_S
+            self.tell(f"a node could not be added: {error}")
+        else:
+            self.tell(f"{node_id} takes work")
+
+    def _note_idle(self, nodes: Sequence[Node]) -> None:
+        now = self.clock()
+        idle = {_id(node) for node in nodes if node.state == NodeState.NODE_STATE_READY and _is_unused(node)}
+        self._idle_since = {node_id: self._idle_since.get(node_id, now) for node_id in idle}
+
+    async def _shrink(self, nodes: Sequence[Node]) -> None:
+        """Removes the node that is idle the longest, of those that may go; the highest rank of equals."""
+        if len(nodes) <= self.limits.least:
+            return
+        now = self.clock()
+        kept = await self._with_reserved_groups()
+        ripe = [
+            node
+            for node in nodes
+            if not node.ray_head
+            and self.provider.owns(_id(node))
+            and _id(node) not in kept
+            and now - self._idle_since.get(_id(node), now) >= self.limits.idle_s
+        ]
+        if ripe:
+            await self._remove(_id(min(ripe, key=lambda node: (self._idle_since[_id(node)], -node.rank))))
+
+    async def _with_reserved_groups(self) -> set[str]:
+        groups = await self.client.list_placement_groups()
+        reserved = [group for group in groups if group.kind == PlacementGroupKind.PLACEMENT_GROUP_KIND_RESERVED]
+        return {bundle.node_id for group in reserved for bundle in group.bundles}
+
+    async def _remove(self, node_id: str) -> None:
+        revision = (await self.client.stats()).revision
+        if not _is_unused(await self.client.cordon_node(node_id)):
+            await self.client.uncordon_node(node_id)  # A job was faster.
+            return
+        self.tell(f"removing {node_id}: nothing ran there for {self.limits.idle_s:g} s")
+        try:
+            async with asyncio.timeout(self.limits.notice_s + EMPTY_S):
+                await self.client.drain_node(node_id, within=self.limits.notice_s, reason="idle; removed by autoscale")
+                await self.provider.remove(node_id)
+                await self._gone(node_id, revision)
+        except ProviderFailed as error:
+            self.tell(f"{node_id} could not be removed: {error}")
+            return
+        except TimeoutError:
+            self.tell(f"{node_id} could not be removed in time; it takes nothing new")
+            return
+        self._idle_since.pop(node_id, None)
+        self.tell(f"{node_id} is gone")
+
+    async def _gone(self, node_id: str, revision: int) -> None:
+        """Waits for the goodbye of a node's agent, then has the node forgotten."""
+        events = self.client.watch(start_revision=revision + 1)
+        while True:
+            try:
+                if (await self.client.get_node(node_id)).state in _GONE:
+                    await self.client.remove_node(node_id)
+                    return
+            except NotFound:
+                return  # Somebody else had it forgotten.
+            except WrongState:
+                pass  # A placement group on it is still being removed.
+            await anext(events)
+
+    def _say_once(self, text: str) -> None:
+        if text and text != self._told:
+            self.tell(text)
+        self._told = text
+
+
+def _waiting(demands: Sequence[object]) -> bool:
+    return any(getattr(entry, "count", 0) > getattr(entry, "optional_count", 0) for entry in demands)
+
+
+def _is_unused(node: Node) -> bool:
+    return not any(amount for _, amount in resources_from_proto(node.used).items())
+
+
+def _id(node: Node) -> str:
+    return node.name.removeprefix("nodes/")

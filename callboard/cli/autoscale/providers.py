@@ -1,0 +1,139 @@
+"""Where do nodes come from? From this machine, or from whatever two commands of the user's start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from callboard.cli.autoscale.loop import ProviderFailed
+from callboard.cli.autoscale.sizing import Room
+from callboard.cli.local.growth import add_worker, end_worker, running_workers
+from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.local_failures import LOCAL_ERRORS, in_words
+from callboard.client.client import Client
+from callboard.model.quantities import Resources
+from callboard.v1.node_pb2 import Node, NodeState
+from callboard.wire.amounts import resources_from_proto
+
+JOIN_S = 120.0
+COMMAND_S = 60.0
+"""How long a command may take to hand in a node: `sbatch` and `kubectl` return at once."""
+
+NODE_START_S = 900.0
+"""How long a node that was handed in may take to join: queues of batch systems are long, so a node that comes
+later than this still joins; it is only not counted on any more."""
+
+PREFIX = "auto-"
+"""Ids of nodes that commands started begin so."""
+
+
+class LocalProvider:
+    """Agents on this machine, as `add-worker` starts them."""
+
+    def __init__(self, directory: Path, plan: ClusterPlan, tell: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._plan = plan
+        self._tell = tell
+
+    def new_room(self, nodes: Sequence[Node]) -> Room:  # noqa: ARG002 - the plan says it
+        """What the plan of the cluster gives every node."""
+        plan = self._plan
+        amounts: dict[str, int | float | str] = {"cpu": plan.cpus, "memory": plan.memory, "gpu": plan.gpus}
+        amounts |= dict(resource.split("=", 1) for resource in plan.resources)
+        return Room.whole(Resources.parse(amounts), {})
+
+    def owns(self, node_id: str) -> bool:
+        """The nodes of this cluster but the first."""
+        return node_id != self._plan.node_id(0) and node_id in running_workers(self._directory)
+
+    async def add(self) -> str:
+        """Starts the next agent."""
+        try:
+            added = await add_worker(self._directory, self, timeout_s=JOIN_S, lock_pause_s=1.0)
+        except LOCAL_ERRORS as error:
+            failure = in_words(error).failure
+            raise ProviderFailed(f"{failure.what} {failure.why}") from error
+        return added.node.name.removeprefix("nodes/")
+
+    async def remove(self, node_id: str) -> None:
+        """Ends the agent of a node."""
+        if not await end_worker(self._directory, node_id):
+            raise ProviderFailed(f"no agent of {node_id} runs on this machine")
+
+    def step(self, text: str) -> None:
+        """How far an addition is."""
+        self._tell(text)
+
+
+class CommandProvider:
+    """Whatever two commands start and end: `sbatch` and `scancel`, `kubectl scale`, a cloud's own program.
+
+    Both get CALLBOARD_NODE (the id that the node's agent must have) and CALLBOARD_CONTROLLER. `up` hands a node in and
+    returns; the node counts as on its way until it joins.
+    """
+
+    def __init__(self, client: Client, up: str, down: str, stated: Resources | None) -> None:
+        self._client = client
+        self._up = up
+        self._down = down
+        self._stated = stated
+
+    def new_room(self, nodes: Sequence[Node]) -> Room | None:
+        """What was stated, else what the newest node of this kind has."""
+        if self._stated is not None:
+            return Room.whole(self._stated, {})
+        own = [node for node in nodes if self.owns(node.name.removeprefix("nodes/"))] or list(nodes)
+        if not own:
+            return None
+        newest = max(own, key=lambda node: node.join_time.ToMilliseconds())
+        return Room.whole(resources_from_proto(newest.capacity), dict(newest.labels))
+
+    def owns(self, node_id: str) -> bool:
+        """Nodes that such a command started."""
+        return node_id.startswith(PREFIX)
+
+    async def add(self) -> str:
+        """Hands a node in and waits until it takes work."""
+        node_id = f"{PREFIX}{secrets.token_hex(4)}"
+        revision = (await self._client.stats()).revision
+        await self._run(self._up, node_id)
+        try:
+            async with asyncio.timeout(NODE_START_S):
+                async for event in self._client.watch(start_revision=revision + 1, subject=f"nodes/{node_id}"):
+                    if event.state == NodeState.Name(NodeState.NODE_STATE_READY).removeprefix("NODE_STATE_"):
+                        return node_id
+        except TimeoutError:
+            await self._run(self._down, node_id)
+            raise ProviderFailed(f"{node_id} did not join within {NODE_START_S:g} s") from None
+        raise AssertionError("a watch goes on until it is ended")
+
+    async def remove(self, node_id: str) -> None:
+        """Ends a node."""
+        await self._run(self._down, node_id)
+
+    async def _run(self, command: str, node_id: str) -> None:
+        variables = {"CALLBOARD_NODE": node_id, "CALLBOARD_CONTROLLER": self._client.address}
+        process = await asyncio.create_subprocess_shell(
+            command,
+            env={**os.environ, **variables},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                _, said = await process.communicate()
+        except TimeoutError:
+            raise ProviderFailed(f"{command!r} did not end within {COMMAND_S:g} s") from None
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            last = said.decode(errors="replace").strip().splitlines()[-1:]
+            raise ProviderFailed(f"{command!r} ended with {process.returncode}: {' '.join(last)}")

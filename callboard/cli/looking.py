@@ -1,0 +1,52 @@
+"""`callboard top` and `callboard doctor`: what workers do now, and what is not as it should be."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import ControllerOption, Output, OutputOption
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the verbs to the program."""
+    app.command(
+        "top",
+        epilog="Example: callboard top --once -o json",
+        short_help="Show CPU, memory, calls and gauges of workers.",
+    )(top)
+    app.command(
+        "doctor",
+        epilog="Example: callboard doctor --controller 10.0.0.1:7700",
+        short_help="Compare the ledger with what nodes, Ray and GPUs say.",
+    )(doctor)
+
+
+def top(
+    job: Annotated[
+        str, typer.Option("--job", metavar="JOB", help="Only workers of this job.", show_default=False)
+    ] = "",
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.", show_default=False)] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=3600)
+    ] = 2.0,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
+
+    CALLS is what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json,
+    yaml) it is shown once.
+    """
+    actions.looking.top(job=job, once=once, interval_s=interval, controller=controller, output=output)
+
+
+def doctor(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Say what is not as it should be: foreign users of GPUs, actors and placement groups that the ledger doesn't know,
+    workers that don't use their GPU, calls that queue, workers lost for lack of memory, jobs that wait.
+
+    Exit code 1: something was found. Nothing is changed.
+    """
+    actions.looking.doctor(controller=controller, output=output)

@@ -1,0 +1,85 @@
+"""How do loads, findings and environments look on the screen?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from callboard.cli import screen, words
+from callboard.client.diagnosis import Finding
+from callboard.model.quantities import format_memory, format_milli
+from callboard.v1.inspection_pb2 import CallLoad, NodeInspection
+from callboard.v1.job_pb2 import Job, Worker
+
+
+def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Mapping[str, str]) -> Group:
+    """A row per worker and member, then the gauges."""
+    names = {job.uid: job.spec.name for job in jobs}
+    rows: list[list[RenderableType]] = []
+    for node_id, inspection in seen.items():
+        for look in inspection.workers:
+            if look.worker.job_id not in names:
+                continue
+            row: list[RenderableType] = [
+                names[look.worker.job_id],
+                look.worker.component,
+                str(look.worker.rank),
+                node_id,
+                format_milli(look.cpu_milli),
+                format_memory(_rounded(look.memory_bytes)),
+                format_memory(_rounded(look.peak_memory_bytes)),
+            ]
+            calls = [_calls(load) for load in look.calls] or [Text(look.silent or "", style="yellow")]
+            rows.append([*row, calls[0]])
+            rows += [["", "", "", "", "", "", "", each] for each in calls[1:]]
+    columns = ["JOB", "COMPONENT", "RANK", "NODE", "CPU", "MEMORY", "PEAK", "CALLS"]
+    parts: list[RenderableType] = [screen.table(columns, rows, right=("RANK", "CPU", "MEMORY", "PEAK"))]
+    if not rows:
+        parts = [Text("No workers run.", style="dim")]
+    gauges = [(job.spec.name, name, job.gauges[name]) for job in jobs for name in sorted(job.gauges)]
+    if gauges:
+        table = screen.table(["JOB", "GAUGE", "VALUE"], [[job, name, f"{value:g}"] for job, name, value in gauges])
+        parts += ["", table]
+    parts += [Text(f"{node_id} could not be asked: {why}", style="yellow") for node_id, why in silent.items()]
+    return Group(*parts)
+
+
+def findings_view(address: str, nodes: int, found: Sequence[Finding]) -> Group:
+    """Every finding with what to do."""
+    if not found:
+        return Group(Text(f"Nothing found at {address}: {nodes} nodes were asked.", style="green"))
+    parts: list[RenderableType] = [Text(f"{len(found)} found at {address}, {nodes} nodes asked.", style="bold")]
+    for finding in found:
+        parts += ["", Text(f"{finding.kind}: {finding.what}", style="yellow"), Text(f"  do: {finding.remedy}")]
+    return Group(*parts)
+
+
+def environment_view(job: Job, found: Sequence[tuple[Worker, Mapping[str, str]]], silent: Mapping[str, str]) -> Group:
+    """The variables of each worker."""
+    parts: list[RenderableType] = []
+    for worker, variables in found:
+        head = f"{job.spec.name}/{words.component_of(worker)}/{worker.key.rank}"
+        if parts:
+            parts.append("")
+        if not variables:
+            parts.append(Text(f"{head} has no process whose variables are known", style="yellow"))
+            continue
+        parts += [Text(head, style="bold"), *(Text(f"  {name}={variables[name]}") for name in sorted(variables))]
+    if not found:
+        parts.append(Text(f"{job.spec.name} has no such workers now.", style="dim"))
+    parts += [Text(f"{node_id} could not be asked: {why}", style="yellow") for node_id, why in silent.items()]
+    return Group(*parts)
+
+
+def _calls(load: CallLoad) -> Text:
+    name = f"{load.member} " if load.member else ""
+    waiting = load.in_flight - load.limit
+    text = f"{name}{load.in_flight}/{load.limit}" + (f", {waiting} wait" if waiting > 0 else "")
+    return Text(text, style="yellow" if waiting > 0 else "")
+
+
+def _rounded(amount_bytes: int) -> int:
+    """Whole mebibytes: more says nothing about a process."""
+    return amount_bytes >> 20 << 20

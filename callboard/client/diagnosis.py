@@ -1,0 +1,206 @@
+"""What is not as it should be? The ledger, compared with what nodes, Ray, devices and workers say of themselves.
+
+Every finding names one difference, why it matters and what to do. Nothing is changed by looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from callboard.model.quantities import format_memory
+from callboard.v1.inspection_pb2 import NodeInspection, RayActor, WorkerInspection
+from callboard.v1.job_pb2 import Job, JobState, Worker, WorkerState
+from callboard.v1.node_pb2 import Node, NodeState
+from callboard.v1.placement_group_pb2 import PlacementGroup
+
+OURS = "cb/"
+"""Beginning of the name of everything that callboard makes in Ray."""
+
+_PENDING_IN_RAY = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be.
+
+    Attributes:
+        kind: what kind of thing, for programs: "foreign-actor", "visible-devices" …
+        subject: what it is about: "nodes/n1", "train-00/trainer/0".
+        what: what is seen, one sentence.
+        remedy: what to do, one sentence.
+    """
+
+    kind: str
+    subject: str
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that a diagnosis looks at.
+
+    Attributes:
+        nodes: every node.
+        jobs: jobs that have not ended, with why they wait; and those that failed lately.
+        groups: every placement group.
+        seen: node → what it sees; a node that could not be asked is missing.
+        silent: node → why it could not be asked.
+    """
+
+    nodes: Sequence[Node]
+    jobs: Sequence[Job]
+    groups: Sequence[PlacementGroup]
+    seen: Mapping[str, NodeInspection]
+    silent: Mapping[str, str]
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """Every finding, nodes first, then what Ray knows, devices, workers and jobs."""
+    found = [*_nodes(evidence), *_actors(evidence), *_groups(evidence), *_devices(evidence)]
+    looks = {_key(look): look for seen in evidence.seen.values() for look in seen.workers}
+    for job in evidence.jobs:
+        found += _job(job)
+        for worker in job.workers:
+            found += _worker(job, worker, looks.get((job.uid, worker.key.component, worker.key.rank)))
+    return list(dict.fromkeys(found))
+
+
+def _nodes(evidence: Evidence) -> Iterable[Finding]:
+    for node in evidence.nodes:
+        node_id = node.name.removeprefix("nodes/")
+        if node.state not in (NodeState.NODE_STATE_READY, NodeState.NODE_STATE_LEFT):
+            state = NodeState.Name(node.state).removeprefix("NODE_STATE_")
+            why = f": {node.state_reason}" if node.state_reason else ""
+            yield Finding("node-state", node.name, f"{node_id} is {state}{why}", "Look at its agent, or remove it.")
+        if node_id in evidence.silent:
+            what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
+            yield Finding("node-silent", node.name, what, "Look at its agent's log.")
+    for node_id, seen in evidence.seen.items():
+        for text in seen.unknown:
+            yield Finding("unknown", f"nodes/{node_id}", f"{node_id}: {text}", "What it would show is not known.")
+
+
+def _actors(evidence: Evidence) -> Iterable[Finding]:
+    known = {worker.actor_name for job in evidence.jobs for worker in job.workers if worker.actor_name}
+    for node_id, seen in evidence.seen.items():
+        for actor in seen.actors:
+            subject = f"nodes/{node_id}" if actor.ray_node_id else "ray"
+            name = actor.name or f"{actor.class_name} {actor.id}"
+            if actor.state in _PENDING_IN_RAY and not actor.name.startswith(OURS):
+                what = f"Ray's actor {name} waits to be created: Ray finds no room for it"
+                yield Finding("pending-actor", subject, what, "Lower what it asks, or end the program that made it.")
+            elif not actor.name.startswith(OURS):
+                what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is not callboard's"
+                remedy = "It uses what the ledger gives to others: end it, or run it as a job."
+                yield Finding("foreign-actor", subject, what, remedy)
+            elif _is_left_over(actor, known):
+                what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is of no worker that the ledger knows"
+                yield Finding("leftover-actor", subject, what, "Its agent ends it soon; if it stays, ray.kill it.")
+
+
+def _is_left_over(actor: RayActor, known: set[str]) -> bool:
+    return actor.name not in known and not actor.name.startswith(f"{OURS}spare/")
+
+
+def _groups(evidence: Evidence) -> Iterable[Finding]:
+    known = {group.ray_placement_group_id for group in evidence.groups if group.ray_placement_group_id}
+    names = {group.name.removeprefix("placementGroups/") for group in evidence.groups}
+    for seen in evidence.seen.values():
+        for group in seen.placement_groups:
+            if group.id in known:
+                continue
+            if not group.name.startswith(OURS):
+                what = f"Ray's placement group {group.name or group.id} ({group.state}) is not callboard's"
+                remedy = "It books what the ledger gives to others: remove it, or the program that made it."
+                yield Finding("foreign-group", "ray", what, remedy)
+            elif not names & set(group.name.split("/")):
+                what = f"Ray's placement group {group.name} ({group.state}) is of no group that the ledger knows"
+                yield Finding(
+                    "leftover-group", "ray", what, "Its agents remove it soon; if it stays, remove it in Ray."
+                )
+
+
+def _devices(evidence: Evidence) -> Iterable[Finding]:
+    held = {
+        (worker.allocation.node_id, share.index): (job.uid, worker.key.component, worker.key.rank)
+        for job in evidence.jobs
+        for worker in job.workers
+        for share in worker.allocation.devices
+    }
+    for node_id, seen in evidence.seen.items():
+        for user in seen.device_users:
+            memory = f" with {format_memory(user.memory_bytes)}" if user.memory_bytes else ""
+            if not user.HasField("worker"):
+                what = f"process {user.pid} uses GPU {user.index} of {node_id}{memory} and is no worker"
+                yield Finding("foreign-process", f"nodes/{node_id}", what, "End it, or keep the GPU from callboard.")
+            elif (node_id, user.index) not in held:
+                worker = f"{user.worker.component}/{user.worker.rank}"
+                what = f"{worker} uses GPU {user.index} of {node_id}{memory}, which nobody was given"
+                remedy = "Its code changes CUDA_VISIBLE_DEVICES or asks Ray for GPUs of its own."
+                yield Finding("foreign-process", f"nodes/{node_id}", what, remedy)
+
+
+def _job(job: Job) -> Iterable[Finding]:
+    subject = f"jobs/{job.spec.name}"
+    if job.state == JobState.JOB_STATE_PENDING:
+        why = "; ".join(reason.message for reason in job.waiting_for[:3]) or job.state_reason
+        what = f"{job.spec.name} waits, so its actors are not created yet: {why}"
+        yield Finding("pending", subject, what, f"callboard job explain {job.spec.name} says what would unblock it.")
+    for change in job.history:
+        if "out of memory" in change.reason:
+            what = f"{job.spec.name} lost a worker: {change.reason}"
+            remedy = "Ask for more memory, keep less (a smaller pool of trajectories, checkpointing), or find the leak."
+            yield Finding("out-of-memory", subject, what, remedy)
+
+
+def _worker(job: Job, worker: Worker, look: WorkerInspection | None) -> Iterable[Finding]:
+    subject = f"{job.spec.name}/{worker.key.component}/{worker.key.rank}"
+    if worker.state == WorkerState.WORKER_STATE_QUARANTINED:
+        what = f"{subject} could not be proved gone: {worker.state_reason}"
+        yield Finding("quarantined", subject, what, "Its room stays unused until the process ends; look at the node.")
+    if look is None or look.generation != worker.generation:
+        return
+    if look.silent:
+        what = f"{subject} was not asked what it does: {look.silent}"
+        yield Finding("worker-silent", subject, what, "If that lasts, look at its log and stack.")
+    yield from _device_use(job, worker, look, subject)
+    for load in look.calls:
+        if load.in_flight > load.limit:
+            name = f"{subject} ({load.member})" if load.member else subject
+            waiting = load.in_flight - load.limit
+            what = f"{name} has {waiting} calls waiting: max_concurrency is {load.limit}"
+            remedy = "Raise max_concurrency, if the class can serve more at once, or add workers."
+            yield Finding("concurrency", subject, what, remedy)
+    asked = worker.allocation.resources.memory_bytes
+    if asked and look.memory_bytes > asked:
+        what = f"{subject} holds {format_memory(look.memory_bytes)} and asked for {format_memory(asked)}"
+        yield Finding("memory", subject, what, "Ask for what it needs, before the node runs out of memory.")
+
+
+def _device_use(job: Job, worker: Worker, look: WorkerInspection, subject: str) -> Iterable[Finding]:
+    """Why a GPU may be idle: none asked for, the wrong ones visible, the model on the CPU."""
+    holds = [share.id for share in worker.allocation.devices]
+    if not holds:
+        if look.framework and _is_trainer(job, worker):
+            what = f"{subject} trains with {look.framework} and asks for no GPU"
+            yield Finding("no-gpu", subject, what, "Say resources: {gpu: 1}, or a role that has one, such as trainer.")
+        return
+    if look.HasField("visible_devices") and look.visible_devices != ",".join(holds):
+        what = f"{subject} holds GPU {','.join(holds)} and sees {look.visible_devices or 'none'}"
+        yield Finding("visible-devices", subject, what, "Its code changes the variable; leave it as callboard set it.")
+    elif look.framework and not look.uses_device:
+        what = (
+            f"{subject} holds GPU {','.join(holds)}, which its {look.framework} never touched: the model is on the CPU"
+        )
+        yield Finding("model-on-cpu", subject, what, 'Move model and data to the device: model.to("cuda").')
+
+
+def _is_trainer(job: Job, worker: Worker) -> bool:
+    names = {worker.key.component, *worker.members}
+    return any("trainer" in (spec.role, spec.name) for spec in job.spec.components if spec.name in names)
+
+
+def _key(look: WorkerInspection) -> tuple[str, str, int]:
+    return (look.worker.job_id, look.worker.component, look.worker.rank)

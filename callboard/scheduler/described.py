@@ -1,0 +1,238 @@
+"""What would a job need, and would it fit a cluster that is only described? Before anything is launched.
+
+A scheduler of its own gets the described nodes and is asked as a controller is (`explain_spec`), so a plan says what
+the controller would say on an empty cluster of these nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from callboard.model.cluster_text import NodeText
+from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, total
+from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
+from callboard.scheduler.events import NodeJoined, PoolCreated
+from callboard.scheduler.explain import PlannedWorker
+from callboard.scheduler.machine import Scheduler
+from callboard.scheduler.records import DeviceInfo
+from callboard.scheduler.rooms import NodeFilter
+
+UNBOUNDED_CPU_MILLI = 1_000_000_000
+UNBOUNDED_MEMORY = 1 << 60
+"""Of a node whose text doesn't say: more than any job may ask."""
+
+GPU_NODES, CPU_NODES = "gpu", "cpu"
+"""Node groups of described nodes: those with GPUs and those without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Workers of a component that don't fit beside the others.
+
+    Attributes:
+        component: component, or colocation group.
+        workers: how many.
+        why: what stands in their way, one sentence each.
+    """
+
+    component: str
+    workers: int
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """What one described node would hold.
+
+    Attributes:
+        node_id: "node-0", "node-1" …, in the order of the text.
+        node_group: "gpu" or "cpu".
+        workers: component → number of its workers there.
+        used: what they hold.
+        left: what is free beside them; of what the text doesn't state, nothing is said.
+        free: the same, with what the text doesn't state as more than anybody asks.
+    """
+
+    node_id: str
+    node_group: str
+    workers: Mapping[str, int]
+    used: Resources
+    left: Resources
+    free: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Where a job would go.
+
+    Attributes:
+        spec: the job, settled.
+        nodes: every described node.
+        unplaced: what doesn't fit; empty: everything does.
+    """
+
+    spec: JobSpec
+    nodes: tuple[PlannedNode, ...]
+    unplaced: tuple[Unplaced, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job could start."""
+        return not self.unplaced
+
+
+def ask_of(component: ComponentSpec) -> Resources:
+    """What a component needs to start: its fewest workers."""
+    return component.resources_of_first(component.min_workers)
+
+
+def asks_by_pool(spec: JobSpec) -> dict[str, Resources]:
+    """What each pool is charged when the job starts."""
+    asks: dict[str, Resources] = {}
+    for component in spec.components:
+        pool = spec.pool_of(component)
+        asks[pool] = asks.get(pool, NOTHING) + ask_of(component)
+    return asks
+
+
+def plan_job(spec: JobSpec, nodes: Sequence[NodeText]) -> JobPlan:
+    """Where the job would go on an empty cluster of these nodes, or how much of it.
+
+    Args:
+        spec: the job, settled (:func:`callboard.model.inputs.settling.settled`).
+        nodes: the cluster.
+    """
+    scheduler = _described(spec, nodes)
+    whole = scheduler.explain_spec(spec, 0)
+    if whole.workers:
+        return JobPlan(spec, _filled(spec, nodes, whole.workers), ())
+    placed = _as_many_as_fit(scheduler, spec)
+    workers = scheduler.explain_spec(replace(spec, components=placed), 0).workers if placed else ()
+    filled = _filled(spec, nodes, workers)
+    fitting = {component.name: component.min_workers for component in placed}
+    unplaced = tuple(
+        Unplaced(
+            component.name,
+            component.min_workers - fitting.get(component.name, 0),
+            _why(scheduler, spec, component, filled) or (whole.summary,),
+        )
+        for component in spec.components
+        if fitting.get(component.name, 0) < component.min_workers
+    )
+    return JobPlan(spec, filled, unplaced)
+
+
+def node_name(rank: int) -> str:
+    """Id of a described node."""
+    return f"node-{rank}"
+
+
+def _described(spec: JobSpec, nodes: Sequence[NodeText]) -> Scheduler:
+    scheduler = Scheduler()
+    for pool in dict.fromkeys((spec.pool, *asks_by_pool(spec))):
+        scheduler.handle(PoolCreated(now_ms=0, spec=PoolSpec(name=pool)))
+    for rank, node in enumerate(nodes):
+        scheduler.handle(
+            NodeJoined(
+                now_ms=0,
+                node_id=node_name(rank),
+                instance=node_name(rank),
+                rank=rank,
+                node_group=_group(node),
+                capacity=_capacity(node),
+                devices=tuple(DeviceInfo(id=str(i), model=node.gpu_model) for i in range(node.gpus)),
+                simulated=True,
+                runtime="process",
+            )
+        )
+    return scheduler
+
+
+def _group(node: NodeText) -> str:
+    return GPU_NODES if node.gpus else CPU_NODES
+
+
+def _capacity(node: NodeText) -> Resources:
+    return Resources(
+        cpu_milli=UNBOUNDED_CPU_MILLI if node.cpu_milli is None else node.cpu_milli,
+        gpu_milli=node.gpus * MILLI,
+        memory_bytes=UNBOUNDED_MEMORY if node.memory_bytes is None else node.memory_bytes,
+    )
+
+
+def _stated(node: NodeText, left: Resources) -> Resources:
+    """Of what is left, that of which the text says how much there is."""
+    return Resources(
+        cpu_milli=0 if node.cpu_milli is None else left.cpu_milli,
+        gpu_milli=left.gpu_milli,
+        memory_bytes=0 if node.memory_bytes is None else left.memory_bytes,
+    )
+
+
+def _as_many_as_fit(scheduler: Scheduler, spec: JobSpec) -> tuple[ComponentSpec, ...]:
+    """Components cut to what fits beside those before them, GPUs first."""
+    placed: tuple[ComponentSpec, ...] = ()
+    for component in sorted(spec.components, key=lambda component: -component.resources.gpu_milli):
+        fitting = _most(scheduler, spec, placed, component)
+        if fitting:
+            placed = (*placed, _cut(component, fitting))
+    return placed
+
+
+def _why(
+    scheduler: Scheduler, spec: JobSpec, component: ComponentSpec, filled: Sequence[PlannedNode]
+) -> tuple[str, ...]:
+    """What one more worker of a component lacks on every node; nothing where it is the strategy that forbids it."""
+    labels = (*component.node_selector, *(() if spec.node_selector_soft else spec.node_selector))
+    wanted = NodeFilter(tuple(sorted(set(labels))))
+    admitted = [node for node in filled if wanted.admits(scheduler.state.nodes[node.node_id])]
+    if not admitted:
+        listed = ", ".join(f"{key}={value}" for key, value in labels)
+        return (f"no node has {listed}" if listed else "there is no node",)
+    which = f"of {len(admitted)} nodes" if len(admitted) > 1 else admitted[0].node_id
+    short = []
+    for resource, asked in component.resources_of(component.min_workers - 1).items():
+        most = max(admitted, key=lambda node: node.free.get(resource))
+        have = most.free.get(resource)
+        if have < asked:
+            told = f"one worker asks {format_amount(resource, asked)} {resource}; {which}"
+            here = "none has more than" if len(admitted) > 1 else "has"
+            short.append(f"{told} {here} {format_amount(resource, max(0, have))} left")
+    if not short and not any(node.free.covers(component.resources) for node in admitted):
+        short.append(f"no node has {component.resources} left at once")
+    return tuple(short)
+
+
+def _most(scheduler: Scheduler, spec: JobSpec, placed: tuple[ComponentSpec, ...], component: ComponentSpec) -> int:
+    """How many workers of a component fit beside what is placed; by bisection."""
+    low, high = 0, component.min_workers
+    while low < high:
+        middle = (low + high + 1) // 2
+        trial = replace(spec, components=(*placed, _cut(component, middle)))
+        if scheduler.explain_spec(trial, 0).workers:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _cut(component: ComponentSpec, workers: int) -> ComponentSpec:
+    return replace(component, min_workers=workers, max_workers=workers, places=component.places[:workers], scaling=())
+
+
+def _filled(spec: JobSpec, nodes: Sequence[NodeText], workers: Iterable[PlannedWorker]) -> tuple[PlannedNode, ...]:
+    components = {component.name: component for component in spec.components}
+    held: dict[str, list[PlannedWorker]] = {}
+    for worker in workers:
+        held.setdefault(worker.node_id, []).append(worker)
+    filled = []
+    for rank, node in enumerate(nodes):
+        here = held.get(node_name(rank), [])
+        counts: dict[str, int] = {}
+        for worker in here:
+            counts[worker.component] = counts.get(worker.component, 0) + 1
+        used = total(components[worker.component].resources_of(worker.rank) for worker in here)
+        free = _capacity(node) - used
+        filled.append(PlannedNode(node_name(rank), _group(node), counts, used, _stated(node, free), free))
+    return tuple(filled)

@@ -1,0 +1,43 @@
+"""What becomes of jobs that are submitted before their nodes have joined? Real agents; PG-17."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from callboard.v1 import job_pb2
+from tests.cli.cluster import RealCluster, job
+
+WAIT_S = 30.0
+
+
+def needing(workers: int, name: str, wait: str) -> dict[str, Any]:
+    """A job of workers with two devices each: as many nodes."""
+    return job(name, workers=workers) | {"wait_for_nodes": wait}
+
+
+async def test_pg_17_a_job_starts_when_the_node_it_waits_for_joins(bare: RealCluster) -> None:
+    await bare.add_node("n0")
+    await bare.client.ensure_pool("rlhf", nominal={"gpu": 8})
+    waiting = await bare.client.submit(needing(2, "early", "60s"))
+    assert waiting.state == "PENDING"
+    assert "room for 1 of 2 workers" in (await waiting.explain()).summary
+    await bare.add_node("n1")
+    running = await waiting.running(timeout=WAIT_S)
+    assert {worker.allocation.node_id for worker in running.workers} == {"n0", "n1"}
+
+
+async def test_pg_17_one_that_waited_in_vain_leaves_no_ghost(bare: RealCluster) -> None:
+    await bare.add_node("n0")
+    await bare.client.ensure_pool("rlhf", nominal={"gpu": 8})
+    waiting = await bare.client.submit(needing(2, "early", "300ms"))
+    ended = await waiting.finished(timeout=WAIT_S)
+    assert ended.state == job_pb2.JobState.JOB_STATE_FAILED
+    assert "waited for nodes in vain" in ended.state_reason
+    assert "room for 1 of 2 workers" in ended.state_reason
+    await bare.add_node("n1")
+    for node_id in ("n0", "n1"):
+        assert (await bare.client.get_node(node_id)).used.gpu_milli == 0
+    assert await bare.client.list_placement_groups() == []
+    assert bare.processes() == []
+    later = await bare.client.submit(job("later", workers=2))
+    await later.running(timeout=WAIT_S)

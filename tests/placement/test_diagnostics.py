@@ -1,0 +1,170 @@
+"""Is every fault told at once, where it is, with what is allowed?"""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.model.faults import InvalidInput
+from callboard.placement import Diagnostic
+from tests.placement.support import faults, of, plan, refused
+
+BAD = """\
+runner: {task_type: embodied}
+cluster:
+  num_node: 2
+  component_placement:
+    actor: 0-1,1-2
+    "rollout,": 3:5-6
+    env: {node_group: gpuss, placment: 0}
+    critic: {node_group: gpus, placement: " 0-1 , 9", share: 2000}
+  node_groups:
+    - label: gpus
+      node_ranks: 0
+      env_configs:
+        - env_vars:
+            - RANK: 1
+    - {label: node, node_rank: 0}
+"""
+
+
+def test_every_fault_of_a_file_in_one_run_in_the_order_of_the_file() -> None:
+    assert [(fault.line, fault.column, fault.component) for fault in faults(BAD, "4+4")] == [
+        (3, 3, ""),  # num_node
+        (5, 16, "actor"),  # 1-2
+        (6, 14, ""),  # the empty name
+        (6, 19, "rollout"),  # process 5
+        (7, 23, "env"),  # gpuss
+        (7, 30, "env"),  # placment
+        (8, 62, "critic"),  # share
+        (14, 15, ""),  # RANK
+        (15, 7, ""),  # node_ranks are missing
+        (15, 15, ""),  # the reserved label
+        (15, 21, ""),  # node_rank
+    ]
+
+
+def test_a_fault_of_a_definition_is_not_told_again_by_its_users() -> None:
+    groups = "[{label: g, node_ranks: 9}]"
+    message = refused(of("a: {node_group: g, placement: 0}, b: {node_group: g, placement: 0}", groups=groups), "1")
+    assert "no node of rank 9" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["env: '0,9'", 'env: "0,9"', "env: {placement: '0, 9'}", "env: 0:9", "env: 9", "env: 1-9"]
+)
+def test_the_column_is_the_one_in_the_file(text: str) -> None:
+    (fault,) = faults(of(f"actor: 0-1, {text}"), "4")
+    assert fault.line == 2
+    said = of(f"actor: 0-1, {text}").splitlines()[1][fault.column - 1 :]
+    assert said[0] == "9" or said.startswith("1-9")
+
+
+def test_a_comma_in_braces_without_quotes_is_explained() -> None:
+    assert any("needs quotes" in fault.message for fault in faults(of("actor: 0,2"), "4"))
+
+
+@pytest.mark.parametrize("text", ['"0,\\x39"', "'0,\n      9'", "|\n      0,9\n", "&x 0,9", "!!str 0,9"])
+def test_where_columns_can_t_be_counted_the_start_is_told(text: str) -> None:
+    (fault,) = faults(f"cluster:\n  component_placement:\n    actor: {text}\n", "4")
+    assert fault.line == 3
+    assert fault.column >= 12
+    assert fault.segment == "9"
+
+
+def test_a_mapping_has_no_lines_but_fields() -> None:
+    (fault,) = faults({"cluster": {"component_placement": {"actor": "0-9"}}}, "4")
+    assert (fault.field, fault.line, fault.column) == ("cluster.component_placement.actor", 0, 0)
+
+
+def test_a_diagnostic_says_what_was_read_and_what_is_allowed() -> None:
+    (fault,) = faults(of("env: {nod_group: x, placement: 0}"), "4")
+    assert isinstance(fault, Diagnostic)
+    assert (fault.component, fault.read, fault.nearest) == ("env", "nod_group", "node_group")
+    assert fault.allowed == "node_group, placement, share, visible"
+    (fault,) = faults(of("env: 0-7"), "4")
+    assert (fault.segment, fault.segment_column, fault.read, fault.allowed) == ("0-7", 1, "7", "0 to 3")
+
+
+def test_very_many_faults_are_counted_instead_of_told() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        plan(of("actor: '" + ",".join(["x"] * 500) + "'"), "4")
+    assert len(caught.value.faults) == 101
+    assert caught.value.faults[-1].message == "and 400 more faults"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("cluster: {component_placement: {a: 0}, clusterr: 1}", "unknown key 'clusterr'"),
+        ("cluster: {component_placement: {a: 0}, num_nods: 1}", "did you mean num_nodes?"),
+        ("component_placement: {a: 0}\nnum-nodes: 1", "did you mean num_nodes?"),
+        ("cluster: {component_placement: {a: {placement: 0, Visible: all}}}", "did you mean visible?"),
+        ("cluster: {component_placement: {a: 0}, nodes: [{node_id: a, acelerators: 1}]}", "did you mean accelerators?"),
+    ],
+)
+def test_unknown_keys_are_refused_everywhere(config: str, said: str) -> None:
+    cluster = None if "nodes: [" in config else "1"
+    assert said in faults(config, cluster)[0].message
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        ("0", "out of bounds"),
+        ("1", "may mean one milli-GPU or one GPU"),
+        ("1001", "out of bounds"),
+        ("-1", "no share"),
+        ("1.5", "no share"),
+        ("half", "no share"),
+        ("~", ""),
+        ("[1]", "no share"),
+        ("0.0001", "no share"),
+        ("1e2", "no share"),
+    ],
+)
+def test_shares_that_are_none_are_refused(share: str, said: str) -> None:
+    config = of(f"a: {{placement: 0, share: {share}}}")
+    if said:
+        assert said in refused(config, "1")
+    else:
+        assert plan(config, "1").workers[0].devices[0].milli == 1000
+
+
+@pytest.mark.parametrize(
+    ("share", "milli"), [("2", 2), ("500", 500), ("500m", 500), ("1m", 1), ("0.5", 500), (".25", 250), ("1.0", 1000)]
+)
+def test_shares_are_milli_or_a_part(share: str, milli: int) -> None:
+    assert plan(of(f"a: {{placement: 0, share: {share}}}"), "1").workers[0].devices[0].milli == milli
+
+
+class TestCharges:
+    """Who is charged what."""
+
+    def test_those_without_a_share_divide_what_is_left(self) -> None:
+        found = plan(of("a: {placement: 0, share: 700}, b: '0:0-1'"), "1")
+        assert [worker.devices[0].milli for worker in found.workers] == [700, 150, 150]
+        assert found.demand[0].gpu_milli == 1000
+
+    def test_stated_shares_alone_leave_the_rest_of_the_gpu(self) -> None:
+        found = plan(of("a: {placement: 0, share: 700}, b: {placement: 0, share: 0.2}"), "1")
+        assert found.demand[0].gpu_milli == 900
+
+    def test_a_full_gpu_has_nothing_left(self) -> None:
+        message = refused(of("a: {placement: 0, share: 1000}, b: 0"), "1")
+        assert "GPU 0 of node 0 is shared by a, b: shares of 1000 milli and 1 workers that state none" in message
+
+    def test_a_thousand_may_share_and_one_more_may_not(self) -> None:
+        assert plan(of("a: '0:0-999'"), "1").workers[0].devices[0].milli == 1
+        assert "do not fit into 1000 milli-GPU" in refused(of("a: '0:0-1000'"), "1")
+
+    def test_a_share_is_of_one_gpu(self) -> None:
+        assert "share is a part of one GPU" in refused(of("a: {placement: '0-1:0', share: 500}"), "2")
+
+    def test_a_worker_of_several_gpus_is_charged_on_each(self) -> None:
+        found = plan(of("a: '0-1:0', b: 1"), "2")
+        assert [(device.position, device.milli) for device in found.workers[0].devices] == [(0, 1000), (1, 500)]
+
+    def test_groups_that_name_one_gpu_in_two_ways_share_it(self) -> None:
+        groups = "[{label: g, node_ranks: 1}]"
+        found = plan(of("a: {node_group: g, placement: 0}, b: 1", groups=groups), "1+1")
+        assert [worker.devices[0].milli for worker in found.workers] == [500, 500]

@@ -1,0 +1,76 @@
+"""Does a plan for a described cluster say what the controller would do on it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from callboard.model.cluster_text import parse_cluster
+from callboard.model.quantities import Resources
+from callboard.model.specs import ComponentSpec, JobSpec, Strategy
+from callboard.scheduler.described import JobPlan, plan_job
+
+
+def part(name: str, workers: int, cpus: int, gpus: float = 0, **fields: object) -> ComponentSpec:
+    return ComponentSpec(
+        name=name,
+        actor="a:B",
+        min_workers=workers,
+        max_workers=workers,
+        resources=Resources(cpu_milli=cpus * 1000, gpu_milli=round(gpus * 1000)),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def plan(nodes: str, *parts: ComponentSpec, **fields: object) -> JobPlan:
+    return plan_job(JobSpec(name="j", pool="p", components=parts, **fields), parse_cluster(nodes))  # type: ignore[arg-type]
+
+
+def test_what_fits_is_said_node_by_node() -> None:
+    found = plan("2x(2gpu,8cpu)+(16cpu)", part("a", 4, 1, 1), part("b", 16, 1, node_selector=(("node_group", "cpu"),)))
+    assert found.fits
+    assert [dict(node.workers) for node in found.nodes] == [{"a": 2}, {"a": 2}, {"b": 16}]
+    assert [node.left for node in found.nodes] == [Resources(cpu_milli=6000)] * 2 + [Resources()]
+
+
+def test_what_the_text_does_not_state_is_no_limit_and_not_left() -> None:
+    found = plan("8+8", part("a", 16, 60, 1))
+    assert found.fits
+    assert [node.left for node in found.nodes] == [Resources()] * 2
+
+
+def test_what_does_not_fit_is_counted_with_what_it_lacks() -> None:
+    found = plan("2x(2gpu,8cpu)", part("b", 9, 1), part("a", 4, 2, 1))
+    assert not found.fits
+    (rest,) = found.unplaced
+    assert (rest.component, rest.workers) == ("b", 1)
+    assert rest.why == ("one worker asks 1 cpu; of 2 nodes none has more than 0 left",)
+    assert [node.workers["a"] for node in found.nodes] == [2, 2]
+
+
+def test_a_worker_larger_than_any_node_is_said() -> None:
+    (rest,) = plan("4+(2gpu,8cpu)", part("a", 1, 1, 8)).unplaced
+    assert rest.why == ("one worker asks 8 gpu; of 2 nodes none has more than 4 left",)
+
+
+def test_labels_that_no_node_has_are_said() -> None:
+    (rest,) = plan("2x8", part("a", 1, 1, node_selector=(("node_group", "cpu"),))).unplaced
+    assert rest.why == ("no node has node_group=cpu",)
+
+
+def test_a_strategy_that_forbids_it_is_said() -> None:
+    (rest,) = plan("(4cpu)+(4cpu)", part("a", 8, 1), placement=Strategy.STRICT_PACK).unplaced
+    assert rest.workers == 4
+    assert rest.why
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_every_strategy_is_planned_as_asked(strategy: Strategy) -> None:
+    found = plan("3x(4cpu)", part("a", 3, 1), placement=strategy)
+    used = sum(1 for node in found.nodes if node.workers)
+    assert used == (3 if strategy in (Strategy.SPREAD, Strategy.STRICT_SPREAD) else 1)
+
+
+def test_each_pool_pays_its_part_and_both_share_the_nodes() -> None:
+    found = plan("(8cpu)", part("a", 4, 1, pool="x"), part("b", 5, 1, pool="y"))
+    (rest,) = found.unplaced
+    assert rest.workers == 1
