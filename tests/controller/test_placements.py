@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
+import yaml
 
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
 from tests.controller.support import Api, api_at, options_for, pool, refusal_of, running
@@ -205,3 +208,73 @@ class TestResolving:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await self.resolve(api, config)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+WORKFLOW = """
+workflow:
+  chunks: 8
+  components:
+    rollout: {seconds_by_gpus: {1: 40, 2: 20}}
+    actor: {seconds_by_gpus: {1: 20, 2: 12}}
+  edges: [[rollout, actor, stream]]
+"""
+
+
+class TestSearching:
+    async def search(self, api: Api, config: str, **fields: Any) -> list[placement_pb2.SearchPlacementResponse]:
+        stub = placement_pb2_grpc.PlacementServiceStub(api.channel)
+        call: Any = stub.SearchPlacement(placement_pb2.SearchPlacementRequest(config=config, **fields))
+        return [step async for step in call]
+
+    async def test_the_best_plan_for_the_nodes_there_are_comes_last(self, tmp_path: Path) -> None:
+        async with (
+            running(options_for(tmp_path)) as controller,
+            api_at(controller.address) as api,
+            FakeAgent(controller.address, "n0", gpus=2),
+        ):
+            steps = await self.search(api, WORKFLOW)
+        found = steps[-1].found
+        assert found.status == "OPTIMAL"
+        # Both in turn on two GPUs: 20 + 12 s; side by side rollout alone takes 40 s.
+        assert found.iteration_seconds == pytest.approx(32)
+        assert found.cluster_yaml.startswith("cluster:")
+        assert {span.component for span in found.spans} == {"rollout", "actor"}
+        assert found.revision > 0
+        assert all(step.WhichOneof("step") == "progress" for step in steps[:-1])
+
+    async def test_faults_of_the_config_are_told_with_their_places(self, tmp_path: Path) -> None:
+        config = "runner: {task_type: reasoning}\nprofile_data: {actor_cost: nothing}\n"
+        async with (
+            running(options_for(tmp_path)) as controller,
+            api_at(controller.address) as api,
+            FakeAgent(controller.address, "n0", gpus=2),
+        ):
+            refused = await refusal_of(self.search(api, config))
+        assert refused.code == "INVALID_ARGUMENT"
+        assert refused.faults
+
+    async def test_a_cancelled_search_leaves_no_process(self, tmp_path: Path) -> None:
+        chain = {f"c{n}": {"seconds_by_gpus": {g: 100 / g + n for g in (1, 2, 3, 4, 6, 8)}} for n in range(16)}
+        edges = [[f"c{n}", f"c{m}", "stream"] for n in range(16) for m in range(n + 1, 16) if (n * m) % 3 == 1]
+        config = yaml.safe_dump({"workflow": {"chunks": 8, "components": chain, "edges": edges}})
+        async with (
+            running(options_for(tmp_path)) as controller,
+            api_at(controller.address) as api,
+            FakeAgent(controller.address, "n0", gpus=8),
+            FakeAgent(controller.address, "n1", gpus=8),
+        ):
+            stub = placement_pb2_grpc.PlacementServiceStub(api.channel)
+            request = placement_pb2.SearchPlacementRequest(config=config, time_limit_ms=600_000)
+            call: Any = stub.SearchPlacement(request)
+            first = await call.read()
+            assert first.WhichOneof("step") == "progress"
+            [child] = children("callboard.controller.search_child")
+            call.cancel()
+            await asyncio.to_thread(child.wait, 30)
+            assert not children("callboard.controller.search_child")
+
+
+def children(module: str) -> list[psutil.Process]:
+    """Processes of ours that run a module."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE and module in process.cmdline()]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc.aio
 
 from callboard.controller.driver import Driver
 from callboard.controller.placements import cluster_of, place_of
+from callboard.controller.searches import Searches
 from callboard.controller.services.requests import invalid, text_of
+from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.placement_config import MAX_BYTES
 from callboard.placement import PlacementPlan, plan_placement
 from callboard.scheduler import State
 from callboard.v1 import placement_pb2, placement_pb2_grpc
 from callboard.wire.job import place_to_proto
+from callboard.wire.refusals import Unschedulable
+
+DEFAULT_LIMIT_MS = 10_000
+LONGEST_MS = 3_600_000
+"""Bounds of a search."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -23,6 +31,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._searches = Searches()
 
     async def ResolvePlacement(
         self, request: placement_pb2.ResolvePlacementRequest, context: Context
@@ -36,6 +45,61 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             return resolved_message(plan, state.meta.revision)
 
         return await self._driver.read(build)
+
+    async def SearchPlacement(
+        self, request: placement_pb2.SearchPlacementRequest, context: Context
+    ) -> AsyncIterator[placement_pb2.SearchPlacementResponse]:
+        """How far the search is, then what it found."""
+        config = config_of(request.config)
+        text_of(request.source, "source", 256)
+        limit_ms = request.time_limit_ms or DEFAULT_LIMIT_MS
+        if not 1 <= limit_ms <= LONGEST_MS:
+            raise invalid("time_limit_ms", f"{limit_ms} is not 1 … {LONGEST_MS}")
+        nodes, revision = await self._driver.read(_inventory)
+        asked = {"config": config, "nodes": nodes, "time_limit_s": limit_ms / 1000, "mixed": request.mixed}
+        async for step in self._searches.run(asked):
+            if "progress" in step:
+                incumbent, bound = step["progress"]
+                progress = placement_pb2.SearchProgress(incumbent_seconds=incumbent, lower_bound_seconds=bound)
+                yield placement_pb2.SearchPlacementResponse(progress=progress)
+            elif "found" in step:
+                yield placement_pb2.SearchPlacementResponse(found=found_message(step["found"], revision))
+            elif "faults" in step:
+                raise InvalidInput(Fault(*fault) for fault in step["faults"])
+            else:
+                raise Unschedulable(f"there is no plan: {step['no_plan']}")
+
+
+def _inventory(state: State) -> tuple[list[dict[str, Any]], int]:
+    """The nodes that a plan may use, by rank, and the revision at which they were so."""
+    nodes = sorted((node for node in state.nodes.values() if node.usable), key=lambda node: node.rank)
+    found = []
+    for node in nodes:
+        memory = [device.memory_bytes for device in node.devices if device.memory_bytes]
+        described: dict[str, Any] = {"gpus": len(node.devices)}
+        if node.node_group:
+            described["group"] = node.node_group
+        if memory:
+            described["memory_gib"] = min(memory) / (1 << 30)
+        found.append(described)
+    return found, state.meta.revision
+
+
+def found_message(found: Mapping[str, Any], revision: int) -> placement_pb2.FoundPlacement:
+    """What a search found as a message."""
+    return placement_pb2.FoundPlacement(
+        iteration_seconds=found["iteration_seconds"],
+        lower_bound_seconds=found["lower_bound_seconds"],
+        gap=found["gap"],
+        status=found["status"],
+        spans=[placement_pb2.PlacementSpan(**span) for span in found["spans"]],
+        alternatives=[
+            placement_pb2.PlacementAlternative(layout=layout, iteration_seconds=seconds)
+            for layout, seconds in found["alternatives"].items()
+        ],
+        cluster_yaml=found["cluster_yaml"],
+        revision=revision,
+    )
 
 
 def config_of(text: str) -> str:
