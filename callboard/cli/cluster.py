@@ -261,6 +261,25 @@ def agent(
         int | None, typer.Option("--port-base", metavar="PORT", help="First of ten ports of the Ray node.")
     ] = None,
     node_ip: Annotated[str, typer.Option("--node-ip", metavar="IP", help="Address of the node's own services.")] = "",
+    notice_command: Annotated[
+        str,
+        typer.Option(
+            "--notice-command",
+            metavar="COMMAND",
+            help="Asked whether this machine is about to go: exit code 0 with output drains the node, for that reason.",
+            show_default=False,
+        ),
+    ] = "",
+    notice_every: Annotated[str, typer.Option("--notice-every", metavar="TIME", help="How often it is asked.")] = "5s",
+    notice_deadline: Annotated[
+        str,
+        typer.Option(
+            "--notice-deadline",
+            metavar="TIME",
+            help="By when what runs must be gone then. Default: by its own timeouts.",
+            show_default=False,
+        ),
+    ] = "0s",
     run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it keeps its files.")] = None,
     log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
@@ -289,6 +308,9 @@ def agent(
         dashboard_port=dashboard_port,
         port_base=port_base,
         node_ip=node_ip,
+        notice_command=notice_command,
+        notice_every=notice_every,
+        notice_deadline=notice_deadline,
         run_dir=run_dir,
         log_format=log_format,
         log_level=log_level,

@@ -34,6 +34,7 @@ class ConfigSource:
         own: what the file alone says.
         config: the whole of it: a mapping, or OmegaConf's DictConfig.
         composed: other files belong to it.
+        folder: where the configs are, when one was stated.
     """
 
     file: Path
@@ -41,6 +42,7 @@ class ConfigSource:
     own: Mapping[str, Any]
     config: Mapping[str, Any]
     composed: bool
+    folder: Path | None
 
 
 def load_config(name: str, config_path: Path | None) -> ConfigSource:
@@ -73,7 +75,7 @@ def load_config(name: str, config_path: Path | None) -> ConfigSource:
         config = importlib.import_module("omegaconf").OmegaConf.create(dict(own))
     else:
         config = own
-    return ConfigSource(file=file, text=text, own=own, config=config, composed=_composes(own))
+    return ConfigSource(file=file, text=text, own=own, config=config, composed=_composes(own), folder=config_path)
 
 
 def config_names(folder: Path) -> list[str]:
@@ -90,6 +92,7 @@ def _file_of(name: str, config_path: Path | None) -> Path:
         raise CommandFailed(
             Failure(f"There is no config {name}.", why, "Name a file, or add --config-path FOLDER.", BAD_INPUT)
         )
+    # A whole path is itself: joined to a folder it stays what it is.
     candidates = [config_path / f"{name}{suffix}" for suffix in ("", *SUFFIXES)]
     found = next((path for path in candidates if path.is_file()), None)
     if found is not None:
@@ -131,8 +134,12 @@ def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:
     hydra = importlib.import_module("hydra")
     errors = importlib.import_module("hydra.errors")
     omega_errors = importlib.import_module("omegaconf.errors")
-    folder = (config_path or file.parent).resolve()
-    name = str(file.resolve().relative_to(folder).with_suffix(""))
+    # Not resolved: a config may be a link to somewhere else, and its defaults are still those of this folder.
+    file = file.absolute()
+    folder = (config_path or file.parent).absolute()
+    if not file.is_relative_to(folder):  # A whole path was named beside a folder.
+        folder = file.parent
+    name = str(file.relative_to(folder).with_suffix(""))
     try:
         # Hydra warns of defaults without _self_, which RLinf's configs don't have; their order is Hydra's own.
         with (

@@ -28,7 +28,7 @@ def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
     """A row per job."""
     columns = ["NAME", "POOL", "PRIORITY", "STATE", "WORKERS", "WHERE", "AGE", "WHY"]
     if wide:
-        columns[-1:] = ["ATTEMPT", "PREEMPTED", "PGS", "UID", "REVISION", "WHY"]
+        columns[-1:] = ["COMPONENTS", "ATTEMPT", "PREEMPTED", "PGS", "UID", "REVISION", "WHY"]
     rows: list[list[RenderableType]] = []
     for job in jobs:
         row: list[RenderableType] = [
@@ -42,7 +42,14 @@ def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
         ]
         if wide:
             groups = ",".join(name.removeprefix("placementGroups/") for name in job.placement_groups)
-            row += [str(job.attempt), str(job.preemptions), groups, job.uid, str(job.revision)]
+            row += [
+                words.components_of(job),
+                str(job.attempt),
+                str(job.preemptions),
+                groups,
+                job.uid,
+                str(job.revision),
+            ]
         rows.append([*row, words.trouble(job)])
     return screen.table(columns, rows, right=("PRIORITY", "ATTEMPT", "PREEMPTED", "REVISION"))
 

@@ -134,6 +134,15 @@ def ready_of_all(job: Job) -> str:
     return f"{ready}/{max(sum(asked.values()), len(job.workers))}"
 
 
+def components_of(job: Job) -> str:
+    """ "rollout, training: trainer, trajectory_pool": processes side by side, and who shares one."""
+    groups: dict[str, list[str]] = {}
+    for component in job.spec.components:
+        members = groups.setdefault(component.colocation_group or component.name, [])
+        members += [component.name] if component.colocation_group else []
+    return "; ".join(f"{name}: {', '.join(members)}" if members else name for name, members in groups.items())
+
+
 def component_of(worker: Worker) -> str:
     """ "train", or "training: trainer, trajectory_pool" for a colocation group."""
     if not worker.members:

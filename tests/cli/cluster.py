@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class RealCluster:
         self._directory = directory
         self._agents: list[asyncio.subprocess.Process] = []
         self._agent_of: dict[str, asyncio.subprocess.Process] = {}
+        self._killed: set[str] = set()
 
     async def add_node(self, node_id: str, *, gpus: int = 2, variables: Mapping[str, str] | None = None) -> None:
         """Starts an agent with simulated GPUs and waits until it takes work; ``variables``: more for its own."""
@@ -77,6 +79,17 @@ class RealCluster:
         self._agent_of[node_id].terminate()
         assert await self._agent_of[node_id].wait() == 0
 
+    async def kill_node(self, node_id: str) -> None:
+        """Kills the agent of a node and all that it hosts, as when the machine dies."""
+        agent = self._agent_of[node_id]
+        marker = f"{AGENT_MARKER}={self._directory / node_id}"
+        self._killed.add(node_id)
+        agent.kill()
+        await agent.wait()
+        for process in marked(marker, process_table()):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
     def processes(self) -> list[int]:
         """Living worker processes of every node, from the process table."""
         table = process_table()
@@ -92,7 +105,9 @@ class RealCluster:
         for agent in self._agents:
             if agent.returncode is None:
                 agent.terminate()
-        assert [await agent.wait() for agent in self._agents] == [0] * len(self._agents)
+        for agent in self._agents:
+            await agent.wait()
+        assert all(agent.returncode == 0 for node, agent in self._agent_of.items() if node not in self._killed)
 
 
 @asynccontextmanager

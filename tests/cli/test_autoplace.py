@@ -267,9 +267,9 @@ class TestFiles:
     def test_png_without_pillow_says_what_is_missing(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from callboard.cli.actions import autoplace as action
+        from callboard.cli import autoplace_outputs
 
-        monkeypatch.setattr(action, "find_spec", lambda name: None)
+        monkeypatch.setattr(autoplace_outputs, "find_spec", lambda name: None)
         shown = autoplace(config, "--plot", tmp_path / "plan.png")
         assert shown.exit_code == 2
         assert "pip install pillow" in shown.stderr
@@ -282,6 +282,27 @@ class TestFiles:
         assert shown.exit_code == 2
         assert "another file of its defaults" in shown.stderr
         assert autoplace("train", "--config-path", tmp_path).exit_code == 0
+
+    def test_a_placement_that_another_file_would_change_is_taken_back(self, tmp_path: Path) -> None:
+        """Hydra merges mappings: the entries of the other file would come back beside the new ones."""
+        pytest.importorskip("hydra")
+        (tmp_path / "base.yaml").write_text(REASONING)
+        text = "defaults: [base, _self_]\ncluster: {component_placement: {reward: 0-3}}\n"
+        (tmp_path / "train.yaml").write_text(text)
+        shown = autoplace("train", "--config-path", tmp_path, "--apply")
+        assert shown.exit_code == 2
+        assert "no effect" in shown.stderr
+        assert (tmp_path / "train.yaml").read_text() == text
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["base.yaml", "train.yaml"]
+
+    def test_a_composed_config_with_its_own_placement_gets_it(self, tmp_path: Path) -> None:
+        pytest.importorskip("hydra")
+        (tmp_path / "algo.yaml").write_text("group_size: 16\nn_minibatches: 4\n")
+        body = REASONING.replace("algorithm: {group_size: 16, n_minibatches: 4, recompute_logprobs: true}\n", "")
+        (tmp_path / "train.yaml").write_text("defaults: [algo@algorithm, _self_]\n" + body)
+        shown = autoplace("train", "--config-path", tmp_path, "--nodes", "8", "--apply")
+        assert shown.exit_code == 0, shown.output
+        assert "    rollout,actor: all\n    # training\n" in (tmp_path / "train.yaml").read_text()
 
 
 class TestRefusals:

@@ -76,6 +76,19 @@ class TestWhichConfig:
         file.write_text("a: {b: 3}\nc: ${a.b}\nd: ${unheard_of:1}\n")
         assert load_config(str(file), None).config["c"] == 3
 
+    @needs_hydra
+    def test_a_whole_path_wins_over_the_folder_beside_it(self, folder: Path, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        assert load_config(str(folder / "train.yaml"), elsewhere).config["data"]["twice"] == 128
+
+    @needs_hydra
+    def test_a_link_has_the_defaults_of_the_folder_that_it_is_in(self, folder: Path, tmp_path: Path) -> None:
+        (tmp_path / "store").mkdir()
+        (folder / "train.yaml").rename(tmp_path / "store" / "real.yaml")
+        (folder / "linked.yaml").symlink_to(tmp_path / "store" / "real.yaml")
+        assert load_config("linked", folder).config["cluster"]["num_nodes"] == 1
+
     def test_names_are_those_of_the_folder(self, folder: Path) -> None:
         assert config_names(folder) == ["base", "math/big", "train"]
         assert load_config("math/big", folder).config == {"a": 1}

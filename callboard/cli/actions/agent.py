@@ -17,11 +17,19 @@ from callboard.agents.agent import run_agent
 from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
 from callboard.cli.session import failing_in_words
 from callboard.client.address import find_controller
+from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError, parse_memory, parse_milli
 
 Parsed = TypeVar("Parsed")
 
-_OPTION_OF = {"cpu_milli": "--cpus", "memory_bytes": "--memory", "custom_milli": "--resource", "labels": "--label"}
+_OPTION_OF = {
+    "cpu_milli": "--cpus",
+    "memory_bytes": "--memory",
+    "custom_milli": "--resource",
+    "labels": "--label",
+    "notice_every_s": "--notice-every",
+    "notice_within_ms": "--notice-deadline",
+}
 
 
 def run(
@@ -46,6 +54,9 @@ def run(
     dashboard_port: int | None,
     port_base: int | None,
     node_ip: str,
+    notice_command: str,
+    notice_every: str,
+    notice_deadline: str,
     run_dir: Path | None,
     log_format: str,
     log_level: str,
@@ -79,6 +90,9 @@ def run(
             dashboard_port=dashboard_port,
             port_base=port_base,
             node_ip=node_ip,
+            notice_command=notice_command,
+            notice_every_s=(_parsed(parse_duration_ms, notice_every, "--notice-every") or 0) / 1000,
+            notice_within_ms=_parsed(parse_duration_ms, notice_deadline, "--notice-deadline") or 0,
             run_dir=str(run_dir or ""),
             log_level=log_level.upper(),
             exit_with_parent=exit_with_parent,

@@ -10,6 +10,7 @@ import typer
 
 from callboard.cli import job_views, screen, words
 from callboard.cli.actions.config_jobs import config_job, read_text
+from callboard.cli.actions.placement import refuse_placement
 from callboard.cli.failures import NO_PLAN
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
@@ -18,8 +19,9 @@ from callboard.cli.session import with_client
 from callboard.cli.waiting import waiting
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
-from callboard.model.inputs import SourceMapping, read_yaml
+from callboard.model.inputs import SourceMapping, job_spec, read_yaml
 from callboard.v1.job_pb2 import Explanation
+from callboard.wire.refusals import InvalidRequest
 
 
 def submit(
@@ -46,10 +48,16 @@ def submit(
             if config is not None
             else with_source(read_file(file or Path("-")), file)
         )
-        if validate:
-            _show_plan(await client.validate(spec), output)
-            return
-        job = await client.submit(spec, request_id=request_id)
+        try:
+            if validate:
+                _show_plan(await client.validate(spec), output)
+                return
+            job = await client.submit(spec, request_id=request_id)
+        except InvalidRequest:
+            exact = job_spec(spec)
+            if exact.placement_config:
+                await refuse_placement(client, exact.placement_source or exact.name, exact.placement_config)
+            raise
         if wait:
             async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
                 await job.running(timeout_s)

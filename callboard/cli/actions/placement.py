@@ -39,7 +39,7 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
     except InvalidInput as error:
         _refuse(_name(file), text, error.faults)
     if not known:
-        cluster = with_client(controller, _live)
+        cluster = with_client(controller, live_cluster)
     try:
         plan = plan_placement(text, cluster)
     except InvalidInput as error:
@@ -52,13 +52,22 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
         screen.stderr().print(line, soft_wrap=True)
 
 
+async def refuse_placement(client: Client, name: str, text: str) -> None:
+    """Shows every fault of a placement that the controller refused and ends with 2; returns if it has none here. A
+    status carries the first few kilobytes of faults only."""
+    try:
+        plan_placement(text, await live_cluster(client))
+    except InvalidInput as error:
+        _refuse(name, text, error.faults)
+
+
 def _describes_nodes(text: str) -> bool:
     """Whether the file says which nodes there are."""
     document = open_document(text, Report())
     return document.value("cluster", "nodes") is not None or document.value("nodes") is not None
 
 
-async def _live(client: Client) -> Cluster:
+async def live_cluster(client: Client) -> Cluster:
     """The nodes of a controller, as its agents joined: those that have something to give (PG-11)."""
     return Cluster(
         tuple(
