@@ -1,10 +1,12 @@
 """Does anything stay behind when jobs come and go for long? On real Ray; exit code 1 and a sentence if so.
 
     python benchmarks/residue.py [--pairs 500] [--reuses 200] [--rounds 50] [--seed 1]
+    python benchmarks/residue.py --joins 20
 
 Submit/cancel pairs at random delays of 0 to 200 ms; immediate reuses of the only device; rounds in which a group of
 four devices is made and removed. Afterwards no process, actor, placement group or amount may be left: not in
-the process table, not in Ray's books, not in our ledger.
+the process table, not in Ray's books, not in our ledger. With --joins, nodes come and go instead, under an elastic job
+that grows onto each: see `benchmarks/residue_nodes.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from benchmarks.local import Local, local_cluster
+from benchmarks.residue_nodes import Residue, join_and_leave
 from callboard.agents.process_tree import marked, process_table
 from callboard.agents.worker_env import AGENT_MARKER
 from callboard.client.jobs import JobHandle
@@ -39,20 +42,17 @@ _LOOK_S = 0.1
 """Between looks at Ray's books, which say a moment later what is so already."""
 
 
-class Residue(Exception):
-    """Something is left behind; the text names it."""
-
-
 def main() -> int:
     """Runs all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=500, help="submit/cancel pairs")
     parser.add_argument("--reuses", type=int, default=200, help="reuses of the only device")
     parser.add_argument("--rounds", type=int, default=50, help="groups of four devices made and removed")
+    parser.add_argument("--joins", type=int, default=0, help="nodes that join and leave, instead of all the others")
     parser.add_argument("--seed", type=int, default=1, help="of the random delays")
     arguments = parser.parse_args()
     try:
-        asyncio.run(_run(arguments))
+        asyncio.run(join_and_leave(arguments.joins) if arguments.joins else _run(arguments))
     except Residue as residue:
         print(f"left behind: {residue}")
         return 1

@@ -13,6 +13,7 @@ What each size of cluster needs is in examples/plans: `callboard plan examples/p
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -82,9 +83,10 @@ async def train(job: JobHandle) -> None:
 async def end(job: JobHandle, folder: Path) -> None:
     """Cancels the job while a step is busy."""
     (trainer,) = job.workers("trainer")
-    busy = trainer.long_step.remote()
+    step = trainer.options(stream=True).long_step.remote()
+    assert await (await anext(step)) == "begun"
     await job.cancel("the example is over")
-    print(f"cancelled in the middle of a step, which ended as: {await busy}")
+    print(f"cancelled in the middle of a step, which ended as: {await (await anext(step))}")
     await job.finished(timeout=60)
     reached = sorted((folder / "cancelled.txt").read_text(encoding="utf-8").split())
     print(f"cancel() reached: {', '.join(reached)}")
@@ -99,17 +101,18 @@ async def main() -> int:
             await cb.ensure_pool("nexrl")
             job = await cb.submit(spec(folder))
             await job.running(timeout=120)
-            asked = len(job.job.spec.components)
-            for owner, worker in await cb.list_workers(job="nexrl"):
+            workers = {worker.actor_name: worker for _, worker in await cb.list_workers(job="nexrl")}
+            for actor, worker in workers.items():
                 members = f" ({', '.join(worker.members)})" if worker.members else ""
-                print(f"  {owner.spec.name}/{worker.key.component}/{worker.key.rank}{members}: {worker.actor_name}")
-            actors = [
-                each["name"]
-                for each in ray.util.list_named_actors(all_namespaces=True)
-                if each["name"].startswith(f"cb/{job.job.uid}/")
-            ]
-            group = [each for each in actors if f"/{GROUP}/" in each]
-            print(f"{asked} components, {len(actors)} actors in Ray; {len(group)} for the three of {GROUP}")
+                print(f"  {worker.key.component}/{worker.key.rank}{members}: {actor}")
+            status = [sys.executable, "-m", "callboard.cli", "status", "--controller", cb.address, "-o", "wide"]
+            print((await asyncio.to_thread(subprocess.run, status, capture_output=True, text=True, check=True)).stdout)
+            # Ray's own list; a worker that took a warm spare keeps the spare's name there.
+            listed = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+            actors = [workers[each] for each in listed if each in workers]
+            group = [each for each in actors if each.key.component == GROUP]
+            asked = len(job.job.spec.components)
+            print(f"{asked} components: Ray lists {len(actors)} actors, {len(group)} for the three of {GROUP}")
             await train(job)
             await end(job, folder)
     return 0 if len(group) == 1 else 1

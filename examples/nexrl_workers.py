@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -114,9 +115,10 @@ class Trainer(Worker):
             self.steps += 1
         return {"step": self.steps, "mean_reward": mean, "weights": self.weights}
 
-    def long_step(self) -> str:
-        """A step that only ends when the worker is cancelled."""
-        return "cancelled" if self.cancelled.wait(120) else "nobody came"
+    def long_step(self) -> Iterator[str]:
+        """A step that says when it has begun, and only ends when the worker is cancelled."""
+        yield "begun"
+        yield "cancelled" if self.cancelled.wait(120) else "nobody came"
 
     def at_once(self) -> int:
         """Most steps that ran at the same time."""

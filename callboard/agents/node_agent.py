@@ -27,6 +27,7 @@ from callboard.agents.interpreters import Interpreters
 from callboard.agents.inventory import inventory
 from callboard.agents.lease import Lease
 from callboard.agents.lease_file import LeaseFile, read_lease
+from callboard.agents.notices import NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
 from callboard.agents.process_runtime import ProcessRuntime
@@ -188,6 +189,8 @@ class Agent:
             works["ray"] = self._membership.run()
         if self._options.exit_with_parent is not None:
             works["parent"] = self._departure.follow_parent(self._options.exit_with_parent)
+        if self._options.notice_command:
+            works["notices"] = self._notice_watcher().run()
         if self._options.exit_with is not None:
             works["keeper"] = self._departure.follow(ProcessId(*self._options.exit_with))
         return works
@@ -316,6 +319,23 @@ class Agent:
     def _end_orphans(self) -> None:
         _log.warning("orphan_grace_over")
         self._workers.end("the controller was away for too long")
+
+    def _notice_watcher(self) -> NoticeWatcher:
+        options = self._options
+        return NoticeWatcher(
+            NoticeOptions(
+                command=options.notice_command,
+                every_s=options.notice_every_s,
+                timeout_s=options.notice_timeout_s,
+                node_id=options.node_id,
+            ),
+            drain_of(
+                options.node_id,
+                options.controller,
+                within_ms=options.notice_within_ms,
+                http_proxy=options.http_proxy,
+            ),
+        )
 
     def _new_runtime(self) -> Runtime:
         options = self._options

@@ -97,6 +97,15 @@ class AgentOptions:
     """Seconds that plain worker processes live on without an agent, for the next one to find them; None: 60, or 0
     with `exit_with_parent` or `exit_with`, because nobody starts such an agent again. (Ray actors live as long as
     their Ray node.)"""
+    notice_command: str = ""
+    """A line for the shell that says whether this machine is about to go: exit code 0 with output is a notice, which
+    drains the node. Empty: nobody looks."""
+    notice_every_s: float = 5.0
+    """Seconds between its runs."""
+    notice_timeout_s: float = 10.0
+    """Seconds that a run may take."""
+    notice_within_ms: int = 0
+    """Deadline of the drain that follows, in milliseconds; 0: what runs yields by its own timeouts."""
     leave_hooks_s: float = 2.0
     """Seconds that the hooks of workers may take when the agent leaves."""
     leave_s: float = 20.0
@@ -142,6 +151,11 @@ class AgentOptions:
             within = 0 <= amount <= MAX_CUSTOM_MILLI
             _need(within, "custom_milli", f"{name}={amount} is not 0 … {MAX_CUSTOM_MILLI}")
         times = {"leave_hooks_s": self.leave_hooks_s, "leave_s": self.leave_s, "successor_s": self.successor_s or 0.0}
+        times |= {"notice_every_s": self.notice_every_s, "notice_timeout_s": self.notice_timeout_s}
+        _need(self.notice_every_s > 0, "notice_every_s", "must be above 0")
+        _need(
+            0 <= self.notice_within_ms <= 86_400_000, "notice_within_ms", f"{self.notice_within_ms} ms is not 0 … 24 h"
+        )
         for name, seconds in times.items():
             _need(math.isfinite(seconds) and seconds >= 0, name, f"{seconds} s is no time")
 

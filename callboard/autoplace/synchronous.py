@@ -36,8 +36,11 @@ NODES_OF_PURE = 4_000
 NODES_OF_TIES = 1_500
 """Nodes spent on finding fewer GPUs for the same time; a fixed number, so that the same input gives the same bytes."""
 
-NODES_OF_HYBRID = 100
-"""Nodes spent on each way to be hybrid when the best plan isn't: its time is only shown."""
+NODES_OF_HYBRID = 1_000
+"""Nodes spent on the best hybrid when the best plan isn't one: its time is only shown."""
+
+NODES_OF_WAY = 50
+"""Of those, nodes for one way to be hybrid."""
 
 MOST_COMBINATIONS = 4_096
 """More ways to combine pools, offloading and sharing than this are left to the solver."""
@@ -279,17 +282,20 @@ def _hybrids(run: _Run) -> None:
     size = len(run.instance.tasks)
     if run.hybrid is not None or not 3 <= size <= 5:
         return
+    left = NODES_OF_HYBRID
     for _, search in combinations_in_order(run.instance)[:4]:
         for apart in search.pairs():
             for one in search.pairs():
                 for first, then in (one, one[::-1]):
                     start = search.forced(apart, (first, then))
-                    if set(apart) == set(one) or start is None or run.halt():
+                    if set(apart) == set(one) or start is None or left <= 0 or run.halt():
                         continue
                     below = run.instance.horizon + 1 if run.hybrid is None else run.hybrid.length
-                    shortest = Shortest(below, Budget(NODES_OF_HYBRID))
+                    budget = Budget(NODES_OF_WAY)
+                    shortest = Shortest(below, budget)
                     with suppress(Stopped):  # Nothing is proved of losers; what was found is shown.
                         shortest.run(search, start)
+                    left -= NODES_OF_WAY - (budget.nodes or 0)
                     if shortest.best is not None and layout_of(shortest.best.options, shortest.best.columns) == HYBRID:
                         run.hybrid = shortest.best
 

@@ -50,14 +50,18 @@ def best_collocated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
     by_gpus = [{mode.gpus: mode for mode in component.modes} for component in job.problem.components]
     shared = set.intersection(*(set(modes) for modes in by_gpus))
     ends = _node_ends(job)
-    found = [(sum(modes[gpus].seconds for modes in by_gpus), gpus) for gpus in shared if _fits(0, gpus, block, ends)]
+    found = [
+        (sum(modes[gpus].seconds for modes in by_gpus), gpus, first)
+        for gpus in shared
+        if (first := _first_fit(0, gpus, job.problem.gpus, block, ends)) is not None
+    ]
     if not found:
         return None
-    seconds, gpus = min(found)
+    seconds, gpus, first = min(found)
     names = [component.name for component in job.problem.components]
     return Uniform(
         modes={name: modes[gpus] for name, modes in zip(names, by_gpus, strict=True)},
-        starts=dict.fromkeys(names, 0),
+        starts=dict.fromkeys(names, first),
         seconds=seconds,
     )
 
@@ -152,13 +156,18 @@ def _laid(
     starts: dict[str, int] = {}
     at = 0
     for name in order:
-        last = at if job.config.auto_scheduler else job.problem.gpus - gpus[name]
-        first = next((first for first in range(at, last + 1) if _fits(first, gpus[name], blocks[name], ends)), None)
+        end = at + gpus[name] if job.config.auto_scheduler else job.problem.gpus
+        first = _first_fit(at, gpus[name], end, blocks[name], ends)
         if first is None:
             return None
         starts[name] = first
         at = first + gpus[name]
     return starts
+
+
+def _first_fit(start: int, gpus: int, end: int, block: int, ends: Sequence[int]) -> int | None:
+    """The leftmost place from ``start`` up to ``end`` where every block of a range lies inside one node."""
+    return next((first for first in range(start, end - gpus + 1) if _fits(first, gpus, block, ends)), None)
 
 
 def _fits(first: int, gpus: int, block: int, ends: Sequence[int]) -> bool:

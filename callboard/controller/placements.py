@@ -48,6 +48,7 @@ def cluster_of(nodes: Iterable[NodeRecord]) -> Cluster:
                 interpreters=node.interpreters,
                 cpu_milli=node.capacity.cpu_milli,
                 memory_bytes=node.capacity.memory_bytes,
+                lost_accelerators=node.lost_devices,
             )
             for node in sorted(nodes, key=lambda node: node.rank)
             if node.state not in _GONE and node.capacity

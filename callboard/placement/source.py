@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -25,6 +25,9 @@ MAX_TEXT_BYTES = 4 << 20
 
 MAX_VALUES = 200_000
 """Most values that are read of one input, aliases counted each time they are used."""
+
+MAX_INTERPOLATED = 65_536
+"""Longest text that interpolations may grow to."""
 
 MAX_DEPTH = 32
 """Deepest nesting that is read."""
@@ -44,6 +47,7 @@ _ODD_NUMBER = re.compile(
     r"|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
 )
 _FLOAT = re.compile(r"-?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]{1,3})?")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*)\}")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt\s].*)?")
 
@@ -198,9 +202,12 @@ class _YamlReader:
         self._budget = _Budget()
         # The same mapping is passed on the way to many values; what is wrong with it is told once.
         self._read: dict[int, list[tuple[Leaf, yaml.Node]]] = {}
+        self._root: yaml.Node | None = None
+        self._resolving: set[str] = set()
 
     def at(self, root: yaml.Node, path: Sequence[str]) -> Value | None:
-        """What is at ``path`` below ``root``."""
+        """What is at ``path`` below ``root``, which is the whole file."""
+        self._root = root
         node, place = root, ""
         for depth, key in enumerate(path):
             if not isinstance(node, yaml.MappingNode):
@@ -217,7 +224,7 @@ class _YamlReader:
         where = _where(node, place)
         self._budget.take(depth, where)
         if isinstance(node, yaml.ScalarNode):
-            return _leaf(node, where)
+            return self._interpolated(_leaf(node, where)) if "${" in node.value else _leaf(node, where)
         if isinstance(node, yaml.SequenceNode):
             inner = [self._value(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(node.value)]
             return Items(tuple(inner), where)
@@ -227,6 +234,29 @@ class _YamlReader:
             for key, value in self._entries(node, place, depth)
         ]
         return Table(tuple(entries), where)
+
+    def _interpolated(self, leaf: Leaf) -> Value:
+        """``${a.b}`` as what stands there in the same file, as Hydra would; anything it can't tell stays as it is."""
+        where = Where(leaf.where.field, leaf.where.line, leaf.where.column)
+        whole = _REFERENCE.fullmatch(leaf.text)
+        if whole is not None:
+            found = self._referenced(whole[1])
+            return leaf if found is None else replace(found, where=where)
+        text = _REFERENCE.sub(self._text_of, leaf.text)
+        return Leaf(text, where, value=text) if text != leaf.text and len(text) <= MAX_INTERPOLATED else leaf
+
+    def _text_of(self, reference: re.Match[str]) -> str:
+        found = self._referenced(reference[1])
+        return found.text if isinstance(found, Leaf) and len(found.text) <= MAX_INTERPOLATED else reference[0]
+
+    def _referenced(self, path: str) -> Value | None:
+        if self._root is None or path in self._resolving:
+            return None  # a circle
+        self._resolving.add(path)
+        try:
+            return self.at(self._root, path.split("."))
+        finally:
+            self._resolving.discard(path)
 
     def _entries(self, node: yaml.MappingNode, place: str, depth: int) -> list[tuple[Leaf, yaml.Node]]:
         """Keys and values, with what ``<<`` brings in; a key twice is a fault, whichever reader one has."""

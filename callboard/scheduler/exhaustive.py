@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callboard.model.quantities import Resources, total
-from callboard.model.specs import Strategy
+from callboard.model.specs import Labels, Strategy
 from callboard.scheduler.records import DeviceShare
-from callboard.scheduler.rooms import emptiness
+from callboard.scheduler.rooms import NodeFilter, emptiness
 from callboard.scheduler.view import Room
 
 EXACT_TRIES = 5_000
@@ -32,9 +32,25 @@ class Exhaustive:
     """Every assignment, in rank order, until one is complete: of equal asks only those in order, of nodes with equal
     room only the first, of a node's devices one for each amount that is free. Gives up after :data:`EXACT_TRIES`."""
 
-    def __init__(self, rooms: Sequence[Room], asks: Sequence[Resources], strategy: Strategy) -> None:
+    def __init__(
+        self,
+        rooms: Sequence[Room],
+        asks: Sequence[Resources],
+        strategy: Strategy,
+        selectors: Sequence[Labels] = (),
+    ) -> None:
+        """
+        Args:
+            selectors: labels that the node of each ask must have; empty: any node will do for all.
+        """
         self._rooms = rooms
         self._asks = asks
+        self._selectors = selectors or [()] * len(asks)
+        filters = {selector: NodeFilter(selector) for selector in self._selectors}
+        self._admits = {
+            selector: frozenset(room.node.node_id for room in rooms if wanted.admits(room.node))
+            for selector, wanted in filters.items()
+        }
         self._strategy = strategy
         self._tries = EXACT_TRIES
         self._starts: list[int] = []
@@ -44,18 +60,22 @@ class Exhaustive:
         """Places the asks from the ``i``-th on; their room stays taken if all find some."""
         if i == len(self._asks):
             return True
-        ask = self._asks[i]
-        first = self._starts[i - 1] if i and ask == self._asks[i - 1] else 0
+        ask, admitted = self._asks[i], self._admits[self._selectors[i]]
+        again = i > 0 and ask == self._asks[i - 1] and self._selectors[i] == self._selectors[i - 1]
+        first = self._starts[i - 1] if again else 0
         seen: set[tuple[object, ...]] = set()
         for index in range(first, len(self._rooms)):
             room = self._rooms[index]
+            if room.node.node_id not in admitted or not self._may_take(room) or not room.fits(ask):
+                continue
             alike = (
                 *emptiness(room),
                 room.memory_bytes,
                 *sorted(room.device_milli),
                 *sorted(room.custom_milli.items()),
+                *(room.node.node_id in nodes for nodes in self._admits.values()),
             )
-            if not self._may_take(room) or not room.fits(ask) or alike in seen:
+            if alike in seen:
                 continue
             if not self._apart(room):
                 seen.add(alike)

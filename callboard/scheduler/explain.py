@@ -81,11 +81,22 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         summary = f"{job.name} holds its room and waits for {what}"
         return Explanation("WAIT", summary, reasons, (), workers, victims, position)
     found = _account(state, uid, spec, job.submit_ms, now_ms)
+    if found.verdict == "UNSCHEDULABLE" and job.deadline_ms > now_ms:
+        found = _waits_for_nodes(job, found, now_ms)
     held_back = (*backoff(job, now_ms), *living_copies(state, job, spec))
     if held_back:
         summary = f"{job.name} waits for {held_back[0].message}"
         found = replace(found, verdict="WAIT", summary=summary, reasons=(*held_back, *found.reasons))
     return replace(found, queue_position=position, victims=victims or found.victims)
+
+
+def _waits_for_nodes(job: JobRecord, found: Explanation, now_ms: int) -> Explanation:
+    """The account of a job that nothing there could hold and that said how long it waits for what could (PG-17)."""
+    message = f"waits {job.deadline_ms - now_ms} ms more for nodes or quotas that could hold it"
+    reason = Reason("WAITS_FOR_NODES", f"jobs/{job.name}", message)
+    return replace(
+        found, verdict="WAIT", summary=f"{job.name} {message}; {found.summary}", reasons=(reason, *found.reasons)
+    )
 
 
 def explain_spec(state: State, spec: JobSpec, now_ms: int) -> Explanation:
@@ -97,7 +108,10 @@ def unschedulable(state: State, spec: JobSpec) -> Explanation:
     """The account of a job that the nodes and quotas there are could never hold."""
     reasons = unschedulable_reasons(state, spec)
     unblock = remedies(state, spec, View(state, Assumption(empty=True)))
-    summary = f"no node could ever hold {spec.name}: {join([reason.message for reason in reasons])}"
+    # Where only quotas or group rules stand in the way, the nodes are not to blame.
+    by_nodes = any(reason.subject.split("/")[0] == "nodes" for reason in reasons)
+    what = f"no node could ever hold {spec.name}" if by_nodes else f"{spec.name} could never start"
+    summary = f"{what}: {join([reason.message for reason in reasons])}"
     return Explanation("UNSCHEDULABLE", summary, reasons, unblock)
 
 

@@ -64,24 +64,39 @@ def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord
 
 
 def _fit_selected(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
-    """Slots whose components ask for labels of their own: those with the most labels first, for they have the least
-    choice. A strict strategy holds across all of them."""
-    plain = [replace(slot, selector=()) for slot in slots]
+    """Slots that ask for labels of their own. A strict strategy holds across all of them."""
     if strategy is Strategy.STRICT_PACK:
         every = tuple(sorted({label for slot in slots for label in slot.selector}))
-        return fit(rooms.narrowed(every, frozenset()), plain, strategy)
-    by_selector: dict[Labels, list[int]] = {}
-    for i, slot in enumerate(slots):
-        by_selector.setdefault(slot.selector, []).append(i)
+        return fit(rooms.narrowed(every, frozenset()), [replace(slot, selector=()) for slot in slots], strategy)
+    # Those with the most labels first, for they have the least choice; who comes first may take what others need.
+    selectors = sorted({slot.selector for slot in slots}, key=lambda labels: (-len(labels), labels))
+    for order in (selectors, selectors[::-1]):
+        found = _fit_in_turn(rooms, slots, strategy, order)
+        if found is not None:
+            return found
+    order_of_size = sorted(
+        range(len(slots)), key=lambda i: (len(slots[i].selector), _size(slots[i].resources), slots[i].selector)
+    )
+    return _fit_exactly(rooms, slots, order_of_size[::-1], strategy)
+
+
+def _fit_in_turn(
+    rooms: Rooms, slots: Sequence[Slot], strategy: Strategy, order: Sequence[Labels]
+) -> tuple[BundleRecord, ...] | None:
+    """Fits the slots of one selector after those of the other; what was taken is given back if one finds no room."""
     found: dict[int, BundleRecord] = {}
-    for selector in sorted(by_selector, key=lambda labels: (-len(labels), labels)):
-        members = by_selector[selector]
+    for selector in order:
+        members = [i for i, slot in enumerate(slots) if slot.selector == selector]
         taken = {bundle.node_id for bundle in found.values()} if strategy is Strategy.STRICT_SPREAD else ()
         own = rooms.narrowed(selector, frozenset(taken))
-        bundles = fit(own, [plain[i] for i in members], strategy)
-        if bundles is None:
-            return None
+        bundles = fit(own, [replace(slots[i], selector=()) for i in members], strategy)
         rooms.adopt(own)
+        if bundles is None:
+            for bundle in found.values():
+                room = rooms.at(bundle.node_id)
+                assert room is not None, "what was taken from a room can be given back to it"
+                room.give_back(bundle)
+            return None
         found.update(zip(members, bundles, strict=True))
     return tuple(found[i] for i in range(len(slots)))
 
@@ -91,12 +106,13 @@ def _fit_exactly(
 ) -> tuple[BundleRecord, ...] | None:
     """What a greedy search may have missed, if there is little to try."""
     asks = [slots[i].resources for i in order]
-    if len(slots) > EXACT_LIMIT or not _mixed(asks, strategy):
+    selectors = [slots[i].selector for i in order]
+    if len(slots) > EXACT_LIMIT or not (any(selectors) or _mixed(asks, strategy)):
         return None
-    every = rooms.all(len(asks))
+    every = rooms.all(len(asks), selectors)
     if len(every) > EXACT_LIMIT or not may_hold(every, asks):
         return None
-    exhaustive = Exhaustive(every, asks, strategy)
+    exhaustive = Exhaustive(every, asks, strategy, selectors)
     if not exhaustive.place():
         return None
     return _name(slots, dict(zip(order, exhaustive.placed, strict=True)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from callboard.model.frozen import quick
@@ -15,6 +15,7 @@ from callboard.scheduler.pinned import books
 from callboard.scheduler.quota import Charged, shortages
 from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
 from callboard.scheduler.rooms import ANY_NODE, NodeFilter, Rooms
+from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.view import View
 
@@ -185,32 +186,35 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
     if len(asks) == 1:
         return _make_one(state, view, spec, asks[0])
     kinds: list[GroupKind] = []
-    by_filter: dict[NodeFilter, list[Ask]] = {}
+    filters: list[NodeFilter] = []
     for ask in asks:
         pool = state.pools[ask.pool].spec
         kind = _kind_open(view, spec, pool, ask)
         if kind is None:
             return None
         kinds.append(kind)
-        by_filter.setdefault(node_filter(spec, pool), []).append(ask)
-    before: list[Rooms] = []
-    bundles_of: dict[str, tuple[BundleRecord, ...]] = {}
-    for wanted, together in by_filter.items():
-        # Asks whose pools use different nodes share the rooms, so that the second sees what the first took.
-        rooms = Rooms(state, view, wanted)
-        for other in before:
-            rooms.adopt(other)
-        before.append(rooms)
-        found = fit(rooms, [slot for ask in together for slot in ask.slots], spec.placement)
-        if found is None:
-            return None
-        rest = iter(found)
-        for ask in together:
-            bundles_of[ask.pool] = tuple(islice(rest, len(ask.slots)))
+        filters.append(node_filter(spec, pool))
+    # All at once, so that none takes what another needs: pools that use different nodes are told apart by labels.
+    shared = frozenset.intersection(*(frozenset(wanted.required) for wanted in filters))
+    slots = [
+        _selecting(slot, frozenset(wanted.required) - shared)
+        for ask, wanted in zip(asks, filters, strict=True)
+        for slot in ask.slots
+    ]
+    found = fit(Rooms(state, view, NodeFilter(tuple(sorted(shared)), filters[0].preferred)), slots, spec.placement)
+    if found is None:
+        return None
+    rest = iter(found)
+    bundles_of = {ask.pool: tuple(islice(rest, len(ask.slots))) for ask in asks}
     return [
         GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(len(ask.slots))))
         for ask, kind in zip(asks, kinds, strict=True)
     ]
+
+
+def _selecting(slot: Slot, labels: frozenset[tuple[str, str]]) -> Slot:
+    """A slot that asks for further labels of its node."""
+    return replace(slot, selector=tuple(sorted({*slot.selector, *labels}))) if labels else slot
 
 
 def _make_one(state: State, view: View, spec: JobSpec, ask: Ask) -> list[GroupUse] | None:

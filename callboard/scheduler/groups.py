@@ -166,14 +166,18 @@ def remove(tx: Transaction, group_id: str, removal: Removal, reason: str) -> Non
         tx.command(orders.remove_group(group))
 
 
-def remove_stray(tx: Transaction, ray_id: str, ray_session: str, reason: str) -> None:
+def remove_stray(tx: Transaction, ray_id: str, ray_session: str, reason: str, pool: str = "") -> None:
     """Removes a group that an agent made too late: its creation was given up, and what was removed then was not there
-    yet. Owed like any removal, or it would hold its devices in Ray for ever."""
+    yet. Owed like any removal, or it would hold its devices in Ray for ever.
+
+    Args:
+        pool: pool it was made for; empty: nobody knows any more.
+    """
     going = tx.state.groups_by_state[GroupState.REMOVING]
     if not ray_id or any(tx.state.groups[group_id].ray_id == ray_id for group_id in going):
         return
     fields = {"ray_id": ray_id, "ray_session": ray_session, "removal": Removal.FAILED, "reason": reason}
-    group = new_group(tx, "", GroupKind.PRIVATE, GroupState.REMOVING, (), **fields)
+    group = new_group(tx, pool, GroupKind.PRIVATE, GroupState.REMOVING, (), **fields)
     executor = orders.pick_executor(tx.state, group)
     if executor:
         tx.command(orders.remove_group(tx.change_group(group.group_id, executor=executor)))

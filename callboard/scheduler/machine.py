@@ -199,10 +199,13 @@ def _job_due(tx: Transaction, uid: str) -> None:
 
 
 def _group_due(tx: Transaction, group_id: str) -> None:
-    """A creation that nobody answered, or a reserved group whose backoff is over (the pass tries it)."""
+    """A creation that nobody answered, or a reserved group whose backoff is over."""
     group = tx.state.groups[group_id]
     if group.state is GroupState.BACKOFF:
         tx.put(evolve(group, deadline_ms=0))
+        pool = tx.state.pools.get(group.pool)
+        if pool is not None and not tx.state.meta.reconcile_until_ms:
+            groups.ensure_reserved(tx, pool)
         return
     if group.state is GroupState.CREATING:
         _fail_creation(tx, group_id, "not ready in time")
@@ -214,7 +217,8 @@ def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
     group = tx.state.groups.get(event.group_id)
     if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
         if group is None or group.ray_id != event.ray_id:
-            groups.remove_stray(tx, event.ray_id, event.ray_session, f"made for {event.group_id} when nobody waited")
+            reason = f"made for {event.group_id} when nobody waited"
+            groups.remove_stray(tx, event.ray_id, event.ray_session, reason, group.pool if group is not None else "")
         return
     groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
     starting.start_assigned(tx, event.group_id)

@@ -63,6 +63,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "version": event.version,
         "hostname": event.hostname,
         "hardware": event.hardware,
+        "lost_devices": _lost_devices(old, event),
         "joined_ms": tx.now_ms,
     }
     why = "its agent joined" if old is None else "its agent is back"
@@ -327,3 +328,8 @@ def _current(tx: Transaction, node_id: str, epoch: int) -> NodeRecord | None:
     """The node, if the message is from its current session (I9)."""
     node = tx.state.nodes.get(node_id)
     return node if node is not None and node.epoch == epoch else None
+
+
+def _lost_devices(old: NodeRecord | None, event: NodeJoined) -> int:
+    """How many devices fewer a node offers than it once did. One that comes back whole has lost none."""
+    return 0 if old is None else max(0, len(old.devices) + old.lost_devices - len(event.devices))

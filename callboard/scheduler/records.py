@@ -172,6 +172,7 @@ class NodeRecord:
         ghosts: generations that the agent still runs and nobody wants; the node takes no work until they are proved
             gone (I4).
         instance: id of the agent program's run; two live agents with one node id differ in it.
+        lost_devices: how many devices fewer it offers than it once did (PS-13).
         hardware: what the node declares beside its devices, in the order of its ranks.
     """
 
@@ -198,6 +199,7 @@ class NodeRecord:
     joined_ms: int = 0
     ghosts: tuple[int, ...] = ()
     hardware: tuple[HardwareInfo, ...] = ()
+    lost_devices: int = 0
     revision: int = 0
 
     @property
@@ -264,6 +266,7 @@ class GroupRecord:
     """One placement group.
 
     Attributes:
+        pool: pool that it belongs to; empty: a stray in Ray of which nobody knows whose it was.
         job: uid of the job whose workers hold it; empty: idle.
         nominee: uid of the job it is held for (I7); empty: none.
         users: jobs that used it so far.

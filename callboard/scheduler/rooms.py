@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.quantities import Resources
@@ -85,12 +85,13 @@ class Rooms:
             if self._wanted.admits(room.node):
                 self._known[node_id] = room
 
-    def all(self, workers: int) -> list[Room]:
+    def all(self, workers: int, selectors: Sequence[Labels] = ()) -> list[Room]:
         """Every node, preferred ones first, then by rank. Under the assumption that nothing is used, nodes that are
         only cordoned or out of touch count too: what could *ever* fit?
 
         Args:
             workers: how many are to be placed. Of nodes that are alike while empty, as many are enough.
+            selectors: labels by which some of the workers tell nodes apart.
         """
         empty = self._view.assumption.empty
         nodes = [
@@ -100,11 +101,13 @@ class Rooms:
         ]
         nodes.sort(key=lambda node: (not self._wanted.prefers(node), node.rank))
         if empty:
-            alike: Counter[tuple[Resources, int]] = Counter()
+            alike: Counter[tuple[object, ...]] = Counter()
+            telling = [NodeFilter(selector) for selector in dict.fromkeys(selectors) if selector]
             few = []
             for node in nodes:
-                alike[node.capacity, len(node.devices)] += 1
-                if alike[node.capacity, len(node.devices)] <= workers:
+                kind = (node.capacity, len(node.devices), *(wanted.admits(node) for wanted in telling))
+                alike[kind] += 1
+                if alike[kind] <= workers:
                     few.append(node)
             nodes = few
         return [self._room(node) for node in nodes]

@@ -112,7 +112,6 @@ def test_a_period_that_no_cycle_forbids_is_the_least() -> None:
 def test_the_period_is_what_linear_programs_over_all_splits_and_turns_say(
     workflow: dict[str, Any], staleness: float
 ) -> None:
-    pytest.importorskip("ortools")
     problem = Problem.from_mapping({**workflow, "objective": {"async": {"staleness": staleness}}})
     best = min(periods(problem, staleness), default=None)
     assert best is not None
@@ -138,7 +137,7 @@ def periods(problem: Problem, staleness: float) -> Iterator[float]:
 def _program(
     problem: Problem, staleness: float, seconds: list[float], pairs: list[tuple[int, int]], shifts: tuple[int, ...]
 ) -> float | None:
-    from ortools.linear_solver import pywraplp
+    pywraplp = pytest.importorskip("ortools.linear_solver.pywraplp")
 
     solver = pywraplp.Solver.CreateSolver("GLOP")
     names = [component.name for component in problem.components]
@@ -160,7 +159,7 @@ def _program(
         solver.Add(ends[i] <= starts[j] + shift * period)
         solver.Add(ends[j] <= starts[i] + (1 - shift) * period)
     solver.Minimize(period)
-    return period.solution_value() if solver.Solve() == pywraplp.Solver.OPTIMAL else None
+    return float(period.solution_value()) if solver.Solve() == pywraplp.Solver.OPTIMAL else None
 
 
 def test_every_plan_of_the_table_is_proved() -> None:

@@ -50,8 +50,8 @@ def mode_of(config: Mapping[str, Any], nodes: tuple[int, ...], placement: Mappin
 
 
 def collocated_text(uniform: Uniform) -> dict[str, str]:
-    gpus = uniform.modes["actor"].gpus
-    return {"rollout,actor": f"0-{gpus - 1}"}
+    first, gpus = uniform.starts["actor"], uniform.modes["actor"].gpus
+    return {"rollout,actor": f"{first}-{first + gpus - 1}"}
 
 
 def apart_text(uniform: Uniform) -> dict[str, str]:

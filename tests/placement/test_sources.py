@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,45 @@ class TestOmegaConf:
         assert len(plan_placement(omegaconf.OmegaConf.create(text), Cluster.from_nodes("2+2")).workers) == 4
 
 
-def test_an_interpolation_in_a_file_is_told_apart_from_a_mistake() -> None:
-    assert "is an interpolation, which nobody resolved" in refused(of('actor: "${x}"'), "1")
+class TestInterpolations:
+    """Files refer to themselves; Hydra is not needed to follow."""
+
+    def test_a_reference_is_what_stands_there(self) -> None:
+        text = (
+            "runner: {task_type: reasoning}\nn: 4\nlast: 3\nactor: {model: {tensor_model_parallel_size: 2}}\n"
+            "rollout: {tensor_parallel_size: '${actor.model.tensor_model_parallel_size}'}\n"
+            "cluster: {num_nodes: '${one}', component_placement: {actor: '0-${last}', "
+            "rollout: '${cluster.component_placement.actor}'}}\n"
+            "one: 1\n"
+        )
+        found = plan(text, "4")
+        assert [component.world_size for component in found.components] == [4, 2]
+
+    def test_a_whole_section_may_be_one(self) -> None:
+        text = "x: {actor: 0-1}\ncluster: {component_placement: '${x}'}"
+        assert len(plan(text, "2").workers) == 2
+
+    def test_faults_are_told_where_the_reference_stands(self) -> None:
+        (fault,) = faults("x: 0-9\ncluster:\n  component_placement:\n    actor: ${x}\n", "2")
+        assert (fault.line, fault.column) == (4, 12)
+
+    @pytest.mark.parametrize(
+        "reference", ["${x}", "${oc.env:HOME}", "${.y}", "${a}", "${a.b.c}", "${cluster}", "0-${b}"]
+    )
+    def test_what_can_t_be_followed_is_told_apart_from_a_mistake(self, reference: str) -> None:
+        text = of(f"actor: '{reference}'", more="a: ${b}\nb: ${a}\n")
+        assert faults(text, "1")
+        assert faults(f"cluster: '{reference}'\na: ${{b}}\nb: ${{a}}\n", "1")
+
+    def test_an_unresolved_one_says_so(self) -> None:
+        assert "is an interpolation, which nobody resolved" in refused(of('actor: "${x}"'), "1")
+
+    def test_references_can_t_grow_without_end(self) -> None:
+        names = "abcdefghijklmnopqrstuvwxyz"
+        lines = [f"{one}: '${{{two}}}${{{two}}}'" for one, two in pairwise(names)]
+        text = "\n".join([*lines, "z: '0,1,2,3,4,5,6,7,8,9'", "cluster: {component_placement: {actor: '${a}'}}"])
+        with pytest.raises(InvalidInput):
+            plan(text, "1")
 
 
 @pytest.mark.parametrize("source", [None, 3, [], ["a"], b"a: b", Path("x.yaml")])

@@ -23,3 +23,15 @@ async def test_pc_13_pg_20_nothing_is_left_of_jobs_that_came_and_went() -> None:
     output, errors = await program.communicate()
     assert program.returncode == 0, (output.decode(), errors.decode()[-4000:])
     assert output.decode().count("nothing is left") == 3
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_nothing_is_left_of_nodes_that_joined_and_left() -> None:
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(SCRIPT), "--joins", "3"), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await program.communicate()
+    assert program.returncode == 0, (output.decode(), errors.decode()[-4000:])
+    assert "3 nodes joined and left: nothing is left" in output.decode()

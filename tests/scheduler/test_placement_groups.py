@@ -68,6 +68,20 @@ def test_pg07_what_a_job_held_is_free_when_it_is_gone_and_a_group_can_be_removed
             world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=never))
 
 
+def test_a_group_that_comes_too_late_belongs_to_the_pool_it_was_made_for() -> None:
+    world = World({"n1": 1})
+    world.hold = lambda command: isinstance(command, cmd.CreateGroup | cmd.RemoveGroup)
+    shape = Resources.parse({"cpu": 1, "gpu": 1})
+    world.pool(pool_spec(pg_pool=PgPoolSpec(reserved=(shape,))))
+    (group_id,) = world.state.groups
+    world.send(ev.GroupFailed(now_ms=world.now_ms, group_id=group_id, attempt=1, message="Ray is slow"))
+    world.tick(60_000)
+    assert world.state.groups[group_id].attempt == 2
+    world.send(ev.GroupReady(now_ms=world.now_ms, group_id=group_id, attempt=1, ray_id="late", ray_session="s"))
+    (stray,) = [group for group in world.state.groups.values() if group.group_id != group_id]
+    assert (stray.state, stray.pool, stray.ray_id) == (GroupState.REMOVING, "pool", "late")
+
+
 def test_pg07_a_group_in_ray_that_no_record_names_is_shown_and_removed() -> None:
     world = World({"n1": 1})
     pooled(world)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PoolSpec
+from callboard.scheduler import State, passes
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
+from callboard.scheduler.planning import plan
 from callboard.scheduler.records import JobState, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
@@ -352,3 +356,25 @@ def test_by_hand_a_job_yields_to_another_whatever_the_rules_say() -> None:
     assert world.preempted() == [("a", "b")]
     world.complete("b")
     assert world.status("a") is JobState.RUNNING
+
+
+def test_a_wave_of_preemptions_leaves_no_job_that_every_event_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def counted(state: State, uid: str, *rest: Any) -> Any:
+        looks.append(uid)
+        return plan(state, uid, *rest)
+
+    world = World({f"n{n}": 4 for n in range(8)})
+    world.pool()
+    for n in range(32):
+        world.submit(f"low{n}", priority=1)
+    for n in range(31):
+        world.submit(f"high{n}", priority=9)
+    assert len(world.preempted()) == 31
+    monkeypatch.setattr(passes, "plan", counted)
+    # Each of them yielded to another job, so they are not alike; but none could start even if it had not.
+    world.send(ev.NodeJoined(now_ms=world.now_ms, node_id="n9", instance="i", capacity=Resources(cpu_milli=64_000)))
+    assert len(looks) <= 2
+    world.complete("high0")
+    assert world.state.jobs_by_state[JobState.PENDING].keys() < {world.job(f"low{n}").uid for n in range(32)}

@@ -127,3 +127,25 @@ def test_a_limit_of_preemptions_makes_victims_back_off_and_then_stay() -> None:
     world.submit("high9", priority=9)
     assert world.status("low") is JobState.RUNNING
     assert "which is the limit" in world.explain("high9").reasons[-1].message
+
+
+def test_where_only_the_quota_is_short_the_nodes_are_not_blamed() -> None:
+    world = World({"n1": 2})
+    world.pool(gpu=2)
+    world.submit("running", workers=2, priority=5)
+    world.submit("j", workers=2, priority=1)
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=1)))
+    account = world.explain("j")
+    assert account.verdict == "UNSCHEDULABLE"
+    assert account.summary == "j could never start: pool pool: 0 of 1 gpu used, asks 2"
+
+
+def test_a_job_that_waits_for_nodes_says_for_how_long() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    world.submit("j", workers=2, wait_for_nodes_ms=60_000)
+    world.tick(20_000)
+    account = world.explain("j")
+    assert account.verdict == "WAIT"
+    assert account.reasons[0].code == "WAITS_FOR_NODES"
+    assert account.summary.startswith("j waits 40000 ms more for nodes")

@@ -78,6 +78,8 @@ async def live_cluster(client: Client) -> Cluster:
                 labels=tuple(sorted(node.labels.items())),
                 node_group=node.node_group,
                 hardware=tuple(HardwareUnit(unit.type, unit.config_json or "{}") for unit in node.hardware),
+                interpreters=tuple(node.interpreters),
+                lost_accelerators=node.lost_devices,
             )
             for node in await client.list_nodes()
             if node.state not in _GONE and _gives(node)

@@ -12,7 +12,7 @@ from callboard.controller.views.nodes import shown_state
 from callboard.model.quantities import MILLI, Resources
 from callboard.scheduler import State
 from callboard.scheduler.quota import borrowable
-from callboard.scheduler.records import LIVE, JobState
+from callboard.scheduler.records import LIVE, JobState, NodeState
 
 
 def gauges(state: State, now_ms: int) -> Iterator[Metric]:
@@ -105,8 +105,10 @@ def _nodes(state: State) -> Iterator[Metric]:
     yield nodes
     gpus = GaugeMetricFamily("callboard_gpus", "Devices by what they are used for, in GPUs.", labels=["state"])
     sums = dict.fromkeys(("used", "held", "free", "quarantined"), 0)
-    for node_id in state.nodes:
-        use = state.node_use(node_id)
+    for node in state.nodes.values():
+        if node.state in (NodeState.LOST, NodeState.LEFT):
+            continue  # nobody can use what they had (MU-01)
+        use = state.node_use(node.node_id)
         for name in sums:
             part: Resources = getattr(use, name)
             sums[name] += part.gpu_milli

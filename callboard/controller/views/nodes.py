@@ -20,7 +20,7 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
         name=f"nodes/{node.node_id}",
         rank=node.rank,
         state=to_wire(node_pb2.NodeState, shown_state(node)),
-        state_reason=node.reason,
+        state_reason=_reason(node),
         labels=labels_to_proto(node.labels),
         node_group=node.node_group,
         capacity=resources_to_proto(node.capacity),
@@ -56,8 +56,18 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
         revision=node.revision,
         join_time=timestamp(node.joined_ms),
         runtime=node.runtime,
+        lost_devices=node.lost_devices,
+        interpreters=node.interpreters,
         hardware=[common_pb2.Hardware(type=item.type, config_json=item.config_json) for item in node.hardware],
     )
+
+
+def _reason(node: NodeRecord) -> str:
+    """Why it is in its state, and that devices are missing, which no state tells."""
+    if not node.lost_devices:
+        return node.reason
+    missing = f"{node.lost_devices} of its devices are gone since it first joined; look at their driver"
+    return f"{node.reason}; {missing}" if node.reason else missing
 
 
 def shown_state(node: NodeRecord) -> str:

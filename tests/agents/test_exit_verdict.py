@@ -1,0 +1,99 @@
+"""Is an end for lack of memory told as one, and no other end?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from callboard.agents.exit_verdict import exit_verdict
+from callboard.agents.process_tree import ProcessId, identify
+from callboard.agents.usage import Usage, cpu_milli, oom_kills, usage_of
+
+GIB = 1 << 30
+KILLED = "killed by signal 9 (SIGKILL)"
+
+
+class TestVerdict:
+    @pytest.mark.parametrize("message", [KILLED, "process 7 ended"])
+    def test_a_kill_of_the_kernel_is_out_of_memory_with_the_peak(self, message: str) -> None:
+        verdict = exit_verdict(message, oom_kills=1, peak_bytes=3 * GIB, asked_bytes=2 * GIB)
+        assert verdict.out_of_memory
+        assert verdict.message == (
+            f"out of memory: the kernel ended it ({message}); its processes held up to 3GiB, it asked for 2GiB"
+        )
+        assert verdict.peak_bytes == 3 * GIB
+
+    @pytest.mark.parametrize(
+        "message", ["exit code 1", "killed by signal 11 (SIGSEGV)", "killed by signal 15 (SIGTERM)"]
+    )
+    def test_another_end_at_the_same_time_is_not(self, message: str) -> None:
+        verdict = exit_verdict(message, oom_kills=1, peak_bytes=GIB, asked_bytes=0)
+        assert not verdict.out_of_memory
+        assert verdict.message == message
+
+    def test_a_kill_by_somebody_else_is_not_but_says_the_peak(self) -> None:
+        verdict = exit_verdict(KILLED, oom_kills=0, peak_bytes=GIB, asked_bytes=0)
+        assert (verdict.out_of_memory, verdict.message) == (False, f"{KILLED}; its processes held up to 1GiB")
+
+    def test_a_kill_of_rays_memory_monitor_is(self) -> None:
+        ray = "Task was killed due to the node running low on memory.\nMemory on the node was 95%"
+        verdict = exit_verdict("process 7 ended", oom_kills=0, peak_bytes=GIB, asked_bytes=0, ray_says=ray)
+        assert verdict.out_of_memory
+        assert verdict.message.startswith("out of memory: Ray's memory monitor ended it; its processes held up to 1GiB")
+        assert "Memory on the node" not in verdict.message
+
+
+class TestKernel:
+    def test_it_counts_in_the_groups_around_this_process(self, tmp_path: Path) -> None:
+        own = tmp_path / "cgroup"
+        own.write_text("0::/system.slice/agent.service\n")
+        group = tmp_path / "fs" / "system.slice" / "agent.service"
+        group.mkdir(parents=True)
+        assert oom_kills(tmp_path / "fs", own) == 0
+        (group / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 2\noom_kill 2\n")
+        (group.parent / "memory.events").write_text("oom_kill 3\n")
+        assert oom_kills(tmp_path / "fs", own) == 3
+
+    def test_it_counts_at_the_root_of_a_container(self, tmp_path: Path) -> None:
+        own = tmp_path / "cgroup"
+        own.write_text("0::/../../kubepods/x\n")
+        (tmp_path / "fs").mkdir()
+        (tmp_path / "fs" / "memory.events").write_text("oom_kill 1\n")
+        assert oom_kills(tmp_path / "fs", own) in (0, 1)
+
+    def test_it_counts_in_groups_of_version_1(self, tmp_path: Path) -> None:
+        own = tmp_path / "cgroup"
+        own.write_text("9:cpu:/a\n4:memory:/docker/abc\n")
+        group = tmp_path / "fs" / "memory" / "docker" / "abc"
+        group.mkdir(parents=True)
+        (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+        assert oom_kills(tmp_path / "fs", own) == 5
+
+    def test_a_kernel_that_does_not_tell_counts_as_none(self, tmp_path: Path) -> None:
+        assert oom_kills(tmp_path, tmp_path / "missing") == 0
+
+
+class TestUsage:
+    def test_memory_of_a_tree_is_what_its_processes_hold(self) -> None:
+        code = "import sys; held = bytearray(64 << 20); print('held', flush=True); sys.stdin.read()"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            process = identify(child.pid)
+            assert process is not None
+            found = usage_of([process])
+            assert 64 << 20 < found.memory_bytes <= found.peak_bytes < 1 << 30
+            assert usage_of([process, ProcessId(child.pid, 1)]).memory_bytes < 2 * found.memory_bytes, "a reused pid"
+            child.kill()
+        assert usage_of([process]).memory_bytes == 0
+
+    def test_cpu_is_what_was_used_between_two_looks(self) -> None:
+        second = os.sysconf("SC_CLK_TCK")
+        before = Usage(cpu_ticks=100, at_s=10.0)
+        assert cpu_milli(before, Usage(cpu_ticks=100 + second, at_s=12.0)) == 500
+        assert cpu_milli(before, Usage(cpu_ticks=0, at_s=12.0)) == 0
+        assert cpu_milli(before, before) == 0

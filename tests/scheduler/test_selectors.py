@@ -1,0 +1,86 @@
+"""Do jobs whose pools use different nodes start whenever they could? Every assignment is tried by brute force."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from callboard.model.quantities import Resources
+from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy
+from callboard.scheduler import Refusal
+from callboard.scheduler.records import JobState
+from tests.scheduler.world import World, job_spec, pool_spec
+
+LABELS = (("disk", "ssd"), ("zone", "x"))
+SELECTORS: Sequence[Labels] = ((), (LABELS[0],), (LABELS[1],), LABELS)
+
+
+def case(seed: int) -> tuple[dict[str, tuple[int, Labels]], dict[str, Labels], JobSpec]:
+    """Nodes with devices and labels, pools with selectors, and a job with a component in each pool."""
+    choose = random.Random(seed)
+    nodes = {
+        f"n{n}": (choose.choice([1, 1, 2, 3]), choose.choice([*SELECTORS, *SELECTORS[1:]]))
+        for n in range(choose.choice([2, 3, 4]))
+    }
+    pools = {f"p{n}": choose.choice(SELECTORS) for n in range(choose.choice([2, 3]))}
+    components = []
+    for pool in pools:
+        workers = choose.choice([1, 1, 2])
+        components.append(
+            ComponentSpec(
+                name=f"in-{pool}",
+                actor="a:B",
+                min_workers=workers,
+                max_workers=workers,
+                resources=Resources.parse({"gpu": choose.choice([1, 1, 1, 2])}),
+                pool=pool,
+            )
+        )
+    placement = choose.choice([Strategy.PACK, Strategy.PACK, *Strategy])
+    return nodes, pools, job_spec("job", pool="p0", components=tuple(components), placement=placement)
+
+
+def could_start(nodes: dict[str, tuple[int, Labels]], pools: dict[str, Labels], spec: JobSpec) -> bool:
+    """Whether some assignment of workers to nodes keeps every label, device and strategy."""
+    workers = [(c.resources.gpu_milli // 1000, pools[c.pool]) for c in spec.components for _ in range(c.min_workers)]
+    for chosen in product(nodes, repeat=len(workers)):
+        used: Counter[str] = Counter()
+        for (gpus, selector), node_id in zip(workers, chosen, strict=True):
+            used[node_id] += gpus
+            if not set(selector) <= set(nodes[node_id][1]):
+                break
+        else:
+            apart = len(set(chosen)) == len(chosen)
+            together = len(set(chosen)) == 1
+            if all(count <= nodes[node_id][0] for node_id, count in used.items()) and (
+                (spec.placement is not Strategy.STRICT_SPREAD or apart)
+                and (spec.placement is not Strategy.STRICT_PACK or together)
+            ):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_job_in_pools_with_different_nodes_starts_exactly_when_it_could(block: int) -> None:
+    verdicts: Counter[bool] = Counter()
+    for seed in range(block * 250, block * 250 + 250):
+        nodes, pools, spec = case(seed)
+        world = World()
+        for node_id, (gpus, labels) in nodes.items():
+            world.join(node_id, gpus, labels=labels)
+        for name, selector in pools.items():
+            world.pool(replace(pool_spec(name), node_selector=selector))
+        expected = could_start(nodes, pools, spec)
+        verdicts[expected] += 1
+        try:
+            world.submit(spec)
+            started = world.job("job").state is not JobState.PENDING
+        except Refusal:
+            started = False
+        assert started == expected, f"seed {seed}: {nodes} {pools} {spec.placement} {spec.components}"
+    assert min(verdicts.values()) > 20, f"both answers are tried: {verdicts}"
