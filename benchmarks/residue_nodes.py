@@ -103,9 +103,10 @@ async def _cycle(local: Local, job: JobHandle) -> float:
         while True:
             try:
                 await client.remove_node(node)
-                return joined_s
             except WrongState:
                 await anext(events)  # Its goodbye, or the end of a group.
+            else:
+                return joined_s
 
 
 def _ready(job: Job) -> int:

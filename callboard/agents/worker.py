@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from callboard.agents.process_tree import ProcessId, is_living, start_ms
+from callboard.agents.progress_watch import watch_progress
 from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.stop_ladder import StopOrder, unasked_stop
 from callboard.agents.usage import usage_of
@@ -107,6 +108,8 @@ class Worker:
         facts = self._facts
         try:
             problem = await (self._starting.run() if self._record is None else self._go_on(self._record))
+            if problem is None:
+                facts.signals.watch(watch_progress(facts))
             if problem is not None:
                 left = await end_failed(facts, problem)
             elif await facts.signals.first() is First.STOP or self._is_fenced() or self._has_yielded():

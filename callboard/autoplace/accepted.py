@@ -8,7 +8,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 from callboard.autoplace.plan import Plan, Status
-from callboard.autoplace.problem import Async, Component, Layout, NoPlan, Problem, Unplaceable
+from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
 from callboard.autoplace.rlinf import RLinfJob
 from callboard.autoplace.rlinf_config import Reasoning
 from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, with_modes
@@ -67,7 +67,7 @@ def answer_for_job(job: RLinfJob, search: Search) -> Answer:
     disaggregated = best_disaggregated(job, workload)
     found = [uniform for uniform in (collocated, disaggregated) if uniform is not None]
     if not found:
-        raise NoPlan(tuple(_neither(component) for component in job.problem.components))
+        raise NoPlan(_neither(job, workload))
     # The first of equals: collocated moves weights inside GPUs.
     best = min(found, key=lambda uniform: uniform.seconds)
     alternatives = {
@@ -97,19 +97,19 @@ def _placed(plan: Plan, job: RLinfJob, uniform: Uniform) -> Plan:
     """The plan of these modes, checked, on the ranges that they were given."""
     assert abs(plan.iteration_seconds - uniform.seconds) <= 1e-3 * uniform.seconds, "the search disagrees"
     ranks = job.problem.pools[0].gpu_ranks
-    spans = tuple(
-        replace(span, gpu_ranks=ranks[first : first + span.gpus])
-        for span in plan.spans
-        if (first := uniform.starts[span.component]) >= 0
-    )
-    return replace(plan, problem=job.problem, spans=spans)
+    spans = []
+    for span in plan.spans:
+        first = uniform.starts[span.component]
+        spans.append(replace(span, gpu_ranks=ranks[first : first + span.gpus]))
+    return replace(plan, problem=job.problem, spans=tuple(spans))
 
 
-def _neither(component: Component) -> Unplaceable:
-    counts = tuple(sorted({mode.gpus for mode in component.modes}))
-    shown = ", ".join(map(str, counts))
-    reason = (
-        f"its legal counts ({shown} GPUs) are no common count of all components, and don't fit beside those of the "
-        "others; --mixed allows other layouts"
-    )
-    return Unplaceable(component=component.name, gpus=counts, reason=reason)
+def _neither(job: RLinfJob, workload: Reasoning) -> tuple[Unplaceable, ...]:
+    """Why neither layout is possible."""
+    counts = {part.name: tuple(sorted({mode.gpus for mode in part.modes})) for part in job.problem.components}
+    engine, largest = workload.model_parallel["rollout"], max(job.nodes, default=0)
+    if engine > largest:
+        reason = f"one engine takes {engine} GPUs of one node, and no node has more than {largest}"
+        return (Unplaceable(component="rollout", gpus=counts["rollout"], reason=reason),)
+    reason = "no count is legal for all components together, and side by side they don't fit; --mixed allows more"
+    return tuple(Unplaceable(component=name, gpus=gpus, reason=reason) for name, gpus in counts.items())

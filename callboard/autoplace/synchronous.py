@@ -17,6 +17,7 @@ from callboard.autoplace.improving import improved
 from callboard.autoplace.problem import Layout
 from callboard.autoplace.stopping import Stop
 from callboard.autoplace.tasks import Instance, for_layout
+from callboard.autoplace.variants import Variants
 
 NODES_BEFORE_SOLVER = 40_000
 """Nodes of branch and bound before a solver is asked; about five seconds, and it proves what it can't in that time."""
@@ -42,8 +43,11 @@ NODES_OF_HYBRID = 1_000
 NODES_OF_WAY = 50
 """Of those, nodes for one way to be hybrid."""
 
+FEW_COMBINATIONS = 8
+"""Up to so many ways to combine pools, offloading and sharing are searched one by one."""
+
 MOST_COMBINATIONS = 4_096
-"""More ways to combine pools, offloading and sharing than this are left to the solver."""
+"""More of them than this aren't enumerated for a pure layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,30 @@ class _Run:
                 return False
         return True
 
+    def variants(self) -> bool:
+        """Branch and bound that decides late who offloads and who shares; whether it is done."""
+        below = self.instance.horizon + 1 if self.best is None else self.best.length
+        nodes = NODES_BEFORE_SOLVER if self.solver else None
+        search = Variants(self.instance, Budget(nodes, self.good_enough), self.incumbent)
+        done = search.run(below)
+        if not done:
+            self.raised(min(search.open, below))
+            return False
+        if self.best is not None:
+            self.leanest_of(self.best)
+            self.bound = self.best.length
+        return True
+
+    def leanest_of(self, best: Found) -> None:
+        """Fewer GPUs for the same time, everything but GPU counts and their order as in ``best``."""
+        chains = []
+        for task, option in zip(self.instance.tasks, best.options, strict=True):
+            chains.append(next(chain for chain in chains_of(task.options) if option in chain.options))
+        lean = Leanest(best.length, Budget(NODES_OF_TIES, self.halt), best)
+        with suppress(Stopped):  # The fixed number of nodes is the rule for ties, not a failure.
+            lean.run(Combination(self.instance, tuple(chains)))
+        self.best = lean.best
+
     def refute(self, searches: list[tuple[int, Combination]]) -> None:
         """Raises the bound by propagation alone."""
         most = self.instance.horizon if self.best is None else self.best.length
@@ -214,7 +242,10 @@ def search_sync(
 def _mixed(run: _Run) -> bool:
     """Any layout; whether it is proved."""
     combinations = prod(len(chains_of(task.options)) for task in run.instance.tasks)
-    if combinations <= MOST_COMBINATIONS:
+    if combinations > FEW_COMBINATIONS:
+        if run.variants():
+            return True
+    else:
         searches = combinations_in_order(run.instance)
         run.refute(searches)
         nodes = NODES_BEFORE_SOLVER if len(run.instance.tasks) <= ALWAYS_OWN else FEW_NODES_BEFORE_SOLVER
@@ -226,10 +257,6 @@ def _mixed(run: _Run) -> bool:
     if run.halt() or run.good_enough():
         return False
     if not run.solver:
-        run.notes.append(
-            f"OR-Tools is not installed, and there are {combinations} ways to combine pools, offloading and sharing: "
-            "only the pure layouts were searched; pip install 'callboard[autoplace]'"
-        )
         return False
     return _by_solver(run)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, permutations, product
+from itertools import permutations, product
 
 from callboard.autoplace.problem import Mode, Problem
 from callboard.autoplace.rlinf import RLinfJob
@@ -49,11 +49,11 @@ def best_collocated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
     block = workload.model_parallel["rollout"] * max(actor // rollout, 1)
     by_gpus = [{mode.gpus: mode for mode in component.modes} for component in job.problem.components]
     shared = set.intersection(*(set(modes) for modes in by_gpus))
-    ends = _node_ends(job)
+    ground = _Ground(job)
     found = [
         (sum(modes[gpus].seconds for modes in by_gpus), gpus, first)
         for gpus in shared
-        if (first := _first_fit(0, gpus, job.problem.gpus, block, ends)) is not None
+        if (first := ground.first_fit(0, gpus, job.problem.gpus, block)) is not None
     ]
     if not found:
         return None
@@ -76,7 +76,10 @@ def best_disaggregated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
     total = problem.gpus
     names = [component.name for component in problem.components]
     others = [name for name in names if name != "rollout"]
-    engines = _worthwhile(problem.component("rollout").modes, every=job.config.auto_scheduler)
+    ground = _Ground(job)
+    longest = ground.longest(workload.model_parallel["rollout"])
+    fitting_modes = [mode for mode in problem.component("rollout").modes if mode.gpus <= longest]
+    engines = _worthwhile(fitting_modes, every=job.config.auto_scheduler)
     queue: list[tuple[float, int, tuple[int, ...], int]] = []
     chosen: dict[tuple[int, ...], dict[str, Mode]] = {}
 
@@ -100,7 +103,7 @@ def best_disaggregated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
     while queue:
         seconds, _, sizes, index = heapq.heappop(queue)
         modes_of = chosen[sizes] | {"rollout": engines[index]}
-        starts = _arranged(job, workload, {name: modes_of[name].gpus for name in names})
+        starts = _arranged(job, workload, ground, {name: modes_of[name].gpus for name in names})
         if starts is not None:
             return Uniform(modes={name: modes_of[name] for name in names}, starts=starts, seconds=seconds)
         if not job.config.auto_scheduler:
@@ -127,15 +130,14 @@ def _worthwhile(modes: Sequence[Mode], *, every: bool) -> list[Mode]:
     return kept
 
 
-def _arranged(job: RLinfJob, workload: Reasoning, gpus: Mapping[str, int]) -> dict[str, int] | None:
+def _arranged(job: RLinfJob, workload: Reasoning, ground: _Ground, gpus: Mapping[str, int]) -> dict[str, int] | None:
     """A first GPU for each component, ranges side by side; None when engines would span nodes in every order."""
-    ends = _node_ends(job)
     engine = {name: workload.model_parallel[name] if name == "rollout" else 1 for name in gpus}
     whole = {name: workload.model_parallel[name] for name in gpus}
     # Tensor-parallel groups inside nodes are faster, and tried first; only the rollout's have to be.
     for blocks in (whole, engine):
         for order in _orders(job, list(gpus)):
-            starts = _laid(job, order, gpus, blocks, ends)
+            starts = _laid(job, order, gpus, blocks, ground)
             if starts is not None:
                 return {name: starts[name] for name in gpus}
     return None
@@ -150,14 +152,14 @@ def _orders(job: RLinfJob, names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _laid(
-    job: RLinfJob, order: Sequence[str], gpus: Mapping[str, int], blocks: Mapping[str, int], ends: Sequence[int]
+    job: RLinfJob, order: Sequence[str], gpus: Mapping[str, int], blocks: Mapping[str, int], ground: _Ground
 ) -> dict[str, int] | None:
     """The ranges in this order, each as far left as its blocks fit; GPUs in between stay idle."""
     starts: dict[str, int] = {}
     at = 0
     for name in order:
         end = at + gpus[name] if job.config.auto_scheduler else job.problem.gpus
-        first = _first_fit(at, gpus[name], end, blocks[name], ends)
+        first = ground.first_fit(at, gpus[name], end, blocks[name])
         if first is None:
             return None
         starts[name] = first
@@ -165,24 +167,34 @@ def _laid(
     return starts
 
 
-def _first_fit(start: int, gpus: int, end: int, block: int, ends: Sequence[int]) -> int | None:
-    """The leftmost place from ``start`` up to ``end`` where every block of a range lies inside one node."""
-    return next((first for first in range(start, end - gpus + 1) if _fits(first, gpus, block, ends)), None)
+class _Ground:
+    """Which ranges of GPUs keep every block of a size inside a node?"""
 
+    def __init__(self, job: RLinfJob) -> None:
+        self._nodes = [job.nodes[rank] for rank in job.problem.pools[0].node_ranks]
+        self._reach: dict[int, list[int]] = {}
 
-def _fits(first: int, gpus: int, block: int, ends: Sequence[int]) -> bool:
-    """Whether every block of a range lies inside one node."""
-    if gpus % block:
-        return False
-    if block == 1:
-        return True
-    # A block is cut where a node ends inside of it.
-    return not any(first < end < first + gpus and (end - first) % block for end in ends)
+    def longest(self, block: int) -> int:
+        """The most GPUs that a range of such blocks can have."""
+        return max(self._reaches(block), default=0)
 
+    def first_fit(self, start: int, gpus: int, end: int, block: int) -> int | None:
+        """The leftmost place of a range from ``start`` up to ``end``, as the pool numbers GPUs; None: nowhere."""
+        if gpus % block:
+            return None
+        reach = self._reaches(block)
+        return next((first for first in range(start, end - gpus + 1) if gpus <= reach[first]), None)
 
-def _node_ends(job: RLinfJob) -> tuple[int, ...]:
-    """Behind the last GPU of each node, as the pool numbers them."""
-    return tuple(accumulate(job.nodes[rank] for rank in job.problem.pools[0].node_ranks))
+    def _reaches(self, block: int) -> list[int]:
+        """By first GPU, how many GPUs on blocks go before the end of a node would cut one."""
+        if block not in self._reach:
+            reach: list[int] = []
+            # From the last node to the first: what fills a node exactly goes on in the next.
+            for gpus in reversed(self._nodes):
+                beyond = reach[-1] if reach else 0
+                reach += [left // block * block if left % block else left + beyond for left in range(1, gpus + 1)]
+            self._reach[block] = reach[::-1]
+        return self._reach[block]
 
 
 def with_modes(problem: Problem, uniform: Uniform) -> Problem:

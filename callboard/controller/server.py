@@ -35,6 +35,7 @@ from callboard.controller.services.scheduler import SchedulerService
 from callboard.controller.sessions import Sessions
 from callboard.controller.spares import SpareTargets
 from callboard.controller.state_dir import StateDir, StoreFailed
+from callboard.controller.views.demand import demand_page
 from callboard.v1 import (
     agent_pb2,
     agent_pb2_grpc,
@@ -135,7 +136,11 @@ class Controller:
             self._server = self._new_server()
             await self.driver.start()
             await self._server.start()
-            self.metrics.start(self.options.metrics, required=self.options.metrics_required)
+            self.metrics.start(
+                self.options.metrics,
+                required=self.options.metrics_required,
+                pages={"/demand": lambda: demand_page(self.driver.state)},
+            )
             write_record(
                 self.options.record_path,
                 address=self.address,

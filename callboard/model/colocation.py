@@ -76,6 +76,7 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         max_workers=first.max_workers,
         resources=_most(member.resources for member in members) if total is None else total,
         max_concurrency=max(member.max_concurrency for member in members),
+        progress_timeout_ms=max(member.progress_timeout_ms for member in members),
         env=_union(member.env for member in members),
         secret_env=_union(member.secret_env for member in members),
         pass_env=tuple(sorted({name for member in members for name in member.pass_env})),
@@ -86,6 +87,8 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         in_bundle=any(member.in_bundle for member in members),
         interpreter=next((member.interpreter for member in members if member.interpreter), ""),
         alias=next((member.alias for member in members if member.alias), ""),
+        # The progress of the process stands still when that of every member does.
+        progress_timeout_ms=min((each.progress_timeout_ms for each in members if each.progress_timeout_ms), default=0),
         places=first.places,
         members=tuple(members),
     )

@@ -153,6 +153,7 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "in_bundle": spec.in_bundle,
         "interpreter": spec.interpreter or None,
         "ray_options": {"name": spec.alias} if spec.alias else {},
+        "progress_timeout": format_duration_ms(spec.progress_timeout_ms),
         "places": [_place(place, secrets=secrets) for place in spec.places],
     }
     if not defaults:

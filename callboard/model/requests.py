@@ -72,6 +72,7 @@ class ComponentSpec(_Request):
         colocation_total: resources of one such process; not stated: the most of each that a member states.
         scaling: ``[{"signal": "queue_depth", "above": 100, "action": "down", "step": 1, "cooldown": "30s"}]``.
         ray_options: ``name``, ``memory`` or ``max_concurrency``.
+        progress_timeout: a worker whose ``progress()`` says the same for so long, calls being in flight, has failed.
         component_placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
             ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
@@ -101,6 +102,7 @@ class ComponentSpec(_Request):
     in_bundle: bool | None = None
     interpreter: str | None = None
     ray_options: Mapping[str, Any] | None = None
+    progress_timeout: Span | None = None
     component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
 

@@ -228,6 +228,8 @@ class ComponentSpec:
         in_bundle: run as an actor inside the bundle.
         interpreter: Python interpreter; empty: the agent's.
         alias: name under which the Ray actor can be looked up too (``ray_options.name``); empty: none.
+        progress_timeout_ms: a worker whose ``progress()`` says the same for so long, while calls are in flight, counts
+            as failed; 0: never.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
         members: the components of a colocation group that this one stands for, each as it was asked for; see
@@ -256,6 +258,7 @@ class ComponentSpec:
     in_bundle: bool = False
     interpreter: str = ""
     alias: str = ""
+    progress_timeout_ms: int = 0
     places: tuple[WorkerPlace, ...] = ()
     members: tuple[ComponentSpec, ...] = ()
 

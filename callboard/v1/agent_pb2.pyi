@@ -887,6 +887,7 @@ class StartWorker(_message.Message):
     HARDWARE_JSON_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     SECRET_NAMES_FIELD_NUMBER: _builtins.int
+    PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -933,6 +934,8 @@ class StartWorker(_message.Message):
     """Label of the node group its placement counts ranks in; empty: none."""
     hardware_json: _builtins.str
     """Declared hardware it was given: a JSON array of settings; empty: none."""
+    progress_timeout_ms: _builtins.int
+    """Milliseconds after which a worker that makes no progress counts as failed; 0: never."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -994,10 +997,11 @@ class StartWorker(_message.Message):
         hardware_json: _builtins.str = ...,
         members: _abc.Iterable[Global___WorkerMember] | None = ...,
         secret_names: _abc.Iterable[_builtins.str] | None = ...,
+        progress_timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

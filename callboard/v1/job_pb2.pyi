@@ -331,6 +331,7 @@ class ComponentSpec(_message.Message):
     NODE_SELECTOR_FIELD_NUMBER: _builtins.int
     COLOCATION_TOTAL_FIELD_NUMBER: _builtins.int
     SCALING_FIELD_NUMBER: _builtins.int
+    PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
@@ -361,6 +362,10 @@ class ComponentSpec(_message.Message):
     """Run as an actor inside the bundle, so that nested Ray tasks are captured by it."""
     interpreter: _builtins.str
     """Python interpreter, absolute path from the node's allow-list; empty: the agent's."""
+    progress_timeout_ms: _builtins.int
+    """Milliseconds after which a worker whose progress() says the same all the time counts as failed, while calls are in
+    flight; 0: never.
+    """
     @_builtins.property
     def resources(self) -> _common_pb2.Resources:
         """Resources of each worker."""
@@ -434,10 +439,11 @@ class ComponentSpec(_message.Message):
         node_selector: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         colocation_total: _common_pb2.Resources | None = ...,
         scaling: _abc.Iterable[Global___ScalingRule] | None = ...,
+        progress_timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015

@@ -137,6 +137,7 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         in_bundle=spec.in_bundle,
         interpreter=spec.interpreter,
         ray_options={"name": spec.alias} if spec.alias else {},
+        progress_timeout_ms=spec.progress_timeout_ms,
         places=[place_to_proto(place, mask=mask) for place in spec.places],
         **counts,
     )
@@ -198,6 +199,7 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         in_bundle=message.in_bundle,
         interpreter=message.interpreter,
         ray_options={"name": message.ray_options["name"]} if "name" in message.ray_options else None,
+        progress_timeout=exact_or_none(message.progress_timeout_ms),
         places=[_place_mapping(item) for item in message.places[: MAX_WORKERS + 1]],
     )
 

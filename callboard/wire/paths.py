@@ -26,6 +26,7 @@ _MS = (
     "cancel_timeout",
     "kill_timeout",
     "preemption_delay",
+    "progress_timeout",
 )
 _RENAMED = (
     {name: f"{name}_milli" for name in _MILLI}

@@ -270,6 +270,41 @@ class TestDeath:
         assert is_gone(worker.pid)
 
 
+class TestProgress:
+    async def test_nj_02_a_worker_that_answers_and_gets_nowhere_is_ended(
+        self, controller: FakeController, tmp_path: Path
+    ) -> None:
+        await ready(controller, starting("Wedged", entry="run", progress_timeout_ms=200))
+        exited = await controller.said("worker_exited")
+        assert "no progress for 0.2 s" in exited.message
+        assert "'steps': 0" in exited.message
+        assert started_by(tmp_path / "n0") == []
+
+    async def test_one_that_gets_on_is_left_alone_until_it_is_stuck(self, controller: FakeController) -> None:
+        await ready(controller, starting("Wedged", 100, entry="run", progress_timeout_ms=500))
+        exited = await controller.said("worker_exited")
+        assert "'steps': 100" in exited.message
+
+    @pytest.mark.parametrize(
+        ("actor", "fields"),
+        [
+            ("Wedged", {"entry": "run"}),  # nobody asked for it
+            ("Wedged", {"progress_timeout_ms": 100}),  # nothing is in flight
+            ("Busy", {"entry": "run", "progress_timeout_ms": 100}),  # it has no progress()
+        ],
+    )
+    async def test_nobody_is_ended_who_may_be_well(
+        self, controller: FakeController, actor: str, fields: dict[str, Any]
+    ) -> None:
+        arguments = ("sleep",) if actor == "Busy" else ()
+        quiet = starting(actor, *arguments, job="quiet", **fields)
+        await ready(controller, quiet)
+        # One that stalls beside it shows that the time has come and gone.
+        await ready(controller, starting("Wedged", entry="run", progress_timeout_ms=400, generation=2))
+        await controller.said("worker_exited")
+        assert (await stopped(controller, quiet, cancel_timeout_ms=0)).outcome != Outcome.STOP_OUTCOME_ALREADY_GONE
+
+
 class TestGenerations:
     async def test_an_older_stop_changes_nothing(self, controller: FakeController) -> None:
         current = starting("Plain", generation=5)

@@ -184,6 +184,17 @@ class TestEngines:
         assert best.starts["rollout"] % 2 == 0
         assert mode_of(config, (4, 4), apart_text(best)) is PlacementMode.DISAGGREGATED
 
+    def test_an_engine_larger_than_every_node_has_no_plan_and_says_why(self) -> None:
+        config = config_of((4, 4), {"rollout": 8, "actor": 1}, {"rollout": 50.0, "actor": 5.0})
+        with pytest.raises(NoPlan, match="one engine takes 8 GPUs of one node, and no node has more than 4"):
+            answer_for_job(rlinf_job(config, nodes=(4, 4)), search)
+
+    def test_sizes_that_go_nowhere_together_have_no_plan(self) -> None:
+        config = config_of((6,), {"rollout": 4, "actor": 3}, {"rollout": 50.0, "actor": 5.0}, batch=1)
+        with pytest.raises(NoPlan, match="--mixed") as caught:
+            answer_for_job(rlinf_job(config, nodes=(6,)), search)
+        assert [(cause.component, cause.gpus) for cause in caught.value.causes] == [("rollout", (4,)), ("actor", (3,))]
+
     def test_an_actor_whose_size_is_no_multiple_of_the_rollouts_is_never_collocated(self) -> None:
         config = config_of((6,), {"rollout": 2, "actor": 3}, {"rollout": 50.0, "actor": 50.0})
         job = rlinf_job(config, nodes=(6,))

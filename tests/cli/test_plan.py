@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
+from callboard.model.roles import PRESETS
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 
@@ -63,6 +64,24 @@ class TestTheExamples:
         assert "small needs 14 CPU, 1 GPU." in shown
         assert "training: trainer, trajectory_pool, weight_sync" in shown
         assert "It fits." in shown
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+class TestTheDocs:
+    def test_show_what_the_verb_prints(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = (PLANS.parents[1] / "docs" / "roles.md").read_text()
+        _, _, block = text.partition("$ callboard plan examples/plans/small.yaml\n")
+        printed = invoke(str(PLANS / "small.yaml")).stdout
+        assert _lines(block.partition("```")[0]) == _lines(printed)
+
+    def test_have_the_table_of_presets(self) -> None:
+        text = (PLANS.parents[1] / "docs" / "roles.md").read_text()
+        for role, preset in PRESETS.items():
+            cpu, gpu = preset.resources.cpu_milli // 1000, preset.resources.gpu_milli // 1000
+            assert f"| {role} | {cpu} | {gpu} | {preset.max_concurrency} | {preset.profile} |" in text
 
 
 class TestAPlan:

@@ -164,7 +164,6 @@ class TestTroubles:
         assert kinds(nodes=nodes) == expected
 
     def test_a_node_that_could_not_be_asked(self) -> None:
-        assert kinds(seen={"unknown": ["Ray can't be asked"]}, silent={"n2": "its agent is not connected"}) == [
-            "unknown",
-            "node-silent",
-        ]
+        nodes = [Node(name=f"nodes/{name}", state=NodeState.NODE_STATE_READY) for name in ("n1", "n2")]
+        silent = {"n2": "its agent is not connected"}
+        assert kinds(nodes=nodes, seen={"unknown": ["Ray can't be asked"]}, silent=silent) == ["node-silent", "unknown"]

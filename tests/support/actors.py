@@ -152,6 +152,25 @@ class Yielding:
         return {"steps": self.steps}
 
 
+class Wedged:
+    """Answers everything, and gets nowhere while it runs; ``stuck_at``: after so many steps."""
+
+    def __init__(self, stuck_at: int = 0) -> None:
+        self.stuck_at = stuck_at
+        self.steps = 0
+
+    def run(self) -> None:
+        """Work until it is stuck, then wait for ever."""
+        while True:
+            time.sleep(0.01)
+            if not self.stuck_at or self.steps < self.stuck_at:
+                self.steps += bool(self.stuck_at)
+
+    def progress(self) -> dict[str, int]:
+        """How far it is."""
+        return {"steps": self.steps}
+
+
 class Asynchronous:
     """An async class."""
 

@@ -89,7 +89,7 @@ def main() -> None:
 
     with SyncClient(address) as client:
         connect_ray(client.stats().ray_address, token_path=token_path, node_ip=node_ip)
-        looking = threading.Thread(target=look)
+        looking = threading.Thread(target=look, daemon=True)
         job = client.submit(JOB)
         looking.start()
         try:
@@ -97,7 +97,10 @@ def main() -> None:
                 uids.append(job.job.uid)
                 job.running(timeout=WAIT_S)
                 seen = len(lookups)
+                until_s = time.monotonic() + WAIT_S
                 while len(lookups) < seen + 2 and not problem:
+                    if time.monotonic() > until_s:
+                        raise TimeoutError("a lookup hangs")
                     time.sleep(0.001)  # Another thread counts.
                 job.cancel()
                 cancelled[job.job.uid] = time.monotonic()
@@ -107,7 +110,7 @@ def main() -> None:
             job.running(timeout=WAIT_S)
         finally:
             enough.set()
-            looking.join()
+            looking.join(WAIT_S)
         job.cancel()
         job.finished(timeout=WAIT_S)
     if problem:

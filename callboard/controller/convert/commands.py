@@ -113,6 +113,7 @@ def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> 
         alias=component.alias,
         strict=spec is not None and spec.spec.fencing is Fencing.STRICT,
         observes_devices=place.observes,
+        progress_timeout_ms=component.progress_timeout_ms,
         node_group=place.node_group
         or (state.nodes[worker.node_id].node_group if worker.node_id in state.nodes else ""),
         hardware_json=place.hardware_json,

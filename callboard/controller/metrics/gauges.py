@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from callboard.controller.views.nodes import shown_state
 from callboard.model.quantities import MILLI, Resources
 from callboard.scheduler import State
+from callboard.scheduler.demand import demand
 from callboard.scheduler.quota import borrowable
 from callboard.scheduler.records import LIVE, JobState, NodeState
 
@@ -21,12 +22,35 @@ def gauges(state: State, now_ms: int) -> Iterator[Metric]:
     yield from _pools(state)
     yield from _groups(state)
     yield from _nodes(state)
+    yield from _demand(state)
     starts = CounterMetricFamily(
         "callboard_worker_starts", "Workers that started, by whether they took a warm spare.", labels=["spare"]
     )
     starts.add_metric(["hit"], state.meta.warm_starts)
     starts.add_metric(["miss"], state.meta.cold_starts)
     yield starts
+
+
+def _demand(state: State) -> Iterator[Metric]:
+    """What autoscalers scale on; what a quota holds back is not in it, since nodes would not help."""
+    workers = GaugeMetricFamily(
+        "callboard_demand_workers",
+        "Workers without a place; optional ones are those that an elastic component does without.",
+        labels=["pool", "optional"],
+    )
+    gpus = GaugeMetricFamily("callboard_demand_gpus", "GPUs that they ask for.", labels=["pool", "optional"])
+    counts = {(pool, optional): [0, 0] for pool in state.pools for optional in ("false", "true")}
+    for entry in demand(state):
+        if not entry.quota_blocked:
+            for optional, count in (("false", entry.count - entry.optional), ("true", entry.optional)):
+                sums = counts.setdefault((entry.pool, optional), [0, 0])
+                sums[0] += count
+                sums[1] += count * entry.shape.gpu_milli
+    for labels, (count, gpu_milli) in sorted(counts.items()):
+        workers.add_metric(list(labels), count)
+        gpus.add_metric(list(labels), gpu_milli / MILLI)
+    yield workers
+    yield gpus
 
 
 def _jobs(state: State, now_ms: int) -> Iterator[Metric]:

@@ -1,6 +1,8 @@
-"""How does demand look?"""
+"""How does demand look, as messages and as a page for autoscalers that speak HTTP?"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from callboard.controller.views.common import timestamp
 from callboard.scheduler import State
@@ -23,4 +25,26 @@ def demand_messages(state: State) -> list[scheduler_pb2.Demand]:
             quota_blocked=entry.quota_blocked,
         )
         for entry in demand(state)
+    ]
+
+
+def demand_page(state: State) -> list[dict[str, Any]]:
+    """The same as plain values, with the names and units of `callboard demand -o json`."""
+    return [
+        {
+            "pool": message.pool,
+            "shape": {
+                "cpu_milli": message.shape.cpu_milli,
+                "gpu_milli": message.shape.gpu_milli,
+                "memory_bytes": message.shape.memory_bytes,
+                "custom_milli": dict(sorted(message.shape.custom_milli.items())),
+            },
+            "count": message.count,
+            "node_selector": dict(sorted(message.node_selector.items())),
+            "jobs": list(message.jobs),
+            "since_time": message.since_time.ToJsonString(),
+            "optional_count": message.optional_count,
+            "quota_blocked": message.quota_blocked,
+        }
+        for message in demand_messages(state)
     ]

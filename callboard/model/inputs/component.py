@@ -13,7 +13,7 @@ from callboard.model.inputs.compounds import Env, LabelMap, PassEnv, StatedAmoun
 from callboard.model.inputs.located import Misfit, Misfits, shown_text
 from callboard.model.inputs.places import places_of
 from callboard.model.inputs.reading import Input, check
-from callboard.model.inputs.scalars import Actor, Flag, Interpreter, Method, Name, whole
+from callboard.model.inputs.scalars import Actor, Duration, Flag, Interpreter, Method, Name, whole
 from callboard.model.inputs.scaling import Scaling
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.specs import COLOCATED_CONCURRENCY, ComponentSpec, WorkerPlace
@@ -70,6 +70,7 @@ class ComponentInput(Input):
     in_bundle: Flag | None = None
     interpreter: Interpreter | None = None
     ray_options: Annotated[RayOptionsInput, PlainValidator(read_ray_options)] | None = None
+    progress_timeout_ms: Duration | None = Field(None, alias="progress_timeout")
     component_placement: Any = None  # became a part of placement_config before a model sees it
     places: Annotated[tuple[WorkerPlace, ...], places_of(MAX_WORKERS)] | None = None
 

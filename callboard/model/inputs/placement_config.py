@@ -1,7 +1,8 @@
 """Which placement text does a job carry? What a job says about places, put together as one YAML text.
 
-A job says it as an RLinf config does, under ``cluster``, or short, with a ``component_placement`` at each component. What the
-text means is decided where the nodes are known (:mod:`callboard.placement`), so nothing is checked here but its form.
+A job says it as an RLinf config does, under ``cluster``, or short, with a ``component_placement`` at each component.
+What the text means is decided where the nodes are known (:mod:`callboard.placement`), so nothing is checked here but
+its form.
 
 Scalars are passed on as they were written: YAML 1.1 reads an unquoted ``1:0`` as the number 60 (PS-01).
 """
