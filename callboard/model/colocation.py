@@ -76,7 +76,6 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         max_workers=first.max_workers,
         resources=_most(member.resources for member in members) if total is None else total,
         max_concurrency=max(member.max_concurrency for member in members),
-        progress_timeout_ms=max(member.progress_timeout_ms for member in members),
         env=_union(member.env for member in members),
         secret_env=_union(member.secret_env for member in members),
         pass_env=tuple(sorted({name for member in members for name in member.pass_env})),

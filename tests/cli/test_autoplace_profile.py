@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -113,7 +114,7 @@ class TestOfAJob:
         self, cluster: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path))  # Its agents keep their files below.
-        worker = {"actor": "tests.support.timed_actor:Timed", "entry": "run", "workers": 2}
+        worker: dict[str, Any] = {"actor": "tests.support.timed_actor:Timed", "entry": "run", "workers": 2}
         submitted = await cluster.client.submit(job("timed", resources={"cpu": 1, "gpu": 1}, **worker))
         await submitted.finished(timeout=30)
         shown = await verb(cluster, "profile", "timed", "-o", "json")
