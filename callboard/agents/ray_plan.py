@@ -10,7 +10,7 @@ from callboard.agents.devices import NodeDevices
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray_command import SETTINGS, RayNodeSpec
 from callboard.agents.run_dir import RunDir
-from callboard.agents.worker_env import AGENT_MARKER
+from callboard.agents.worker_env import AGENT_MARKER, PASSED_ON, PASSED_ON_PREFIXES
 from callboard.v1 import agent_pb2
 
 
@@ -23,6 +23,17 @@ class RayTarget:
     """Empty: whichever is there."""
     token: str | None
     """None: Ray's own rules, or the token file of the options."""
+
+
+_FOR_RAY = frozenset(
+    {"USER", "LOGNAME", "SHELL", "VIRTUAL_ENV", "HOSTNAME", "TERM"}
+    | {name for proxy in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (proxy, proxy.upper())}
+)
+_FOR_RAY_PREFIXES = (
+    *("RAY_", "GRPC_", "CALLBOARD_", "LC_", "LD_", "PYTHON", "CONDA", "XDG_", "SSL_", "OPENSSL_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "ROCM_", "ASCEND_", "UCX_", "OMP_", "MKL_"),
+)
+"""What Ray, the loader, the interpreter and the libraries of devices read."""
 
 
 class RayPlan:
@@ -79,9 +90,10 @@ class RayPlan:
         )
 
     def environment(self, target: RayTarget) -> dict[str, str]:
-        """Environment of the node and its driver. Workers inherit it and clear what isn't theirs."""
+        """Environment of the node and its driver: what Ray and its libraries read, not all that the agent has. Workers
+        inherit it when they start, and clear what isn't theirs; thousands of variables would be copied to each."""
         variables = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if self._is_for_ray(name)},
             **SETTINGS,
             "PYTHONPATH": self._import_path,
             AGENT_MARKER: str(self._run_dir.path),
@@ -98,3 +110,11 @@ class RayPlan:
         elif target.token is not None:
             variables["RAY_AUTH_MODE"] = "disabled"
         return variables
+
+    def _is_for_ray(self, name: str) -> bool:
+        return (
+            name in PASSED_ON
+            or name in _FOR_RAY
+            or name in self._devices.vendor.variables
+            or name.startswith((*PASSED_ON_PREFIXES, *_FOR_RAY_PREFIXES))
+        )

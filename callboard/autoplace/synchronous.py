@@ -31,7 +31,7 @@ ALWAYS_OWN = 8
 SMALL = 8
 """With more tasks a good plan is looked for before the proof."""
 
-NODES_OF_PURE = 4_000
+NODES_OF_PURE = 1_500
 """Nodes spent on the best all-disjoint split and the best collocated order."""
 
 NODES_OF_TIES = 1_500
@@ -43,8 +43,11 @@ NODES_OF_HYBRID = 1_000
 NODES_OF_WAY = 50
 """Of those, nodes for one way to be hybrid."""
 
-FEW_COMBINATIONS = 8
-"""Up to so many ways to combine pools, offloading and sharing are searched one by one."""
+FEW_COMBINATIONS = 128
+"""Up to so many ways to combine pools and sharing are searched one by one."""
+
+FEW_WITH_MEMORY = 8
+"""The same where memory is short: most ways differ by little there, and are decided late."""
 
 MOST_COMBINATIONS = 4_096
 """More of them than this aren't enumerated for a pure layout."""
@@ -164,18 +167,23 @@ class _Run:
             self.raised(min(search.open, below))
             return False
         if self.best is not None:
-            self.leanest_of(self.best)
+            self._leaner_than(self.best)
             self.bound = self.best.length
         return True
 
-    def leanest_of(self, best: Found) -> None:
+    def _leaner_than(self, best: Found) -> None:
         """Fewer GPUs for the same time, everything but GPU counts and their order as in ``best``."""
-        chains = []
-        for task, option in zip(self.instance.tasks, best.options, strict=True):
-            chains.append(next(chain for chain in chains_of(task.options) if option in chain.options))
+        chains = [
+            next((chain for chain in chains_of(task.options) if option in chain.options), None)
+            for task, option in zip(self.instance.tasks, best.options, strict=True)
+        ]
+        if any(chain is None for chain in chains):
+            # It is the best disjoint split, whose options were thinned for that layout.
+            self.leanest(Layout.DISAGGREGATED)
+            return
         lean = Leanest(best.length, Budget(NODES_OF_TIES, self.halt), best)
         with suppress(Stopped):  # The fixed number of nodes is the rule for ties, not a failure.
-            lean.run(Combination(self.instance, tuple(chains)))
+            lean.run(Combination(self.instance, tuple(chain for chain in chains if chain is not None)))
         self.best = lean.best
 
     def refute(self, searches: list[tuple[int, Combination]]) -> None:
@@ -242,7 +250,8 @@ def search_sync(
 def _mixed(run: _Run) -> bool:
     """Any layout; whether it is proved."""
     combinations = prod(len(chains_of(task.options)) for task in run.instance.tasks)
-    if combinations > FEW_COMBINATIONS:
+    crowded = any(limit is not None for limit in run.instance.memory)
+    if combinations > (FEW_WITH_MEMORY if crowded else FEW_COMBINATIONS):
         if run.variants():
             return True
     else:

@@ -3,8 +3,8 @@
 With every task free to offload or not, to share or not, there are 4ⁿ ways, and most make no difference. So each task
 starts with all of its options at once, in a *relaxed* chain that has the least of everything: the shortest span, the
 smallest memory. Its best plan is a bound. Then the plan is *repaired*: those that share pay for it, and those for whom
-memory is short offload. If the repair cost nothing, the plan is the best of the node; if it did, the task that pays most
-has its options split in two, and both halves are searched, the lower bound first.
+memory is short offload. If the repair cost nothing, the plan is the best of the node; if it did, the task that pays
+most has its options split in two, and both halves are searched, the lower bound first.
 """
 
 from __future__ import annotations

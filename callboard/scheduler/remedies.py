@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, Strategy
 from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.blockers import group_reasons, lacks, node_reasons
@@ -55,8 +58,18 @@ def _node_change(state: State, view: View, spec: JobSpec, ask: Ask) -> list[str]
         short = lacks(view.room(node), ask_here)
         return (len(short), sum(asked - have for _, asked, have in short), node.rank)
 
-    best = min(usable, key=shortage)
+    best = min(_unlike(usable) if view.assumption.empty else usable, key=shortage)
     return [
         f"{change(resource, asked - have)} more {shown(resource)} on {best.node_id}"
         for resource, asked, have in lacks(view.room(best), ask_here)
     ]
+
+
+def _unlike(nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """Of nodes that are alike while empty, the one with the lowest rank."""
+    first: dict[tuple[Resources, int], NodeRecord] = {}
+    for node in nodes:
+        kind = (node.capacity, len(node.devices))
+        if kind not in first or node.rank < first[kind].rank:
+            first[kind] = node
+    return list(first.values())

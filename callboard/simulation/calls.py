@@ -28,6 +28,7 @@ class Calls:
         make: Make,
         answered: Callable[[Outcome], None] = lambda _: None,
         again: Callable[[], None] | None = None,
+        refused: Callable[[], object] = lambda: None,
     ) -> None:
         """One call.
 
@@ -35,6 +36,7 @@ class Calls:
             make: makes the event.
             answered: told the outcome.
             again: done a while later when no answer came, because it was lost or the controller was away.
+            refused: told that the answer was no.
         """
         lost = self.chance.random() < 0.02 and Fault.CLIENT in self.site.faults
 
@@ -47,7 +49,9 @@ class Calls:
                 self.site.timeline.after(RETRY_MS, again)
 
         def fail(error: Exception) -> None:
-            if again is not None and isinstance(error, Unavailable):
+            if not isinstance(error, Unavailable):
+                refused()
+            elif again is not None:
                 self.site.timeline.after(RETRY_MS, again)
 
         wait_ms = self.chance.randint(1, 20)

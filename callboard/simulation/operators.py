@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from callboard.model.specs import StopPolicy
@@ -50,12 +51,23 @@ class Operators:
         for name in list(self._controller.scheduler.state.pools):
             self._delete_pool(name)
 
-    def _delete_pool(self, name: str) -> None:
+    def _delete_pool(self, name: str, then: Callable[[], object] = lambda: None) -> None:
+        """Deletes a pool, whatever it takes.
+
+        Args:
+            then: done once that was answered; a repeated deletion may find that the first one did it.
+        """
+
+        def deleted(_: Outcome) -> None:
+            self._promises.pool_deleted(name)
+            then()
+
         self._promises.pool_goes(name)
         self._calls.call(
             lambda now_ms, cause: ev.PoolDeleted(now_ms=now_ms, cause=cause, name=name, force=True),
-            lambda _: self._promises.pool_deleted(name),
-            again=lambda: self._delete_pool(name),
+            deleted,
+            again=lambda: self._delete_pool(name, then),
+            refused=then,
         )
 
     def _create_pool(self, name: str) -> None:
@@ -89,7 +101,6 @@ class Operators:
         if name in self._recreated:
             return
         self._recreated[name] = None
-        self._delete_pool(name)
 
         def wait() -> None:
             if not self._calls.open:
@@ -100,7 +111,8 @@ class Operators:
                 del self._recreated[name]
                 self._create_pool(name)
 
-        self._timeline.after(RETRY_MS, wait)
+        # Whoever makes it again before the deletion was answered may delete the new one by asking once more.
+        self._delete_pool(name, lambda: self._timeline.after(RETRY_MS, wait))
 
     def _change_policy(self) -> None:
         policy = shapes.policy(self._chance)

@@ -149,6 +149,10 @@ class TestMeasuredTables:
         problem = Problem.from_config(changed(REASONING, profile_data__rollout_cost={8: 60.0}))
         assert seconds(problem, "rollout") == {8: 60.0}
 
+    def test_ap_04_flat_costs_are_constant(self) -> None:
+        problem = Problem.from_config(changed(REASONING, profile_data__rollout_cost={4: 0.8, 8: 0.8}))
+        assert seconds(problem, "rollout") == {4: 0.8, 6: 0.8, 8: 0.8}
+
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 0, "fast", True, [1.0]])
     def test_ap_04_a_bad_sample_is_refused_by_its_name(self, bad: Any) -> None:
         assert list(faults_of(changed(REASONING, profile_data__rollout_cost=bad))) == ["profile_data.rollout_cost"]

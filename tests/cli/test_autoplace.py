@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from callboard.cli.main import app
 from callboard.client import methods
 from callboard.v1.common_pb2 import Device
 from callboard.v1.node_pb2 import DeviceUse, ListNodesResponse, Node, NodeState
+from tests.cli.cluster import RealCluster, verb
 from tests.cli.conftest import Run
 from tests.support.fake_api import FakeApi
 
@@ -83,6 +86,11 @@ def config(tmp_path: Path) -> Path:
     file = tmp_path / "train.yaml"
     file.write_text(REASONING)
     return file
+
+
+@pytest.fixture
+def embodied(tmp_path: Path) -> Path:
+    return written(tmp_path, EMBODIED)
 
 
 def autoplace(*arguments: object) -> Result:
@@ -181,6 +189,26 @@ class TestText:
     def test_the_same_input_gives_the_same_bytes(self, config: Path) -> None:
         first, second = (autoplace(config, "--nodes", "8").stdout for _ in range(2))
         assert first == second
+
+    def test_ap_08_the_answer_is_the_same_bytes_under_any_hash_seed(self, tmp_path: Path) -> None:
+        """Four components, three of them roots."""
+        text = """\
+workflow:
+  chunks: 8
+  components:
+    reward: {seconds_by_gpus: {1: 20, 2: 11, 4: 6}}
+    env: {seconds_by_gpus: {1: 20, 2: 11, 4: 6}}
+    rollout: {seconds_by_gpus: {1: 40, 2: 21, 4: 12}}
+    actor: {seconds_by_gpus: {1: 80, 2: 42, 4: 23}}
+  edges: [[reward, actor, barrier], [env, actor, stream], [rollout, actor, stream]]
+cluster: {nodes: [{gpus: 4}]}
+"""
+        line = [sys.executable, "-m", "callboard.cli", "autoplace", str(written(tmp_path, text)), "-o", "json"]
+        seen = {
+            subprocess.run(line, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+            for seed in ("0", "1", "2")
+        }
+        assert len(seen) == 1
 
     def test_mixed_proposes_what_rlinf_refuses(self, config: Path) -> None:
         free = json.loads(autoplace(config, "--nodes", "8", "-o", "json", "--mixed").stdout)
@@ -420,3 +448,31 @@ class TestLiveCluster:
     def test_a_controller_without_gpus_has_no_plan(self, run: Run, api: FakeApi, config: Path) -> None:
         api.on(methods.LIST_NODES, ListNodesResponse(nodes=[self.node(0, 0)]))
         assert run("autoplace", str(config), "--controller", api.address).exit_code == 3
+
+
+class TestStarts:
+    """A job starts with the placement, on real agents and worker processes."""
+
+    @pytest.mark.slow
+    async def test_planned_for_the_live_nodes_applied_shown_and_started(
+        self, bare: RealCluster, embodied: Path
+    ) -> None:
+        await bare.add_node("n0", gpus=4)
+        await bare.client.ensure_pool("rlhf", nominal={"cpu": 8, "gpu": 4})
+        applied = await verb(bare, "autoplace", str(embodied), "--apply", "-o", "json")
+        assert applied.exit_code == 0, applied.output
+        placement = json.loads(applied.stdout)["cluster"]["component_placement"]
+        shown = await verb(bare, "placement", "show", str(embodied))
+        assert shown.exit_code == 0, shown.output
+        started = await verb(
+            bare, "job", "submit", "--config", str(embodied), "--name", "planned", "--pool", "rlhf", "-w"
+        )
+        assert started.exit_code == 0, started.output
+        workers = (await bare.client.get_job("planned")).job.workers
+        by_component: dict[str, set[str]] = {}
+        for worker in workers:
+            by_component.setdefault(worker.key.component, set()).update(d.id for d in worker.allocation.devices)
+        for key, ranks in placement.items():
+            first, _, last = ("0-3" if ranks == "all" else ranks).partition("-")
+            for name in key.split(","):
+                assert by_component[name] == {str(rank) for rank in range(int(first), int(last or first) + 1)}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.recovery.conftest import Site
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600), pytest.mark.ray]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600), pytest.mark.ray, pytest.mark.slow]
 
 ROUNDS = 50
 
