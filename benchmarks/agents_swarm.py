@@ -1,4 +1,4 @@
-"""Many agents without a machine: each holds one session, beats, and comes back when its stream ends.
+"""Many agents without a machine: each holds one session, beats, obeys, and comes back when its stream ends.
 
     python -m benchmarks.agents_swarm ADDRESS COUNT CHANNELS BEAT_S
 
@@ -27,6 +27,19 @@ FIRST_BACKOFF_S = 0.5
 WELCOME_S = 15.0
 LONGEST_BACKOFF_S = 10.0
 """As a real agent backs off (callboard.agents.session): doubled each time, a random part of it."""
+
+
+class _Stream:
+    """One stream, which takes one write at a time."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self._writing = asyncio.Lock()
+
+    async def say(self, **message: Any) -> None:
+        """Sends one message."""
+        async with self._writing:
+            await self.call.write(agent_pb2.SessionRequest(**message))
 
 
 class Swarm:
@@ -84,24 +97,27 @@ class Swarm:
         try:
             # As a real agent's: a write to a connection that breaks meanwhile may never return.
             async with asyncio.timeout(WELCOME_S) as patience:
-                await call.write(agent_pb2.SessionRequest(hello=_hello(number, instance)))
-                await self._listen(call, number, sent, patience)
+                stream = _Stream(call)
+                await stream.say(hello=_hello(number, instance))
+                await self._listen(stream, number, sent, patience)
         except TimeoutError:
             return
         finally:
             call.cancel()
 
-    async def _listen(self, call: Any, number: int, sent: dict[int, float], patience: asyncio.Timeout) -> None:
+    async def _listen(self, stream: _Stream, number: int, sent: dict[int, float], patience: asyncio.Timeout) -> None:
         beating: asyncio.Task[None] | None = None
         try:
-            async for message in call:
+            async for message in stream.call:
                 kind = message.WhichOneof("message")
                 if kind == "welcome":
                     patience.reschedule(None)
-                    beating = asyncio.create_task(self._beat(call, sent))
+                    beating = asyncio.create_task(self._beat(stream, sent))
                     async with self._changed:
                         self.welcome.add(number)
                         self._changed.notify_all()
+                elif kind == "command":
+                    await stream.say(report=_answer(message.command))
                 elif kind == "heartbeat_reply":
                     began = sent.pop(message.heartbeat_reply.sequence, None)
                     if began is not None:
@@ -110,14 +126,39 @@ class Swarm:
             if beating is not None:
                 beating.cancel()
 
-    async def _beat(self, call: Any, sent: dict[int, float]) -> None:
+    async def _beat(self, stream: _Stream, sent: dict[int, float]) -> None:
         await asyncio.sleep(random.uniform(0, self._beat_s))  # noqa: S311 - agents don't beat in step
         sequence = 0
         while True:
             sequence += 1
             sent[sequence] = time.perf_counter()
-            await call.write(agent_pb2.SessionRequest(heartbeat=agent_pb2.Heartbeat(sequence=sequence)))
+            await stream.say(heartbeat=agent_pb2.Heartbeat(sequence=sequence))
             await asyncio.sleep(self._beat_s * random.uniform(0.75, 1.0))  # noqa: S311
+
+
+def _answer(command: agent_pb2.Command) -> agent_pb2.Report:
+    """What an agent reports whose workers start and stop at once."""
+    report = agent_pb2.Report(report_id=secrets.token_hex(8), command_id=command.command_id)
+    match command.WhichOneof("action"):
+        case "start_worker":
+            start = command.start_worker
+            report.worker_ready.worker.CopyFrom(start.worker)
+            report.worker_ready.generation = start.generation
+            report.worker_ready.pid = 1_000_000 + start.generation
+        case "stop_worker":
+            stop = command.stop_worker
+            report.worker_stopped.worker.CopyFrom(stop.worker)
+            report.worker_stopped.generation = stop.generation
+            report.worker_stopped.outcome = agent_pb2.STOP_OUTCOME_COOPERATIVE
+        case "create_placement_group":
+            group = command.create_placement_group
+            report.placement_group_ready.placement_group_id = group.placement_group_id
+            report.placement_group_ready.attempt = group.attempt
+        case "remove_placement_group":
+            report.placement_group_removed.placement_group_id = command.remove_placement_group.placement_group_id
+        case _:
+            report.command_refused.message = "virtual agents start, stop and book"
+    return report
 
 
 def _hello(number: int, instance: str) -> agent_pb2.Hello:

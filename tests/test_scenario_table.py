@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "scenarios.md"
 STORIES = ROOT / "tests" / "scenarios"
 
-_IN_NAME = re.compile(r"(?:^|_)(ps|gv|pc|ql|pg|nj)_?(\d\d)(?=_)")
-_IN_DOCSTRING = re.compile(r"\b(PS|GV|PC|QL|PG|NJ)-(\d\d)\b")
+_IN_NAME = re.compile(r"(?:^|_)(ps|gv|pc|ql|pg|nj|ap|mu|se)_?(\d\d)(?=_)")
+_IN_DOCSTRING = re.compile(r"\b(PS|GV|PC|QL|PG|NJ|AP|MU|SE)-(\d\d)\b")
 
 HEAD = """# Scenarios and the tests that show them
 
@@ -119,10 +119,32 @@ SCENARIOS = {
     "NJ-08": Scenario("Two half-lost gangs do not wait for each other.", ("node_loss",)),
     "NJ-10": Scenario("A cordoned or draining node takes nothing new.", ("cordon", "drain")),
     "NJ-11": Scenario(
-        "History is capped.", (), "controller: heartbeat delay and memory over 10 000 jobs with two agents"
+        "History is capped: 10 000 jobs leave memory and heartbeats as they were (`benchmarks/soak.py`)."
     ),
     "NJ-13": Scenario("Ranks are unique, the lowest free, and kept."),
     "NJ-14": Scenario("After a restart everything that runs can still be stopped."),
+    "AP-01": Scenario("No split is forgotten: the answer is that of brute force."),
+    "AP-02": Scenario("One measured point is used for its size, and says so for all others."),
+    "AP-04": Scenario("Flat costs are predicted flat; bad samples are refused by name."),
+    "AP-05": Scenario("Keys that are numbers as text are numbers, or refused."),
+    "AP-07": Scenario("Branching graphs get the best plan too."),
+    "AP-08": Scenario("The same input gives the same bytes."),
+    "AP-10": Scenario("Work per instance is rounded up, and what can't be divided is refused."),
+    "AP-11": Scenario("What was measured wins; what is assumed is listed."),
+    "AP-13": Scenario("No plan is a failure that names the component and its sizes."),
+    "AP-14": Scenario("A workflow of any components needs no task type."),
+    "AP-16": Scenario("A plan for GPUs that are not there now is refused or searched again, never half started."),
+    "MU-01": Scenario("Figures of things that are gone disappear."),
+    "MU-02": Scenario("What died is not shown as ready."),
+    "MU-04": Scenario("Nothing is shown in two states, and the sums are the totals."),
+    "MU-05": Scenario("People see jobs, components and ranks; ids on demand."),
+    "MU-07": Scenario("Which cluster is meant is never guessed; errors name the controller and its nodes."),
+    "MU-08": Scenario("Figures are the ledger's, whatever happens."),
+    "SE-01": Scenario("Nothing listens where others reach it unless that was said."),
+    "SE-04": Scenario("Values of secrets are shown nowhere; a worker gets an allow-list, not the agent's environment."),
+    "SE-05": Scenario("Names that could steer something are refused at every entry."),
+    "SE-06": Scenario("Nothing of the scheduler's can be set by a job; interpreters come from an allow-list."),
+    "SE-07": Scenario("What a node claims is checked; an agent ends only what it started."),
 }
 
 

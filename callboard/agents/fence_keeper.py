@@ -54,19 +54,28 @@ class FenceKeeper:
     async def _keep(self) -> None:
         pause_s = _RETRY_FIRST_S
         while True:
-            program = await self._start()
             try:
-                assert program.stdout is not None
-                if await program.stdout.readline():
-                    self._watching.set()
-                    pause_s = _RETRY_FIRST_S
-                    await program.wait()
-            finally:
-                self._watching.clear()
-                await self._end(program)
-            _log.warning("fence_ended", code=program.returncode, again_s=pause_s)
+                code = await self._one_life()
+            except OSError as error:
+                # No memory or no processes left: starts of strict workers wait, up to their deadline.
+                _log.error("fence_not_started", why=str(error), again_s=pause_s)
+            else:
+                _log.warning("fence_ended", code=code, again_s=pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(_RETRY_MAX_S, pause_s * 2)
+
+    async def _one_life(self) -> int | None:
+        """One fence from its start to its end; returns its exit code."""
+        program = await self._start()
+        try:
+            assert program.stdout is not None
+            if await program.stdout.readline():
+                self._watching.set()
+                await program.wait()
+        finally:
+            self._watching.clear()
+            await self._end(program)
+        return program.returncode
 
     async def _start(self) -> _Program:
         arguments = ("-P", "-m", "callboard.agents.fence", str(self._run_dir.path), str(os.getpid()))

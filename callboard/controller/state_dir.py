@@ -92,6 +92,7 @@ class StateDir:
         file = self.path / IDENTITY_NAME
         if not file.exists() or not file.read_text().strip():
             draft = file.with_suffix(".new")
+            make_private_file(draft)
             draft.write_text(secrets.token_hex(8) + "\n")
             draft.replace(file)
         return file.read_text().strip()

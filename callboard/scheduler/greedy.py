@@ -29,7 +29,8 @@ def search(rooms: Rooms, asks: Sequence[Resources], strategy: Strategy) -> list[
 
 
 def _equal(asks: Sequence[Resources]) -> bool:
-    return all(ask == asks[0] for ask in asks)
+    first = asks[0]
+    return all(ask is first or ask == first for ask in asks)
 
 
 def _pack(rooms: Rooms, asks: Sequence[Resources], *, equal: bool) -> list[Room] | None:
@@ -45,7 +46,8 @@ def _pack(rooms: Rooms, asks: Sequence[Resources], *, equal: bool) -> list[Room]
 
 
 def _by_count(rooms: Sequence[Room], asks: Sequence[Resources]) -> list[Room]:
-    counts = [(_count(room, asks), room) for room in rooms]
+    equal = _equal(asks)
+    counts = [(_count(room, asks, equal=equal), room) for room in rooms]
     return [room for _, room in sorted(counts, key=lambda pair: -pair[0])]
 
 
@@ -55,13 +57,15 @@ def _one_node(rooms: Rooms, asks: Sequence[Resources]) -> list[Room] | None:
         if len(asks) == 1:
             ask = asks[0]
             return next(([room] for room in rooms.fullest_first(ask) if room.fits(ask)), None)
+        equal = _equal(asks)
         for room in rooms.fullest_first(total(asks)):
-            if _count(room, asks) == len(asks):
+            if _count(room, asks, equal=equal) == len(asks):
                 return [room] * len(asks)
         return None
     best: Room | None = None
+    equal = _equal(asks)
     for room in rooms.all(len(asks)):
-        if (best is None or emptiness(room) < emptiness(best)) and _count(room, asks) == len(asks):
+        if (best is None or emptiness(room) < emptiness(best)) and _count(room, asks, equal=equal) == len(asks):
             best = room
     return None if best is None else [best] * len(asks)
 
@@ -100,12 +104,12 @@ _SPREADS: Mapping[Strategy, Callable[[Sequence[Room], Sequence[Resources]], list
 }
 
 
-def _count(room: Room, asks: Sequence[Resources]) -> int:
+def _count(room: Room, asks: Sequence[Resources], *, equal: bool) -> int:
     """How many of the asks, taken in order, one node can hold."""
     first = asks[0]
     if len(asks) == 1:
         return int(room.fits(first))
-    if _equal(asks):
+    if equal:
         return min(len(asks), _times(room, first))
     trial = _Trial(asks)
     trial.fill(room)
@@ -142,9 +146,15 @@ class _Trial:
 
     def fill(self, room: Room) -> None:
         """Puts as many of the waiting asks on a node as fit, in order."""
+        too_large: Resources | None = None
         for i in self.waiting:
-            if room.fits(self._asks[i]):
-                self._taken[i] = (room, room.take(self._asks[i]))
+            ask = self._asks[i]
+            if ask is too_large:
+                continue  # it found no room before, and there is less by now
+            if room.fits(ask):
+                self._taken[i] = (room, room.take(ask))
+            else:
+                too_large = ask
         self.waiting = [i for i in self.waiting if i not in self._taken]
 
     def finish(self) -> list[Room] | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
-from callboard.scheduler.records import NodeRecord
+from callboard.scheduler.records import NodeRecord, NodeState
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Room, View
 
@@ -93,21 +92,25 @@ class Rooms:
             workers: how many are to be placed. Of nodes that are alike while empty, as many are enough.
             selectors: labels by which some of the workers tell nodes apart.
         """
-        empty = self._view.assumption.empty
+        empty, wanted = self._view.assumption.empty, self._wanted
+        anywhere = not (wanted.required or wanted.excluded)
         nodes = [
             node
             for node in self._state.nodes.values()
-            if self._wanted.admits(node) and (node.usable or (empty and could_return(node)))
+            if (anywhere or wanted.admits(node)) and (node.usable or (empty and could_return(node)))
         ]
-        nodes.sort(key=lambda node: (not self._wanted.prefers(node), node.rank))
+        nodes.sort(key=lambda node: node.rank)
+        if wanted.preferred:
+            nodes.sort(key=lambda node: not wanted.prefers(node))
         if empty:
-            alike: Counter[tuple[object, ...]] = Counter()
+            alike: dict[tuple[object, ...], int] = {}
             telling = [NodeFilter(selector) for selector in dict.fromkeys(selectors) if selector]
             few = []
             for node in nodes:
-                kind = (node.capacity, len(node.devices), *(wanted.admits(node) for wanted in telling))
-                alike[kind] += 1
-                if alike[kind] <= workers:
+                kind = (node.capacity, len(node.devices), *[told.admits(node) for told in telling])
+                count = alike.get(kind, 0)
+                if count < workers:
+                    alike[kind] = count + 1
                     few.append(node)
             nodes = few
         return [self._room(node) for node in nodes]
@@ -166,7 +169,7 @@ def _goes_before(left: Room, right: Room, sign: int) -> bool:
 
 def could_return(node: NodeRecord) -> bool:
     """Whether a node that takes no work now may take some later without anybody adding a machine."""
-    return node.state.value not in ("LOST", "LEFT")
+    return node.state is not NodeState.LOST and node.state is not NodeState.LEFT
 
 
 def emptiness(room: Room) -> tuple[int, int]:

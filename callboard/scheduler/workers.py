@@ -161,7 +161,10 @@ def _exited(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
     reason = f"{worker.component}/{worker.rank} on {worker.node_id} died: {event.message}"
-    elastic.lose(tx, worker.job, [worker], reason, counts=True)
+    node = tx.state.nodes.get(worker.node_id)
+    # A Ray node that ended takes its workers along: like the loss of a node, no fault of the job's.
+    host_ended = node is not None and node.runtime == "ray" and node.ray is None
+    elastic.lose(tx, worker.job, [worker], reason, counts=not host_ended)
 
 
 def _exited_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:

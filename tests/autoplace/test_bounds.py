@@ -43,7 +43,7 @@ def test_both_at_once_is_more_than_either() -> None:
     area, path, dual = (value * instance.unit_seconds for value in (found.area, found.path, found.dual))
     assert area == pytest.approx((2 * 10 + 4 * 6) / 4, rel=1e-6)
     assert path == pytest.approx(8.0, rel=1e-6)
-    assert dual == pytest.approx(12.8, abs=0.1)  # at a fifth of the path and four fifths of the area
+    assert dual == pytest.approx(12.8, abs=0.15)  # at a fifth of the path and four fifths of the area
     assert dual <= search(problem, time_limit=None).iteration_seconds
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ def test_brute_force_with_memory_offloading_and_switching_agrees(workflow: dict[
 @pytest.mark.parametrize("plain_form", [True, False])
 def test_the_solver_alone_finds_what_brute_force_finds(monkeypatch: pytest.MonkeyPatch, plain_form: bool) -> None:
     pytest.importorskip("ortools")
-    monkeypatch.setattr(synchronous, "MOST_COMBINATIONS", 0)
+    monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 0)
+    by: set[str] = set()
 
     @given(workflow=workflows(most=3, gpus=4, plain_form=plain_form))
     @settings(max_examples=15, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -77,7 +79,31 @@ def test_the_solver_alone_finds_what_brute_force_finds(monkeypatch: pytest.Monke
                 search(problem, time_limit=None, solver=True)
             return
         plan = search(problem, time_limit=None, solver=True)
-        assert plan.solver == "cp-sat"
+        by.add(plan.solver)
+        assert plan.status is Status.OPTIMAL
+        assert plan.iteration_seconds == pytest.approx(best, rel=1e-6)
+
+    agree()
+    assert "cp-sat" in by
+
+
+@pytest.mark.parametrize("plain_form", [True, False])
+def test_deciding_late_who_offloads_and_shares_finds_what_brute_force_finds(
+    monkeypatch: pytest.MonkeyPatch, plain_form: bool
+) -> None:
+    monkeypatch.setattr(synchronous, "FEW_COMBINATIONS", 0)
+    monkeypatch.setattr(synchronous, "FEW_WITH_MEMORY", 0)
+
+    @given(workflow=workflows(most=3, gpus=4, plain_form=plain_form))
+    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    def agree(workflow: dict[str, Any]) -> None:
+        problem = Problem.from_mapping(workflow)
+        best = best_seconds(problem)
+        if best is None:
+            with pytest.raises(NoPlan):
+                search(problem, time_limit=None)
+            return
+        plan = search(problem, time_limit=None, solver=False)
         assert plan.status is Status.OPTIMAL
         assert plan.iteration_seconds == pytest.approx(best, rel=1e-6)
 
@@ -91,6 +117,16 @@ def test_the_solver_goes_on_where_branch_and_bound_stops(monkeypatch: pytest.Mon
     plan = search(Problem.from_mapping(plain(row)), time_limit=None)
     assert (plan.status, plan.solver) == (Status.OPTIMAL, "cp-sat")
     assert plan.iteration_seconds == pytest.approx(row["best_seconds"], rel=AGREES)
+
+
+def test_the_solver_shows_the_same_plan_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ortools")
+    monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 0)
+    row = next(row for row in DAG if row["name"] == "dag-10-4c-64g")
+    plans = [search(Problem.from_mapping(plain(row)), time_limit=None) for _ in range(3)]
+    assert {plan.solver for plan in plans} == {"cp-sat"}
+    assert plans[0] == plans[1] == plans[2]
+    assert plans[0].status is Status.OPTIMAL
 
 
 def test_without_the_solver_five_components_are_still_proved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,24 +163,45 @@ def test_a_stop_at_once_returns_the_incumbent_with_a_bound() -> None:
     assert plan.lower_bound_seconds <= row["best_seconds"] * (1 + 1e-6)
 
 
-def test_an_alarm_that_rings_at_once_is_a_time_limit() -> None:
-    row = next(row for row in DAG if row["name"] == "dag-08-8c-16g")
-    with pytest.raises(NoPlan, match="more time"):
-        search(Problem.from_mapping(plain(row)), time_limit=0.0, stop=_never_before_the_alarm())
+class Alarm:
+    """A timer that goes off when the test says so."""
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self.ring = ring
+        self.daemon = False
+        alarms.append(self)
+
+    def start(self) -> None:
+        """Nothing runs."""
+
+    def cancel(self) -> None:
+        """Nothing runs."""
 
 
-def _never_before_the_alarm() -> Any:
-    # The alarm runs on a thread; polls are held until it has rung, so that the outcome doesn't depend on speed.
-    import threading
+alarms: list[Alarm] = []
 
-    rung = threading.Event()
-    threading.Timer(0.01, rung.set).start()
+
+@pytest.mark.parametrize("polls_before", [0, 400])
+def test_an_alarm_ends_the_search_as_a_time_limit(monkeypatch: pytest.MonkeyPatch, polls_before: int) -> None:
+    monkeypatch.setattr("callboard.autoplace.stopping.threading.Timer", Alarm)
+    polls = itertools.count()
 
     def stop() -> bool:
-        rung.wait()
+        if next(polls) >= polls_before:
+            alarms[-1].ring()
         return False
 
-    return stop
+    row = next(row for row in DAG if row["name"] == "dag-08-8c-16g")
+    problem = Problem.from_mapping(plain(row))
+    if not polls_before:
+        with pytest.raises(NoPlan, match="more time"):
+            search(problem, time_limit=7.5, stop=stop)
+    else:
+        plan = search(problem, time_limit=7.5, stop=stop)
+        assert plan.status is Status.TIME_LIMIT
+        assert plan.lower_bound_seconds <= row["best_seconds"] <= plan.iteration_seconds * (1 + 1e-6)
+    assert alarms[-1].seconds == 7.5
 
 
 def test_ctrl_c_returns_the_incumbent() -> None:

@@ -317,3 +317,14 @@ class TestSecrets:
             store.keep(spec("j1", secret=SECRET))
         store.close()
         assert SECRET.encode() not in (tmp_path / "secrets.sqlite").read_bytes()
+
+
+def test_gv_14_a_state_has_one_identity_for_as_long_as_it_is_there(tmp_path: Path) -> None:
+    seen = []
+    for folder in ("one", "one", "two"):
+        directory = StateDir(tmp_path / folder)
+        directory.open()
+        seen.append(directory.identity)
+        directory.close()
+    assert seen[0]
+    assert seen[0] == seen[1] != seen[2]

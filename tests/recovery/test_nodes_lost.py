@@ -165,7 +165,7 @@ async def test_nj_10_nothing_starts_on_a_node_after_the_answer_to_its_drain(site
         assert handle.state in {"PENDING", "STARTING", "RUNNING"}, "nobody failed"
     entered = [change.state for change in quiet.job.history]
     assert "PREEMPTING" in entered, "it was asked to yield, not cut off"
-    assert any("maintenance" in change.reason for change in quiet.job.history), quiet.job.history
+    assert any("drain" in change.reason for change in quiet.job.history), quiet.job.history
     await site.client.uncordon_node(node)
     for handle in (quiet, *starting, *late):
         if handle.state == "RUNNING":
