@@ -37,7 +37,8 @@ def exit_verdict(message: str, *, oom_kills: int, peak_bytes: int, asked_bytes: 
         ray_says: Ray's words, if its memory monitor ended the worker.
     """
     killed = any(word in message for word in _KILLED)
-    held = f"its processes held up to {format_memory(peak_bytes)}" if peak_bytes else ""
+    # In whole mebibytes: less says nothing about a process.
+    held = f"its processes held up to {format_memory(max(peak_bytes >> 20, 1) << 20)}" if peak_bytes else ""
     if asked_bytes and held:
         held += f", it asked for {format_memory(asked_bytes)}"
     if ray_says:

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -135,6 +136,7 @@ class HostedProcess:
         self._requests = requests
         self._runtime = runtime
         self._child = child
+        self.peak_bytes = 0
 
     async def control(self, method: str, argument: Json = None) -> Json:
         """Ask the host; see `Hosted`."""
@@ -145,11 +147,21 @@ class HostedProcess:
         except RemoteError as error:
             raise HostError(f"{error.kind}: {error.message}") from error
 
+    def _reaped(self, child: subprocess.Popen[bytes]) -> int:
+        """The exit code of a child that is gone, with what it held at most."""
+        if child.returncode is None:
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            # A child counts from the moment it is made, as a copy of this process: what is less than that says nothing.
+            if usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
+                self.peak_bytes = usage.ru_maxrss * 1024
+        return child.returncode
+
     def exit_message(self) -> str:
         """From the exit status, which only the parent learns."""
         if self._child is None:
             return f"process {self.process.pid} ended"
-        code = self._child.wait()
+        code = self._reaped(self._child)
         if code >= 0:
             return f"exit code {code}"
         return f"killed by signal {-code} ({signal.Signals(-code).name})"

@@ -214,6 +214,11 @@ class RayHosted:
             except RemoteError as error:
                 raise HostError(_first_line(error)) from error
 
+    @property
+    def peak_bytes(self) -> int:
+        """Only the raylet is told."""
+        return 0
+
     def exit_message(self) -> str:
         """The exit status is known to the raylet alone."""
         return f"process {self.process.pid} ended"

@@ -57,6 +57,10 @@ class Hosted(Protocol):
             HostError: the host can't answer any more.
         """
 
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that the process held, known once `exit_message` was asked; 0: nobody was told."""
+
     def exit_message(self) -> str:
         """How the process ended, as one sentence; called once it is gone."""
 

@@ -84,6 +84,11 @@ class Worker:
         self._facts.tree = tree or self._facts.tree
         self._facts.peak_bytes = max(self._facts.peak_bytes, usage_of(tree).peak_bytes)
 
+    def see_memory(self) -> None:
+        """Remember what its own process held at most so far."""
+        if self.process is not None:
+            self._facts.peak_bytes = max(self._facts.peak_bytes, usage_of([self.process]).peak_bytes)
+
     def start_again(self, order: WorkerOrder) -> None:
         """The start command of an adopted worker came again: the controller hasn't heard what came of it."""
         self._facts.reports.order = order

@@ -57,8 +57,11 @@ async def end_alone(facts: WorkerFacts) -> str:
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
     kills = oom_kills() - facts.oom_kills
     left = await _end_tree(facts, UNASKED_KILL_S, alone=True)
+    message = facts.exit_message()
+    if facts.hosted is not None:
+        facts.peak_bytes = max(facts.peak_bytes, facts.hosted.peak_bytes)
     verdict = exit_verdict(
-        facts.exit_message(),
+        message,
         oom_kills=kills,
         ray_says=await _oom_of(facts),
         peak_bytes=facts.peak_bytes,

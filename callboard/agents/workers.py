@@ -28,6 +28,9 @@ SNAPSHOT_S = 2.0
 """Between looks at the process trees: what a worker started later and that was reparented when it died
 alone is found by marker, group and session instead."""
 
+_PEAKS = 4
+"""Looks at the memory of the workers between two looks at their trees: what grows fast is seen growing."""
+
 MAX_GENERATIONS = 100_000
 """Keys whose newest generation is remembered, oldest forgotten first; a controller forgets a job long before."""
 
@@ -152,7 +155,10 @@ class WorkerTable:
     async def keep_snapshots(self) -> None:
         """Remember the process trees of living workers; runs until cancelled."""
         while True:
-            await asyncio.sleep(SNAPSHOT_S)
+            for _ in range(_PEAKS):
+                await asyncio.sleep(SNAPSHOT_S / _PEAKS)
+                for worker in self._workers.values():
+                    worker.see_memory()
             living = {worker.process: worker for worker in self._workers.values() if worker.process}
             if living:
                 for process, tree in (await self._site.ender.trees(living)).items():

@@ -218,6 +218,8 @@ def _check_period(plan: Plan, stages: Sequence[_Stage]) -> float:
         for other in stages[:i]:
             if stage.gpus & other.gpus:
                 begin, end = other.start, max(span.end_seconds for span in other.spans)
+                if min(last - first, end - begin) <= slack:
+                    continue  # too short for the tolerance to tell before from after
                 # Shifted by whole periods into the one after this stage's start.
                 offset = (begin - first) % period
                 offset = 0.0 if period - offset < slack else offset

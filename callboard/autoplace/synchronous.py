@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import MappingProxyType
 
@@ -125,8 +125,9 @@ class _Run:
     def pure(self, layout: Layout, nodes: int | None = NODES_OF_PURE) -> tuple[Found | None, bool]:
         """(the best plan of a pure layout, whether that is proved)."""
         instance = for_layout(self.instance, layout)
-        if prod(len(chains_of(task.options)) for task in instance.tasks) > MOST_COMBINATIONS:
-            return None, False
+        whole = prod(len(chains_of(task.options)) for task in instance.tasks) <= MOST_COMBINATIONS
+        if not whole:
+            instance = _one_chain_each(instance)
         shortest = Shortest(self.instance.horizon + 1, Budget(nodes, self.halt))
         try:
             for bound, search in combinations_in_order(instance, layout):
@@ -134,7 +135,7 @@ class _Run:
                     shortest.run(search)
         except Stopped:
             return shortest.best, False
-        return shortest.best, True
+        return shortest.best, whole
 
     def branch(self, searches: list[tuple[int, Combination]], nodes: int | None) -> bool:
         """Branch and bound; whether it is done."""
@@ -245,6 +246,15 @@ def search_sync(
         halt.interrupted = True
         done = False
     return _outcome(run, layout, pure, proved, done=done)
+
+
+def _one_chain_each(instance: Instance) -> Instance:
+    """The instance with the options of each task that leave most memory: what fits at all fits with them."""
+    tasks = []
+    for task in instance.tasks:
+        chain = min(chains_of(task.options), key=lambda chain: (chain.resident, chain.peak, chain.spans[-1]))
+        tasks.append(replace(task, options=chain.options))
+    return replace(instance, tasks=tuple(tasks))
 
 
 def _mixed(run: _Run) -> bool:

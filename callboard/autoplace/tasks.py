@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from callboard.autoplace.cycles import stages_of
-from callboard.autoplace.problem import Component, EdgeKind, Layout, Mode, Problem
+from callboard.autoplace.problem import Component, EdgeKind, Layout, Mode, NoPlan, Problem, Unplaceable
 
 MOST_UNITS = 4_000_000_000
 """Longest horizon in time units: far from where a solver's linear relaxation loses digits."""
@@ -154,7 +154,11 @@ class Instance:
 
 
 def instance_of(problem: Problem) -> Instance:
-    """The tasks of a problem."""
+    """The tasks of a problem.
+
+    Raises:
+        NoPlan: the members of a cycle fit no GPUs together, neither in turn nor side by side.
+    """
     names = tuple(component.name for component in problem.components)
     index = {name: i for i, name in enumerate(names)}
     stages = [tuple(index[name] for name in stage) for stage in stages_of(names, problem.edges)]
@@ -163,6 +167,19 @@ def instance_of(problem: Problem) -> Instance:
     pools = {pool.name: i for i, pool in enumerate(problem.pools)}
     builder = _Builder(problem, unit, pools, memory)
     tasks = tuple(Task(members=stage, options=builder.options(stage)) for stage in stages)
+    homeless = [names[member] for task in tasks if not task.options for member in task.members]
+    if homeless:
+        around = " ⇄ ".join(homeless)
+        raise NoPlan(
+            tuple(
+                Unplaceable(
+                    component=name,
+                    gpus=tuple(sorted({mode.gpus for mode in problem.component(name).modes})),
+                    reason=f"the cycle {around} fits the GPUs and their memory neither in turn nor side by side",
+                )
+                for name in homeless
+            )
+        )
     task_of = {member: i for i, stage in enumerate(stages) for member in stage}
     arcs = tuple(
         Arc(
@@ -201,7 +218,14 @@ class _Builder:
     def options(self, stage: tuple[int, ...]) -> tuple[Option, ...]:
         """Every option of a stage that isn't dominated."""
         found = self._single(stage[0]) if len(stage) == 1 else self._ping_pong(stage)
-        return undominated(found)
+        return undominated(option for option in found if self._holds(option))
+
+    def _holds(self, option: Option) -> bool:
+        """Whether it fits its GPUs by itself."""
+        return all(
+            width <= self.problem.pools[pool].gpus and option.peak <= (self.memory[pool] or option.peak)
+            for pool, width in option.widths
+        )
 
     def _single(self, member: int) -> Iterator[Option]:
         component = self.problem.components[member]

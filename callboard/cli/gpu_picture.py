@@ -35,7 +35,9 @@ def _box(use: DeviceUse, colour_of: dict[str, str]) -> Text:
         label, style = "kept for a PG", "dim"
     else:
         label, style = "free", "dim"
-    head = Text(f"GPU{use.device.index} ", style="dim")
+    # As the worker knows it; a UUID is too long for a box.
+    name = use.device.id if use.device.id.isdigit() else str(use.device.index)
+    head = Text(f"GPU{name} ", style="dim")
     return head + Text(f"[{_fit(label):^{_WIDTH}}]", style=style)
 
 

@@ -13,7 +13,7 @@ from callboard.v1.job_pb2 import Job, Worker
 
 def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
     """A row per worker, with its job."""
-    columns = ["JOB", "COMPONENT", "RANK", "STATE", "NODE", "GPUS", "STARTED", "PID", "WHY"]
+    columns = ["JOB", "COMPONENT", "RANK", "STATE", "NODE", "GPUS", "HOLDS", "STARTED", "PID", "WHY"]
     if wide:
         columns += ["GENERATION", "ATTEMPT", "PG", "ACTOR", "JOB UID", "COLD BECAUSE"]
     rows: list[list[RenderableType]] = []
@@ -25,6 +25,7 @@ def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
             screen.state_text(words.worker_state(worker)),
             worker.allocation.node_id,
             words.devices(worker.allocation.devices) or "none",
+            words.amounts(worker.allocation.resources),
             started(worker),
             str(worker.pid or ""),
             "" if words.worker_state(worker) == "READY" else worker.state_reason,

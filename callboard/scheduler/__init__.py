@@ -6,7 +6,9 @@ records (:mod:`~callboard.scheduler.records`). ``handle`` is all of it or nothin
 =============  ====================================================================
 records        what is known; ``Put`` and ``Drop`` are the only changes
 state, ledger  the records with their indexes; ``State.apply`` is the only mutator
+deadlines      what is due, and when
 transitions    which state may follow which
+asks, shapes   what a job needs to start, and which jobs are alike in it
 view, rooms    what would be free if …; ``fitting`` finds nodes and devices in it, by a
                ``greedy`` search, and an ``exhaustive`` one for what that may miss
 grouping       which placement groups a job would use

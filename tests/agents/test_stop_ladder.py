@@ -26,6 +26,8 @@ class Host:
         self.asked.set()
         return await asyncio.shield(self.answer)
 
+    peak_bytes = 0
+
     def exit_message(self) -> str:
         return ""
 

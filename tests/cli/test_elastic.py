@@ -114,6 +114,19 @@ def test_the_demonstration_grows_loses_recovers_and_shrinks(run_dir: Path, start
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_ctrl_c_while_a_node_joins_leaves_nothing(machine: Machine, start: Start) -> None:
+    demo = start(sys.executable, "-m", "callboard.cli", "demo", "elastic", "--pace", "0.1")
+    wait_for_line(demo, "Adding a worker")
+    (record,) = machine.clusters()
+    wait_for_line(demo, "Running training step")
+    ctrl_c(demo)
+    assert demo.returncode == 130
+    check_nothing_left(machine, record)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_start_small_scale_up_reach_the_limit_lose_one_and_take_its_place(
     machine: Machine, start: Start, monkeypatch: pytest.MonkeyPatch

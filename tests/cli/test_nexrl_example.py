@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,24 @@ import pytest
 from callboard.cli.local.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+
+STRANGER = """
+import ray
+from ray.util.placement_group import placement_group
+from callboard import SyncClient
+
+class Stranger:
+    def ping(self):
+        return "here"
+
+with SyncClient() as client:
+    client.connect_ray()
+    actor = ray.remote(Stranger).options(name="stranger", lifetime="detached", num_cpus=0).remote()
+    assert ray.get(actor.ping.remote()) == "here"
+    group = placement_group([{"CPU": 1}], name="strange-group", lifetime="detached")
+    assert group.wait(30)
+"""
+"""A program that uses Ray beside callboard, and leaves something there."""
 
 
 @pytest.mark.ray
@@ -40,6 +59,14 @@ def test_a_framework_of_roles_on_real_ray(run_dir: Path) -> None:
         assert played.returncode == 0, played.stderr
         shown = run("-m", "callboard.cli", "doctor")
         assert shown.returncode == 0, shown.stdout
+        strange = run("-c", STRANGER)
+        assert strange.returncode == 0, strange.stderr
+        shown = run("-m", "callboard.cli", "doctor", "-o", "json")
+        found = {(each["kind"], each["what"].split(" (")[0]) for each in json.loads(shown.stdout)["findings"]}
+        assert found == {
+            ("foreign-actor", "Ray's actor stranger"),
+            ("foreign-group", "Ray's placement group strange-group"),
+        }
     finally:
         ended = run("-m", "callboard.cli", "down")
     assert ended.returncode == 0, ended.stderr

@@ -1,11 +1,11 @@
-"""Does a job of three workers survive the death of a raylet, and of an agent? On real Ray, four nodes of one machine."""
+"""Does a job of three workers survive the death of a raylet, and of an agent? On real Ray, four nodes here."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,7 +22,7 @@ from callboard.v1.job_pb2 import Job, JobState, Worker, WorkerState
 from callboard.v1.node_pb2 import Node
 
 WAIT_S = 90.0
-"""Detection (18 s for an agent that is silent, 1 s for a raylet) and one start, on a machine with other things to do."""
+"""Detection (18 s for an agent that is silent, 1 s for a raylet) and one start, on a machine that is busy."""
 
 
 class Quiet:
@@ -36,13 +36,20 @@ class Quiet:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[tuple[LocalCluster, Client]]:
-    """Four nodes with a GPU each, at most 18 s until a silent one is given up."""
-    # Not below tmp_path: Ray's sockets have 107 bytes for their path.
+def folder() -> Iterator[Path]:
+    """Not pytest's: Ray's sockets have 107 bytes for their path."""
     directory = Path(f"/tmp/cb-lost-{os.getpid()}")
+    directory.mkdir(mode=0o700)
+    yield directory
+    assert not directory.exists(), "the cluster took its files along"
+
+
+@pytest.fixture
+async def cluster(folder: Path) -> AsyncIterator[tuple[LocalCluster, Client]]:
+    """Four nodes with a GPU each, at most 18 s until a silent one is given up."""
     plan = ClusterPlan(
         name="lost",
-        directory=directory / "c",
+        directory=folder / "c",
         port=free_port(),
         agents=4,
         cpus="1",
@@ -51,7 +58,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[tuple[LocalCluster, Client]]:
         warm_spares=0,
         block=free_block(()),
     )
-    directory.mkdir(mode=0o700)
     built = LocalCluster(plan, Quiet(), hurry=asyncio.Event())
     try:
         await built.start(120)
@@ -61,7 +67,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[tuple[LocalCluster, Client]]:
             yield built, client
     finally:
         await built.stop()
-    assert not directory.exists() or list(directory.iterdir()) == []
 
 
 def raylet_of(agent: psutil.Process) -> psutil.Process:
@@ -75,11 +80,12 @@ def ready(job: Job) -> list[Worker]:
 
 async def recovered(job: JobHandle, attempt: int) -> None:
     """Whole again: three ranks, three devices, no two processes on one."""
-    await job.until(
-        lambda found: found.state == JobState.JOB_STATE_RUNNING and found.attempt > attempt and len(ready(found)) == 3,
-        "three workers again",
-        WAIT_S,
-    )
+
+    def whole(found: Job) -> bool:
+        running = found.state == JobState.JOB_STATE_RUNNING and found.attempt > attempt
+        return running and len(ready(found)) == 3
+
+    await job.until(whole, "three workers again", WAIT_S)
     workers = ready(job.job)
     assert sorted(worker.key.rank for worker in workers) == [0, 1, 2]
     assert len({(w.allocation.node_id, share.id) for w in workers for share in w.allocation.devices}) == 3
@@ -98,7 +104,8 @@ def victim(job: JobHandle, nodes: list[Node]) -> Worker:
 @pytest.mark.timeout(400)
 async def test_a_job_survives_a_killed_raylet_and_a_killed_agent(cluster: tuple[LocalCluster, Client]) -> None:
     built, client = cluster
-    component = {"name": "w", "actor": "tests.support.actors:Plain", "workers": 3, "resources": {"cpu": 1, "gpu": 1}}
+    actor = "tests.support.actors:Plain"
+    component = {"name": "w", "actor": actor, "workers": 3, "resources": {"cpu": 1, "gpu": 1}}
     job = await client.submit({"name": "trio", "pool": "p", "components": [component]})
     await job.running(WAIT_S)
     nodes = await client.list_nodes()

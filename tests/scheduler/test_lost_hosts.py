@@ -22,7 +22,7 @@ def test_a_gang_starts_again_elsewhere_when_a_raylet_died() -> None:
     world.exit("j", 0, "the Ray node ended")
     world.tick(120_000)
     assert world.job("j").state is JobState.RUNNING
-    assert (world.job("j").attempt, world.job("j").restarts) == (2, 0)
+    assert (world.job("j").attempt, world.job("j").failures) == (2, ())
     assert hit not in {worker.node_id for worker in world.workers("j") if worker.attempt == 2}
 
 

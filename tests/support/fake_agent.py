@@ -82,6 +82,7 @@ class FakeAgent:
         self.workers: dict[int, agent_pb2.WorkerReport] = {}
         self.bootstraps: list[agent_pb2.RayBootstrap] = []
         self.spare_targets: list[int] = []
+        self.inquiries: list[agent_pb2.Inquiry] = []
         self.acked: set[str] = set()
         self.replies: set[int] = set()
         self.ended: asyncio.Future[grpc.StatusCode] | None = None
@@ -238,6 +239,8 @@ class FakeAgent:
             self.bootstraps.append(message.ray_bootstrap)
         elif what == "spare_target":
             self.spare_targets.append(message.spare_target.count)
+        elif what == "inquiry":
+            self.inquiries.append(message.inquiry)
         async with self._changed:
             self._changed.notify_all()
 

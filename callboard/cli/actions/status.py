@@ -18,6 +18,7 @@ from callboard.v1.job_pb2 import Job
 from callboard.v1.node_pb2 import Node
 from callboard.v1.pool_pb2 import Pool
 from callboard.v1.scheduler_pb2 import Stats
+from callboard.wire.amounts import resources_from_proto
 
 
 def show(*, controller: str, output: Output) -> None:
@@ -68,9 +69,21 @@ def _headline(address: str, stats: Stats) -> Text:
     line.append(f", preemptions so far: {stats.total_preemptions}", style="not bold")
     if stats.warm_starts or stats.cold_starts:
         line.append(f", starts: {stats.warm_starts} warm, {stats.cold_starts} cold", style="not bold")
+    line.append(f"\nIn use: {_usage(stats)}", style="not bold")
     if stats.reconciling:
         line.append("\nIt waits for its agents before it admits anything.", style="yellow")
     return line
+
+
+def _usage(stats: Stats) -> str:
+    """ "4/8 CPU, 1/1 GPU, 2GiB/16GiB memory", and what is held or can't be used."""
+    whole = resources_from_proto(stats.capacity)
+    names = dict.fromkeys(("cpu", "gpu", *(name for name, _ in whole.items())))
+    parts = [f"{words.share(stats.used, stats.capacity, name)} {words.UNITS.get(name, name)}" for name in names]
+    for what, message in (("held", stats.held), ("quarantined", stats.quarantined)):
+        if resources_from_proto(message):
+            parts.append(f"{what} {words.amounts(message)}")
+    return ", ".join(parts)
 
 
 def _troubles(nodes: list[Node]) -> list[Text]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from callboard.cli.demo.data_plane import DataPlane, RayFailed
 from callboard.cli.demo.training_loop import TrainingLoop
@@ -34,6 +35,8 @@ from callboard.client.clusters import cluster_directory, recorded_clusters, run_
 from callboard.client.jobs import JobHandle
 from callboard.client.processes import identify
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
+
+Result = TypeVar("Result")
 
 READY_S = 90.0
 JOIN_S = 60.0
@@ -176,9 +179,7 @@ async def _with_happenings(
     await _train(loop, options.steps)
 
     loop.story.happening("Adding a worker")
-    joined = asyncio.create_task(_added(plan))
-    grew = await loop.until(lambda: joined.done() and len(loop.ready) > start, JOIN_S)
-    added = await joined
+    added, grew = await _training_on(loop, _added(plan), lambda: len(loop.ready) > start, JOIN_S)
     checks.append((f"the training grew to {start + 1} actors", grew))
     await _train(loop, options.steps)
 
@@ -196,9 +197,7 @@ async def _with_happenings(
     await loop.client.drain_node(node, within=NOTICE_S, reason="maintenance")
     shrank = await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)
     checks.append((f"the training shrank to {start} actors", shrank))
-    left = asyncio.create_task(end_worker(plan.directory, node))
-    await loop.until(left.done, FOLLOW_S)
-    await left
+    await _training_on(loop, end_worker(plan.directory, node), lambda: True, FOLLOW_S)
     await _train(loop, options.steps + -(len(loop.steps) + options.steps) % 10)
 
     counts = loop.counts
@@ -227,6 +226,24 @@ def _figures(loop: TrainingLoop, plan: ClusterPlan) -> dict[str, int]:
 async def _train(loop: TrainingLoop, steps: int) -> None:
     for _ in range(steps):
         await loop.step()
+
+
+async def _training_on(
+    loop: TrainingLoop, work: Coroutine[Any, Any, Result], reached: Callable[[], bool], limit_s: float
+) -> tuple[Result, bool]:
+    """Trains on while something else is done: its result, and whether it was ``reached`` in time."""
+    task = asyncio.create_task(work)
+
+    def over() -> bool:
+        return task.done() and (task.cancelled() or task.exception() is not None or reached())
+
+    try:
+        in_time = await loop.until(over, limit_s)
+        return await task, in_time
+    finally:
+        # What is half done is taken back before the cluster goes.
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _added(plan: ClusterPlan) -> Added:
