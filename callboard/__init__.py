@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
     from callboard.wire.refusals import EtagMismatch as EtagMismatch
     from callboard.wire.refusals import InvalidRequest as InvalidRequest
+    from callboard.wire.refusals import InventoryChanged as InventoryChanged
     from callboard.wire.refusals import LimitReached as LimitReached
     from callboard.wire.refusals import NotFound as NotFound
     from callboard.wire.refusals import PoolInUse as PoolInUse
@@ -69,6 +70,7 @@ _PUBLIC = MappingProxyType(
         "HybridComponentPlacement": "callboard.placement",
         "InvalidInput": "callboard.model",
         "InvalidRequest": "callboard.wire.refusals",
+        "InventoryChanged": "callboard.wire.refusals",
         "JobEnded": "callboard.client",
         "JobHandle": "callboard.client",
         "JobSpec": "callboard.model",

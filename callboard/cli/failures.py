@@ -25,6 +25,7 @@ from callboard.wire.refusals import (
     EtagMismatch,
     InternalError,
     InvalidRequest,
+    InventoryChanged,
     LimitReached,
     NotFound,
     PoolInUse,
@@ -134,6 +135,14 @@ def _too_large(error: RequestTooLarge) -> Failure:
         f"It has {error.size} bytes as a message; the limit is {error.limit} bytes.",
         "Keep large data in a file or a bucket and pass its path.",
         BAD_INPUT,
+    )
+
+
+def _inventory_changed(error: CallboardError) -> Failure:
+    return Failure(
+        "The placement was planned for a cluster that has changed since; nothing was started.",
+        f"{error}.",
+        "Plan again with `callboard autoplace`, and submit what it answers.",
     )
 
 
@@ -268,6 +277,7 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (NotFound, _not_found),
     (AlreadyExists, _exists),
     (EtagMismatch, _changed_meanwhile),
+    (InventoryChanged, _inventory_changed),
     (PoolInUse, _pool_in_use),
     (LimitReached, _limit),
     (InternalError, _internal),

@@ -46,6 +46,16 @@ def submit(
     priority: Annotated[
         float | None, typer.Option("--priority", help="With --config: priority of the job.", show_default=False)
     ] = None,
+    planned_at: Annotated[
+        int,
+        typer.Option(
+            "--planned-at",
+            metavar="REVISION",
+            help="Refuse it if a node changed since this revision, which autoplace told.",
+            show_default=False,
+            min=0,
+        ),
+    ] = 0,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Wait until every worker answers.", show_default=False)
     ] = False,
@@ -72,6 +82,7 @@ def submit(
         pool=pool,
         name=name,
         priority=priority,
+        planned_at=planned_at,
         wait=wait,
         timeout_s=timeout,
         validate=validate,

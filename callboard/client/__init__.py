@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
     from callboard.wire.refusals import EtagMismatch as EtagMismatch
     from callboard.wire.refusals import InvalidRequest as InvalidRequest
+    from callboard.wire.refusals import InventoryChanged as InventoryChanged
     from callboard.wire.refusals import LimitReached as LimitReached
     from callboard.wire.refusals import NotFound as NotFound
     from callboard.wire.refusals import PoolInUse as PoolInUse
@@ -64,6 +65,7 @@ _PUBLIC = MappingProxyType(
         "DeadlineExceeded": "callboard.wire.refusals",
         "EtagMismatch": "callboard.wire.refusals",
         "InvalidRequest": "callboard.wire.refusals",
+        "InventoryChanged": "callboard.wire.refusals",
         "LimitReached": "callboard.wire.refusals",
         "NotFound": "callboard.wire.refusals",
         "PoolInUse": "callboard.wire.refusals",

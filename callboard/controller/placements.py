@@ -25,6 +25,7 @@ from callboard.placement import (
     render,
 )
 from callboard.scheduler.records import NodeRecord, NodeState
+from callboard.wire.refusals import InventoryChanged
 
 _GONE = (NodeState.LOST, NodeState.LEFT)
 
@@ -66,9 +67,12 @@ def placed(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec:
 
     Raises:
         InvalidInput: every fault of the text, and of what the job says beside it.
+        InventoryChanged: it was planned for other nodes than there are now.
     """
     if not spec.placement_config:
         return spec
+    nodes = list(nodes)
+    _check_planned_for(spec, nodes)
     asking = [component.name for component in spec.components if component.resources.gpu_milli]
     plan = plan_placement(spec.placement_config, cluster_of(nodes), gpu_components=asking)
     faults = list(_faults(spec, plan))
@@ -81,6 +85,18 @@ def placed(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec:
     return replace(
         spec, components=components, placement_config=_kept(plan), placement_digest=_digest(spec.placement_config)
     )
+
+
+def _check_planned_for(spec: JobSpec, nodes: Iterable[NodeRecord]) -> None:
+    """A plan whose GPUs are gone must not start half (AP-16)."""
+    changed = [node for node in nodes if node.revision > spec.placement_revision]
+    if spec.placement_revision and changed:
+        listed = ", ".join(f"{node.node_id} is {node.state}" for node in changed[:5])
+        raise InventoryChanged(
+            f"{spec.name} was planned at revision {spec.placement_revision}, and since then "
+            f"{len(changed)} nodes changed: {listed}",
+            metadata={"planned": str(spec.placement_revision), "changed": str(max(node.revision for node in changed))},
+        )
 
 
 def _kept(plan: PlacementPlan) -> str:

@@ -125,6 +125,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
         "never_preempts": spec.never_preempts,
         "placement_config": spec.placement_config or None,
         "placement_source": spec.placement_source or None,
+        "placement_revision": spec.placement_revision or None,
     }
 
 

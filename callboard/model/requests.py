@@ -153,6 +153,7 @@ class JobSpec(_Request):
     cluster: Mapping[str, Any] | None = None
     placement_config: str | None = None
     placement_source: str | None = None
+    placement_revision: int | None = None
 
     def __post_init__(self) -> None:
         if self.name is None:

@@ -314,6 +314,7 @@ class JobSpec:
             is as the user wrote it; what a job keeps is the resolved placement in its normal form. Empty: none.
         placement_digest: fingerprint of the text as it was submitted, so that a repeat of the request is known as one,
             though the nodes may have changed; empty: none, or not resolved.
+        placement_revision: revision of the inventory that the placement was planned for; 0: not compared.
         placement_source: file that ``placement_config`` was read from, for messages; empty: none.
     """
 
@@ -342,6 +343,7 @@ class JobSpec:
     placement_config: str = ""
     placement_source: str = ""
     placement_digest: str = ""
+    placement_revision: int = 0
 
     @property
     def placed(self) -> bool:

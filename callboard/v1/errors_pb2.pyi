@@ -60,6 +60,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """May not preempt: the rules of the policy say no. FAILED_PRECONDITION."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 18
     """The call ended inside the controller; a bug. INTERNAL."""
+    ERROR_REASON_INVENTORY_CHANGED: _ErrorReason.ValueType  # 19
+    """A placement was planned for nodes or devices that have changed since; plan again."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "callboard.dev"), without the prefix ERROR_REASON_."""
@@ -102,4 +104,6 @@ ERROR_REASON_PREEMPTION_REFUSED: ErrorReason.ValueType  # 17
 """May not preempt: the rules of the policy say no. FAILED_PRECONDITION."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 18
 """The call ended inside the controller; a bug. INTERNAL."""
+ERROR_REASON_INVENTORY_CHANGED: ErrorReason.ValueType  # 19
+"""A placement was planned for nodes or devices that have changed since; plan again."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -632,6 +632,7 @@ class JobSpec(_message.Message):
     NEVER_PREEMPTS_FIELD_NUMBER: _builtins.int
     PLACEMENT_CONFIG_FIELD_NUMBER: _builtins.int
     PLACEMENT_SOURCE_FIELD_NUMBER: _builtins.int
+    PLACEMENT_REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, unique among jobs that have not ended."""
     pool: _builtins.str
@@ -674,6 +675,10 @@ class JobSpec(_message.Message):
     """
     placement_source: _builtins.str
     """File that placement_config was read from, for messages; empty: none."""
+    placement_revision: _builtins.int
+    """Revision of the inventory that the placement was planned for (FoundPlacement.revision); the submit is refused with
+    ABORTED and INVENTORY_CHANGED if a node has joined, left or changed its devices since. 0: not compared.
+    """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels, for preemption rules and people."""
@@ -717,10 +722,11 @@ class JobSpec(_message.Message):
         never_preempts: _builtins.bool = ...,
         placement_config: _builtins.str = ...,
         placement_source: _builtins.str = ...,
+        placement_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "gang", b"gang", "grace_ms", b"grace_ms", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "start_timeout_ms", b"start_timeout_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "components", b"components", "estimated_duration_ms", b"estimated_duration_ms", "fencing", b"fencing", "gang", b"gang", "grace_ms", b"grace_ms", "labels", b"labels", "min_runtime_ms", b"min_runtime_ms", "name", b"name", "never_preempts", b"never_preempts", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "on_preempt", b"on_preempt", "placement", b"placement", "placement_config", b"placement_config", "placement_source", b"placement_source", "pool", b"pool", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "session_lease_ms", b"session_lease_ms", "start_timeout_ms", b"start_timeout_ms", "starvation_after_ms", b"starvation_after_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "components", b"components", "estimated_duration_ms", b"estimated_duration_ms", "fencing", b"fencing", "gang", b"gang", "grace_ms", b"grace_ms", "labels", b"labels", "min_runtime_ms", b"min_runtime_ms", "name", b"name", "never_preempts", b"never_preempts", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "on_preempt", b"on_preempt", "placement", b"placement", "placement_config", b"placement_config", "placement_revision", b"placement_revision", "placement_source", b"placement_source", "pool", b"pool", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "session_lease_ms", b"session_lease_ms", "start_timeout_ms", b"start_timeout_ms", "starvation_after_ms", b"starvation_after_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gang: _TypeAlias = _typing.Literal["gang"]  # noqa: Y015
     _WhichOneofArgType__gang: _TypeAlias = _typing.Literal["_gang", b"_gang"]  # noqa: Y015

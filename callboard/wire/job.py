@@ -66,6 +66,7 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
         never_preempts=spec.never_preempts,
         placement_config=spec.placement_config,
         placement_source=spec.placement_source,
+        placement_revision=spec.placement_revision,
     )
 
 
@@ -102,6 +103,7 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
         never_preempts=message.never_preempts,
         placement_config=message.placement_config,
         placement_source=message.placement_source,
+        placement_revision=message.placement_revision or None,
     )
     # One beyond the bound is enough for the models to refuse the list; the rest of a huge message is not read.
     components = message.components[: MAX_COMPONENTS + 1]

@@ -39,6 +39,7 @@ class ErrorReason(StrEnum):
     REQUEST_ID_REUSED = "REQUEST_ID_REUSED"
     PREEMPTION_REFUSED = "PREEMPTION_REFUSED"
     INTERNAL = "INTERNAL"
+    INVENTORY_CHANGED = "INVENTORY_CHANGED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,13 @@ class RevisionCompacted(CallboardError):
     reason = ErrorReason.REVISION_COMPACTED
 
 
+class InventoryChanged(CallboardError):
+    """A placement was planned for nodes or devices that have changed since; plan again."""
+
+    code = "ABORTED"
+    reason = ErrorReason.INVENTORY_CHANGED
+
+
 class Unavailable(CallboardError):
     """The controller can't be reached, is stopping, or can't write its journal. The only one worth a retry."""
 
@@ -239,6 +247,7 @@ _BY_REASON: dict[ErrorReason, type[CallboardError]] = {
     ErrorReason.STORE_FAILED: Unavailable,
     ErrorReason.STOPPING: Unavailable,
     ErrorReason.INTERNAL: InternalError,
+    ErrorReason.INVENTORY_CHANGED: InventoryChanged,
 }
 
 _BY_CODE: dict[str, type[CallboardError]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ import psutil
 import pytest
 import yaml
 
+from callboard.agents.pid_watch import exited
+from callboard.agents.process_tree import ProcessId, identify
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
 from tests.controller.support import Api, api_at, options_for, pool, refusal_of, running
 from tests.support.fake_agent import FakeAgent
@@ -182,6 +183,24 @@ class TestPlacedJobs:
         assert [share.id for share in worker.devices] == ["1"]
 
 
+class TestPlannedJobs:
+    async def test_ap_16_a_plan_whose_inventory_has_changed_is_refused_and_nothing_starts(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                planned = controller.driver.state.meta.revision
+                spec = placed_job(
+                    "rl", "cluster: {component_placement: {actor: all}}", "actor", placement_revision=planned
+                )
+                async with FakeAgent(controller.address, "n1"):
+                    refused = await refusal_of(api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=spec)))
+                    assert (refused.code, refused.reason.value) == ("ABORTED", "INVENTORY_CHANGED")
+                    assert "n1 is READY" in refused.message
+                    assert not controller.driver.state.jobs
+                    spec.placement_revision = controller.driver.state.meta.revision
+                    await api.submit(spec)
+
+
 class TestResolving:
     async def resolve(self, api: Api, config: str) -> placement_pb2.ResolvePlacementResponse:
         stub = placement_pb2_grpc.PlacementServiceStub(api.channel)
@@ -270,11 +289,12 @@ class TestSearching:
             assert first.WhichOneof("step") == "progress"
             [child] = children("callboard.controller.search_child")
             call.cancel()
-            await asyncio.to_thread(child.wait, 30)
+            await exited(child)
             assert not children("callboard.controller.search_child")
 
 
-def children(module: str) -> list[psutil.Process]:
-    """Processes of ours that run a module."""
+def children(module: str) -> list[ProcessId]:
+    """Living processes of ours that run a module."""
     found = psutil.Process().children(recursive=True)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE and module in process.cmdline()]
+    living = [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return [known for process in living if module in process.cmdline() and (known := identify(process.pid))]

@@ -32,6 +32,7 @@ def submit(
     pool: str,
     name: str,
     priority: float | None,
+    planned_at: int,
     wait: bool,
     timeout_s: float,
     validate: bool,
@@ -48,6 +49,12 @@ def submit(
             if config is not None
             else with_source(read_file(file or Path("-")), file)
         )
+        if planned_at:
+            spec = (
+                SourceMapping.like(spec, {**spec, "placement_revision": planned_at})
+                if isinstance(spec, SourceMapping)
+                else {**spec, "placement_revision": planned_at}
+            )
         try:
             if validate:
                 _show_plan(await client.validate(spec), output)

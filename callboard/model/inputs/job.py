@@ -119,6 +119,7 @@ class JobInput(Input):
     cluster: Any = None  # became the placement_config
     placement_config: Annotated[str, PlainValidator(placement_text)] | None = None
     placement_source: Text | None = None
+    placement_revision: Annotated[int, whole(0, 1 << 62)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobInput:
