@@ -290,6 +290,18 @@ class TestVerbs:
         assert await cluster.client.list_nodes() == []
         assert (await verb(cluster, "node", "remove", "n0")).exit_code == 1
 
+    async def test_the_deadline_of_a_drain_shortens_a_stop_that_would_take_longer(self, cluster: RealCluster) -> None:
+        await cluster.client.set_policy({"cancel_timeout": 600, "kill_timeout": 5})
+        hanging = job("hangs", "tests.support.actors:Hanging", kwargs={"how": "sleep"}, entry="run")
+        handle = await cluster.client.submit(hanging)
+        await handle.running(30)
+        async with asyncio.timeout(30):  # Far below the 600 s that it has by the policy.
+            drained = await verb(cluster, "node", "drain", "n0", "--deadline", "1s", "--reason", "a fan")
+        assert drained.exit_code == 0, drained.output
+        assert "Nothing runs on n0 any more" in drained.stderr
+        assert cluster.processes() == []
+        assert (await handle.refresh()).state == JobState.JOB_STATE_PENDING
+
     @pytest.mark.parametrize(
         "arguments",
         [

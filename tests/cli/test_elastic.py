@@ -116,7 +116,10 @@ def test_the_demonstration_grows_loses_recovers_and_shrinks(run_dir: Path, start
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_ctrl_c_while_a_node_joins_leaves_nothing(machine: Machine, start: Start) -> None:
-    demo = start(sys.executable, "-m", "callboard.cli", "demo", "elastic", "--pace", "0.1")
+    """With a class of the user's own in place of the sample."""
+    own = ("--actor", "tests.support.roles:Generator", "--role", "inference")
+    demo = start(sys.executable, "-m", "callboard.cli", "demo", "elastic", "--pace", "0.1", *own)
+    wait_for_line(demo, "Actor 0: generated 8 samples")
     wait_for_line(demo, "Adding a worker")
     (record,) = machine.clusters()
     wait_for_line(demo, "Running training step")
@@ -210,6 +213,14 @@ def test_start_with_workers_and_add_more(machine: Machine, start: Start, monkeyp
     ctrl_c(cluster)
     assert cluster.returncode == 0
     check_nothing_left(machine, record)
+
+
+@pytest.mark.parametrize("actor", ["nocolon", "a.b:c d", ":Class", "pkg:"])
+def test_what_is_no_class_is_refused_before_anything_starts(run_dir: Path, start: Start, actor: str) -> None:
+    shown = run(sys.executable, "-m", "callboard.cli", "demo", "elastic", "--actor", actor)
+    assert shown.returncode == 2
+    assert "pkg.module:Class" in shown.stderr
+    assert not run_dir.exists()
 
 
 class TestTroubles:

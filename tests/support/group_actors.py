@@ -143,3 +143,13 @@ class Careless:
 
     def __init__(self) -> None:
         raise ValueError(f"can't log in with {os.environ['DB']} and {os.environ['API_TOKEN']}")
+
+
+class Hog:
+    """Takes memory without end."""
+
+    def run(self) -> None:
+        """Hold more and more."""
+        held = []
+        while True:
+            held.append(b"x" * (8 << 20))
