@@ -91,7 +91,7 @@ def _one(process: ProcessId) -> tuple[int, int, int] | None:
     folder = PROC / str(process.pid)
     try:
         stat = (folder / "stat").read_bytes()
-        status = _fields((folder / "status").read_text())
+        status = _fields((folder / "status").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()

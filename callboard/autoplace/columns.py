@@ -1,15 +1,20 @@
 """Do rectangles fit side by side? Contiguous GPU ranges for tasks of which some must not overlap.
 
 Ranges can always be pushed to the left until each starts at GPU 0 or at the end of another (normal patterns, Herz
-1972), so trying those positions in ascending order is exhaustive.
+1972), so trying those positions in ascending order is exhaustive. What isn't found soon that way is decided over who
+lies left of whom: a choice for each pair apart fits if no chain of neighbours is wider than the pool (an acyclic
+orientation whose longest path is short enough; Gallai, Hasse, Roy and Vitaver for widths).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+FEW_STEPS = 500
+"""Positions tried before pairs are decided instead; what fits is mostly found in a few dozen."""
+
 MOST_STEPS = 20_000
-"""Positions tried before giving up; what fits is mostly found in a few dozen."""
+"""Positions tried where memory counts, and choices for pairs, before giving up."""
 
 Masks = Sequence[int]
 """Bit j of entry i: tasks i and j must not overlap."""
@@ -55,13 +60,17 @@ def fit(
         holds: whether the tasks that cover one GPU together fit its memory; None: always.
 
     Raises:
-        TooMany: after :data:`MOST_STEPS` positions.
+        TooMany: after :data:`MOST_STEPS` steps.
     """
+    if holds is not None:
+        return _Fitting(apart, widths, capacity, holds, MOST_STEPS).place(tuple(members))
     placed: dict[int, int] = {}
     # Tasks that nothing keeps apart don't see each other: each knot of them is placed for itself.
-    knots = [tuple(members)] if holds is not None else _knots(members, apart)
-    for knot in knots:
-        found = _Fitting(apart, widths, capacity, holds).place(knot)
+    for knot in _knots(members, apart):
+        try:
+            found = _Fitting(apart, widths, capacity, None, FEW_STEPS).place(knot)
+        except TooMany:
+            found = _Sides(knot, apart, widths, capacity).place()
         if found is None:
             return None
         placed |= found
@@ -72,12 +81,18 @@ class _Fitting:
     """Tries the normal patterns of some tasks, leftmost first."""
 
     def __init__(
-        self, apart: Masks, widths: Sequence[int], capacity: int, holds: Callable[[Sequence[int]], bool] | None
+        self,
+        apart: Masks,
+        widths: Sequence[int],
+        capacity: int,
+        holds: Callable[[Sequence[int]], bool] | None,
+        most_steps: int,
     ) -> None:
         self.apart = apart
         self.widths = widths
         self.capacity = capacity
         self.holds = holds
+        self.most_steps = most_steps
         self.placed: dict[int, int] = {}
         self.steps = 0
 
@@ -89,7 +104,7 @@ class _Fitting:
         for start in starts:
             for task in rest if start >= last else ():
                 self.steps += 1
-                if self.steps > MOST_STEPS:
+                if self.steps > self.most_steps:
                     raise TooMany
                 if not self._fits(task, start):
                     continue
@@ -111,6 +126,71 @@ class _Fitting:
             self.holds([task, *(o for o, at in self.placed.items() if at <= point < at + self.widths[o])])
             for point in points
         )
+
+
+class _Sides:
+    """Decides for each pair apart who lies left of whom; ranges then start where the widest chain left of them ends."""
+
+    def __init__(self, members: Sequence[int], apart: Masks, widths: Sequence[int], capacity: int) -> None:
+        self.members = members
+        self.widths = widths
+        self.capacity = capacity
+        self.pairs = [(i, j) for i in members for j in members if i < j and apart[i] >> j & 1]
+        self.steps = 0
+
+    def place(self) -> dict[int, int] | None:
+        """First GPUs; None when no choice fits."""
+        return self._decide(dict.fromkeys(self.members, 0), self.pairs)
+
+    def _decide(self, left: dict[int, int], undecided: Sequence[tuple[int, int]]) -> dict[int, int] | None:
+        """The ranges when bit i of ``left[j]`` says that i lies left of j, and the other pairs are open."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TooMany
+        while True:
+            before, behind = self._chains(left)
+            if any(before[i] + self.widths[i] + behind[i] > self.capacity for i in self.members):
+                return None
+            undecided = [(i, j) for i, j in undecided if not (left[i] >> j & 1 or left[j] >> i & 1)]
+            room = {
+                (i, j): self.capacity - before[i] - self.widths[i] - self.widths[j] - behind[j]
+                for pair in undecided
+                for i, j in (pair, pair[::-1])
+            }
+            forced = next(((i, j) for (i, j), most in room.items() if room[j, i] < 0 <= most), None)
+            if forced is None:
+                break
+            left = self._with(left, *forced)
+        if not undecided:
+            return before
+        i, j = min(undecided, key=lambda pair: (room[pair] + room[pair[::-1]], pair))
+        if room[i, j] < 0:
+            return None
+        # A plan and its mirror image are the same to everybody, so the first pair is decided once for all.
+        sides = [(i, j)] if not any(left.values()) else [(i, j), (j, i)]
+        for one, other in sides:
+            found = self._decide(self._with(left, one, other), undecided)
+            if found is not None:
+                return found
+        return None
+
+    def _with(self, left: dict[int, int], i: int, j: int) -> dict[int, int]:
+        """``left`` with i, and all left of it, left of j and of all that j is left of."""
+        sooner = left[i] | 1 << i
+        return {k: mask | sooner if k == j or mask >> j & 1 else mask for k, mask in left.items()}
+
+    def _chains(self, left: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+        """(GPUs before, GPUs behind) each range that the widest chain of others takes."""
+        order = sorted(self.members, key=lambda i: left[i].bit_count())
+        before: dict[int, int] = {}
+        behind = dict.fromkeys(self.members, 0)
+        for j in order:
+            before[j] = max([before[i] + self.widths[i] for i in self.members if left[j] >> i & 1], default=0)
+        for j in reversed(order):
+            for i in self.members:
+                if left[j] >> i & 1:
+                    behind[i] = max(behind[i], behind[j] + self.widths[j])
+        return before, behind
 
 
 def _knots(members: Sequence[int], apart: Masks) -> list[tuple[int, ...]]:

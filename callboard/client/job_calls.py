@@ -11,6 +11,7 @@ from callboard.client.connection import Connection
 from callboard.client.jobs import ENDED, JobHandle
 from callboard.client.paging import PAGE_SIZE, all_pages
 from callboard.client.renewing import SessionKeeper
+from callboard.client.workers import WorkerHandle
 from callboard.model.inputs import job_spec
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.v1.job_pb2 import (
@@ -26,6 +27,7 @@ from callboard.v1.job_pb2 import (
 )
 from callboard.wire.enums import to_wire
 from callboard.wire.job import job_spec_to_proto
+from callboard.wire.refusals import NotFound
 
 if TYPE_CHECKING:
     from callboard.model.requests import JobSpec
@@ -104,6 +106,24 @@ class JobCalls:
             for worker in owner.workers
             if node in ("", worker.allocation.node_id)
         ]
+
+    async def lookup(self, alias: str) -> list[WorkerHandle]:
+        """Handles of the workers whose component carries an alias (``ray_options.name``), in rank order.
+
+        The alias is a name for people and programs, not of an actor: the next attempt answers to it at once, and a job
+        that has ended never does (PC-14). Of several jobs with one alias the newest counts.
+
+        Args:
+            alias: as in ``ray_options: {name: …}``.
+
+        Raises:
+            NotFound: no job that has not ended carries it.
+        """
+        for job in await self.list_jobs(states=_LIVE):
+            for component in job.spec.components:
+                if component.ray_options.get("name") == alias:
+                    return JobHandle(self._connection, job).workers(component.name)
+        raise NotFound(f"no live job carries the alias {alias}", metadata={"subject": f"aliases/{alias}"})
 
     async def list_jobs(self, *, pool: str = "", states: Sequence[str] = ()) -> list[Job]:
         """Jobs, newest submission first.

@@ -18,7 +18,7 @@ from callboard.client.client import Client, ray_of
 from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S
 from callboard.client.methods import Method
 from callboard.client.sync_jobs import SyncJobHandle
-from callboard.client.workers import connect_ray
+from callboard.client.workers import WorkerHandle, connect_ray
 from callboard.model.policy import PreemptionPolicy as ExactPolicy
 from callboard.model.requests import JobSpec, PoolSpec, PreemptionPolicy
 from callboard.model.specs import JobSpec as ExactJobSpec
@@ -135,6 +135,10 @@ class SyncClient:
     def available_resources(self) -> dict[str, float]:
         """What of it is free, in the same units."""
         return self._loop.run(self._client.available_resources())
+
+    def lookup(self, alias: str) -> list[WorkerHandle]:
+        """Handles of the workers whose component carries an alias; see :meth:`Client.lookup`."""
+        return self._loop.run(self._client.lookup(alias))
 
     def list_jobs(self, *, pool: str = "", states: Sequence[str] = ()) -> list[Job]:
         """Jobs, newest submission first."""

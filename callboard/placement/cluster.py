@@ -14,6 +14,7 @@ from functools import cached_property
 
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.located import shown
 from callboard.model.specs import Labels
 
 WHOLE_CLUSTER = "cluster"
@@ -151,6 +152,8 @@ class Cluster:
         Raises:
             InvalidInput: every fault of the text.
         """
+        if not isinstance(text, str):
+            raise InvalidInput([Fault(field, f"{shown(text)} is no text; write e.g. '8+8'")])
         nodes: list[Node] = []
         made: dict[tuple[int, str], tuple[Accelerator, ...]] = {}
         for rank, found in enumerate(parse_cluster(text, field)):
@@ -216,6 +219,16 @@ class Cluster:
     def first(self, count: int) -> Cluster:
         """The ``count`` nodes of the lowest ranks, with the same groups."""
         return self if count >= len(self.nodes) else replace(self, nodes=self.nodes[:count])
+
+
+def need_cluster(value: object) -> None:
+    """Says what a caller should have given, before something inside says it worse.
+
+    Raises:
+        TypeError: it is no cluster.
+    """
+    if not isinstance(value, Cluster):
+        raise TypeError(f"{shown(value)} is no Cluster; write e.g. Cluster.from_nodes('8+8')")
 
 
 def joined_group(label: str, nodes: Iterable[Node]) -> NodeGroup:

@@ -314,8 +314,13 @@ class _Laying:
         parts = compile_segments(entry.segments, numbering.total, numbering.resource, entry.where, report)
         if parts is None:
             return None
-        processes: list[Ranks] = [ranks for part in parts for ranks in part.ranks()]
-        if not check_processes(processes, numbering, entry.where, report):
+        processes: list[Ranks] = []
+        faults_before = len(report.faults)
+        for part in parts:
+            ranks, first = part.ranks(), len(processes)
+            check_processes(ranks, numbering, entry.where, report, first=first, segment=part.segment)
+            processes.extend(ranks)
+        if len(report.faults) > faults_before:
             return None
         strategy: PlacementStrategy
         if numbering.nodes_only:

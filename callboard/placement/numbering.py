@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from callboard.model.inputs.located import shown_text
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.located import shown, shown_text
 from callboard.placement.cluster import (
     NODES_ONLY,
     WHOLE_CLUSTER,
@@ -104,12 +105,20 @@ class Numbering:
         return "resource"
 
 
-def labels_of(node_group: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The labels that an API argument names: one, a comma-separated text, a list, or none for the whole cluster."""
+def labels_of(node_group: str | int | Sequence[str] | None) -> tuple[str, ...]:
+    """The labels that an API argument names: one, a comma-separated text, a list, or none for the whole cluster.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
     if node_group is None:
         return (WHOLE_CLUSTER,)
+    if isinstance(node_group, int) and not isinstance(node_group, bool):
+        node_group = str(node_group)  # 4090 is the label "4090", as in a file
     if isinstance(node_group, str):
         node_group = node_group.split(",")
+    if not isinstance(node_group, Sequence) or not all(isinstance(label, str) for label in node_group):
+        raise InvalidInput([Fault("node_group", f"{shown(node_group)} is no label, and no list of labels")])
     return tuple(label.strip() for label in node_group)
 
 

@@ -9,11 +9,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import index as whole_number
+from typing import SupportsIndex
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.placement.cluster import WHOLE_CLUSTER, Cluster
+from callboard.model.inputs.located import shown
+from callboard.placement.cluster import WHOLE_CLUSTER, Cluster, need_cluster
 from callboard.placement.diagnostics import Report, Where
-from callboard.placement.grammar import MAX_PROCESSES
+from callboard.placement.grammar import MAX_PROCESSES, Segment
 from callboard.placement.numbering import Kind, Numbering, Span, labels_of, number
 from callboard.placement.record import Placement
 
@@ -57,7 +60,9 @@ class PlacementStrategy:
 
         Raises:
             InvalidInput: the strategy does not fit the cluster.
+            TypeError: ``cluster`` is no :class:`~callboard.placement.Cluster`.
         """
+        need_cluster(cluster)
         report = Report()
         where = Where("placement")
         numbering = self.numbering(cluster, where, report)
@@ -92,7 +97,11 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     def __init__(
         self, hardware_ranks_list: Iterable[Iterable[int]], node_group: str | Sequence[str] | None = None
     ) -> None:
-        lists = [tuple(sorted(ranks)) for ranks in hardware_ranks_list]
+        given = _listed_in(hardware_ranks_list, "hardware_ranks_list", "the ranks of each process, e.g. [[0], [1, 2]]")
+        lists = [
+            tuple(sorted(_rank(rank, f"hardware_ranks_list[{i}]") for rank in _listed_in(ranks, *_PROCESS, index=i)))
+            for i, ranks in enumerate(given)
+        ]
         faults = [f"process {i} gets nothing" for i, ranks in enumerate(lists) if not ranks]
         faults += [f"process {i} gets rank {low} twice" for i, ranks in enumerate(lists) for low in _repeated(ranks)]
         faults += [f"process {i} gets the negative rank {r[0]}" for i, r in enumerate(lists) if r and r[0] < 0]
@@ -147,7 +156,10 @@ class PackedPlacementStrategy(PlacementStrategy):
         stride: int = 1,
         node_group: str | Sequence[str] | None = None,
     ) -> None:
-        start, end, size = start_hardware_rank, end_hardware_rank, num_hardware_per_process
+        start = _rank(start_hardware_rank, "start_hardware_rank")
+        end = _rank(end_hardware_rank, "end_hardware_rank")
+        size = _rank(num_hardware_per_process, "num_hardware_per_process")
+        stride = _rank(stride, "stride")
         faults: list[str] = []
         if start < 0:
             faults.append(f"the range starts at {start}; ranks count from 0")
@@ -196,7 +208,8 @@ class NodePlacementStrategy(PlacementStrategy):
     node_group: tuple[str, ...] = (WHOLE_CLUSTER,)
 
     def __init__(self, node_ranks: Iterable[int], node_group: str | Sequence[str] | None = None) -> None:
-        ranks = tuple(sorted(node_ranks))
+        given = _listed_in(node_ranks, "node_ranks", "the node of each process, e.g. [0, 0, 1]")
+        ranks = tuple(sorted(_rank(rank, "node_ranks") for rank in given))
         faults = ["the list is empty; give the node of at least one process"] if not ranks else []
         faults += [f"the node rank {ranks[0]} is negative"] if ranks and ranks[0] < 0 else []
         _raise("node_ranks", faults)
@@ -211,7 +224,14 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def check_processes(
-    processes: Sequence[Ranks], numbering: Numbering, where: Where, report: Report, *, per_block: int = 1
+    processes: Sequence[Ranks],
+    numbering: Numbering,
+    where: Where,
+    report: Report,
+    *,
+    first: int = 0,
+    per_block: int = 1,
+    segment: Segment | None = None,
 ) -> bool:
     """Whether each process gets ranks that exist, on one node and of one type (rules 1 and 4).
 
@@ -220,39 +240,39 @@ def check_processes(
         numbering: what the ranks mean.
         where: place of the placement.
         report: where faults go.
+        first: rank of the first process.
         per_block: how many processes an item of ``processes`` stands for.
+        segment: what was written for them; None: they are of no text, or of all of it.
     """
     faults_before = len(report.faults)
     spans, total = numbering.spans, numbering.total
-    at = 0
+    saying = _Saying(where, report, segment)
+    at = numbering.index_of(processes[0][0]) if processes else 0
     for index, ranks in enumerate(processes):
+        process = first + index * per_block
         low, high = ranks[0], ranks[-1]
         if high >= total:
             have = f"there are {total} here, 0 to {total - 1}"
-            report.fault(
-                where, f"{numbering.resource} rank {high} does not exist; {have}", read=str(high), allowed=have
-            )
+            saying.fault(f"{numbering.resource} rank {high} does not exist; {have}", read=str(high), allowed=have)
             return False
         while spans[at].end <= low:
             at += 1
         if high < spans[at].end:
             if not spans[at].uniform and _mixed(ranks, spans[at]):
-                _fault_of_types(index * per_block, ranks, [spans[at]], where, report)
+                saying.types(process, ranks, [spans[at]])
             continue
         touched = [span for span in spans[at : numbering.index_of(high) + 1] if _touches(ranks, span)]
         nodes = list(dict.fromkeys(span.node.rank for span in touched))
         if len(nodes) > 1:
-            what = f"process {index * per_block}" if per_block == 1 else f"processes {index * per_block} to "
-            what += "" if per_block == 1 else str((index + 1) * per_block - 1)
-            report.fault(
-                where,
+            what = f"process {process}" if per_block == 1 else f"processes {process} to {process + per_block - 1}"
+            saying.fault(
                 f"{what} would span nodes {_listed(nodes)}: {numbering.resource} ranks {_ranks_text(ranks)} lie on "
                 "several nodes, and all of a process are on one",
                 read=_ranks_text(ranks),
                 allowed="ranks of one node",
             )
         else:
-            _fault_of_types(index * per_block, ranks, touched, where, report)
+            saying.types(process, ranks, touched)
         if len(report.faults) - faults_before >= 10:
             return False
     return len(report.faults) == faults_before
@@ -316,18 +336,38 @@ def _mixed(ranks: Ranks, span: Span) -> bool:
     return len({span.types[rank - span.first] for rank in ranks}) > 1
 
 
-def _fault_of_types(process: int, ranks: Ranks, spans: Sequence[Span], where: Where, report: Report) -> None:
-    types = dict.fromkeys(
-        span.types[rank - span.first] for span in spans for rank in ranks if span.first <= rank < span.end
-    )
-    listed = " and ".join(types)
-    report.fault(
-        where,
-        f"process {process} would get {listed} on node {spans[0].node.rank}: ranks {_ranks_text(ranks)} are of "
-        "several types, and all of a process are of one",
-        read=listed,
-        allowed="one type",
-    )
+@dataclass(frozen=True, slots=True)
+class _Saying:
+    """Notes what is wrong with processes, at the segment that asks for them."""
+
+    where: Where
+    report: Report
+    segment: Segment | None
+
+    def fault(self, message: str, *, read: str, allowed: str) -> None:
+        if self.segment is None:
+            self.report.fault(self.where, message, read=read, allowed=allowed)
+            return
+        self.report.fault(
+            self.where.at(self.segment.column - 1),
+            message,
+            segment=self.segment.text or str(self.segment),
+            segment_column=self.segment.column,
+            read=read,
+            allowed=allowed,
+        )
+
+    def types(self, process: int, ranks: Ranks, spans: Sequence[Span]) -> None:
+        types = dict.fromkeys(
+            span.types[rank - span.first] for span in spans for rank in ranks if span.first <= rank < span.end
+        )
+        listed = " and ".join(types)
+        self.fault(
+            f"process {process} would get {listed} on node {spans[0].node.rank}: ranks {_ranks_text(ranks)} are of "
+            "several types, and all of a process are of one",
+            read=listed,
+            allowed="one type",
+        )
 
 
 def _ranks_text(ranks: Ranks) -> str:
@@ -343,6 +383,25 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _repeated(ranks: Ranks) -> list[int]:
     return [low for low, high in pairwise(ranks) if low == high]
+
+
+_PROCESS = ("hardware_ranks_list", "the ranks of one process, e.g. [0, 1]")
+
+
+def _listed_in(value: object, field: str, what: str, *, index: int = -1) -> Iterable[object]:
+    """What a caller gives as a list; a text is none, although Python would take it apart."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        _raise(field if index < 0 else f"{field}[{index}]", [f"{shown(value)} is not {what}"])
+    assert isinstance(value, Iterable)
+    return value
+
+
+def _rank(value: object, field: str) -> int:
+    """A whole number of a caller, of whichever library."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        _raise(field, [f"{shown(value)} is no whole number"])
+    assert isinstance(value, SupportsIndex)
+    return whole_number(value)
 
 
 def _raise(field: str, faults: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from callboard.autoplace import Layout, NoPlan, Plan, Problem, Status, search, staleness_table
 from callboard.autoplace.asynchronous import partitions_of
@@ -137,8 +138,6 @@ def periods(problem: Problem, staleness: float) -> Iterator[float]:
 def _program(
     problem: Problem, staleness: float, seconds: list[float], pairs: list[tuple[int, int]], shifts: tuple[int, ...]
 ) -> float | None:
-    pywraplp = pytest.importorskip("ortools.linear_solver.pywraplp")
-
     solver = pywraplp.Solver.CreateSolver("GLOP")
     names = [component.name for component in problem.components]
     period = solver.NumVar(0, solver.infinity(), "period")

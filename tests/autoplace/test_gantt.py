@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
 import xml.etree.ElementTree as ET
 from itertools import combinations
@@ -136,7 +135,6 @@ class TestSvg:
         assert first == second
 
 
-@pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is an option")
 def test_png_has_twice_the_pixels_of_the_picture() -> None:
     picture = draw(EIGHT, gpus=GPUS, seconds=SECONDS, title="One iteration")
     image = to_png(picture)

@@ -84,9 +84,6 @@ def agree(workflow: dict[str, Any], one: Plan | None, other: Plan | None) -> Non
 
 @pytest.mark.parametrize("late", [True, False])
 def test_branch_and_bound_and_the_solver_agree(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    if not late:
-        pytest.importorskip("ortools")
-
     @given(workflow=on_two_pools())
     @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     def check(workflow: dict[str, Any]) -> None:

@@ -65,7 +65,6 @@ def test_brute_force_with_memory_offloading_and_switching_agrees(workflow: dict[
 
 @pytest.mark.parametrize("plain_form", [True, False])
 def test_the_solver_alone_finds_what_brute_force_finds(monkeypatch: pytest.MonkeyPatch, plain_form: bool) -> None:
-    pytest.importorskip("ortools")
     monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 0)
     by: set[str] = set()
 
@@ -111,7 +110,6 @@ def test_deciding_late_who_offloads_and_shares_finds_what_brute_force_finds(
 
 
 def test_the_solver_goes_on_where_branch_and_bound_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ortools")
     monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 5)
     row = next(row for row in DAG if row["name"] == "dag-05-7c-16g")
     plan = search(Problem.from_mapping(plain(row)), time_limit=None)
@@ -120,7 +118,6 @@ def test_the_solver_goes_on_where_branch_and_bound_stops(monkeypatch: pytest.Mon
 
 
 def test_the_solver_shows_the_same_plan_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ortools")
     monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 0)
     row = next(row for row in DAG if row["name"] == "dag-10-4c-64g")
     plans = [search(Problem.from_mapping(plain(row)), time_limit=None) for _ in range(3)]

@@ -239,7 +239,6 @@ class TestGeneralForm:
         assert periods == sorted(periods, reverse=True)
 
     def test_interpolations_are_resolved(self, tmp_path: Path) -> None:
-        pytest.importorskip("omegaconf")
         text = GENERAL.replace("{4: 50, 8: 26}", "'${workflow.components.rollout.seconds_by_gpus}'")
         found = json.loads(autoplace(written(tmp_path, text), "-o", "json").stdout)
         assert found["alternatives"]["collocated"] == pytest.approx(31 + 4 / 16 + 31)
@@ -303,7 +302,6 @@ class TestFiles:
         assert "pip install pillow" in shown.stderr
 
     def test_a_placement_from_another_file_is_not_applied(self, tmp_path: Path) -> None:
-        pytest.importorskip("hydra")
         (tmp_path / "base.yaml").write_text(REASONING)
         (tmp_path / "train.yaml").write_text("defaults: [base, _self_]\ndata: {rollout_batch_size: 64}\n")
         shown = autoplace("train", "--config-path", tmp_path, "--apply")
@@ -313,7 +311,6 @@ class TestFiles:
 
     def test_a_placement_that_another_file_would_change_is_taken_back(self, tmp_path: Path) -> None:
         """Hydra merges mappings: the entries of the other file would come back beside the new ones."""
-        pytest.importorskip("hydra")
         (tmp_path / "base.yaml").write_text(REASONING)
         text = "defaults: [base, _self_]\ncluster: {component_placement: {reward: 0-3}}\n"
         (tmp_path / "train.yaml").write_text(text)
@@ -324,7 +321,6 @@ class TestFiles:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["base.yaml", "train.yaml"]
 
     def test_a_composed_config_with_its_own_placement_gets_it(self, tmp_path: Path) -> None:
-        pytest.importorskip("hydra")
         (tmp_path / "algo.yaml").write_text("group_size: 16\nn_minibatches: 4\n")
         body = REASONING.replace("algorithm: {group_size: 16, n_minibatches: 4, recompute_logprobs: true}\n", "")
         (tmp_path / "train.yaml").write_text("defaults: [algo@algorithm, _self_]\n" + body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
 from pathlib import Path
@@ -14,8 +13,6 @@ from callboard.cli.config_source import config_names, load_config
 from callboard.cli.failures import BAD_INPUT, CommandFailed
 from callboard.cli.file_replacing import replace_file, write_new
 from callboard.model.faults import InvalidInput
-
-needs_hydra = pytest.mark.skipif(importlib.util.find_spec("hydra") is None, reason="Hydra is an option")
 
 
 @pytest.fixture
@@ -37,7 +34,6 @@ class TestWhichConfig:
         assert not source.composed
         assert source.text.startswith("cluster:")
 
-    @needs_hydra
     @pytest.mark.parametrize("by_name", [True, False])
     def test_defaults_are_composed_and_the_own_values_win(self, folder: Path, by_name: bool) -> None:
         source = load_config("train", folder) if by_name else load_config(str(folder / "train.yaml"), None)
@@ -47,14 +43,12 @@ class TestWhichConfig:
         assert source.config["data"]["twice"] == 128
         assert source.file == folder / "train.yaml"
 
-    @needs_hydra
     def test_defaults_without_self_are_composed_without_a_warning(self, folder: Path) -> None:
         """RLinf's configs are written so. A warning would fail this test."""
         (folder / "plain.yaml").write_text("defaults:\n  - base\nseed: 7\n")
         config = load_config("plain", folder).config
         assert (config["seed"], config["cluster"]["num_nodes"]) == (7, 1)
 
-    @needs_hydra
     def test_a_search_path_may_come_from_the_environment(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -70,19 +64,16 @@ class TestWhichConfig:
         monkeypatch.setenv("ELSEWHERE", str(tmp_path / "elsewhere"))
         assert load_config("robot", folder).config["env"]["train"]["total_num_envs"] == 16
 
-    @needs_hydra
     def test_interpolations_of_one_file_are_resolved(self, tmp_path: Path) -> None:
         file = tmp_path / "c.yaml"
         file.write_text("a: {b: 3}\nc: ${a.b}\nd: ${unheard_of:1}\n")
         assert load_config(str(file), None).config["c"] == 3
 
-    @needs_hydra
     def test_a_whole_path_wins_over_the_folder_beside_it(self, folder: Path, tmp_path: Path) -> None:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         assert load_config(str(folder / "train.yaml"), elsewhere).config["data"]["twice"] == 128
 
-    @needs_hydra
     def test_a_link_has_the_defaults_of_the_folder_that_it_is_in(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "store").mkdir()
         (folder / "train.yaml").rename(tmp_path / "store" / "real.yaml")

@@ -51,7 +51,7 @@ class TestReads:
             listed = {service.name for service in answer.list_services_response.service}
             described = reflection_pb2.ServerReflectionRequest(file_containing_symbol="callboard.v1.JobService")
             (found,) = [answer async for answer in stub.ServerReflectionInfo(iter([described]), timeout=10)]
-        ours = {"Agent", "Event", "Job", "Node", "PlacementGroup", "Pool", "Scheduler"}
+        ours = {"Agent", "Event", "Job", "Node", "Placement", "PlacementGroup", "Pool", "Scheduler"}
         assert listed == {f"callboard.v1.{name}Service" for name in ours} | {
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",

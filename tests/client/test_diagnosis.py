@@ -33,7 +33,13 @@ def job(*, gpus: int = 1, **fields: Any) -> Job:
         allocation=Allocation(node_id="n1", devices=devices, resources=Resources(memory_bytes=1 << 30)),
     )
     spec = JobSpec(name="train", components=[ComponentSpec(name="trainer", role="trainer")])
-    return Job(**{"uid": "u1", "spec": spec, "state": JobState.JOB_STATE_RUNNING, "workers": [worker]} | fields)
+    stated: dict[str, Any] = {
+        "uid": "u1",
+        "spec": spec,
+        "state": JobState.JOB_STATE_RUNNING,
+        "workers": [worker],
+    }
+    return Job(**(stated | fields))
 
 
 def look(**fields: Any) -> WorkerInspection:

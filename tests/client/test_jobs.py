@@ -22,11 +22,13 @@ from callboard.v1.job_pb2 import (
     Job,
     JobSpec,
     JobState,
+    ListJobsRequest,
+    ListJobsResponse,
     PreemptJobRequest,
     PreemptJobResponse,
     Worker,
 )
-from callboard.wire.errors import RevisionCompacted, Unavailable
+from callboard.wire.errors import NotFound, RevisionCompacted, Unavailable
 from tests.support.fake_api import FakeApi
 
 
@@ -218,3 +220,32 @@ async def test_a_compacted_log_ends_a_watch_with_a_clear_error(api: FakeApi, cli
     with pytest.raises(RevisionCompacted, match="starts at 90"):
         async for _ in client.watch(start_revision=3):
             pass
+
+
+class TestAliases:
+    async def test_pc_14_an_alias_leads_to_the_newest_live_job_and_never_to_one_that_ended(self, api: FakeApi) -> None:
+        def job(uid: str, *, alias: str) -> Job:
+            other = ComponentSpec(name="env")
+            named = ComponentSpec(name="actor", ray_options={"name": alias})
+            workers = [
+                Worker(key=WorkerKey(job_id=uid, component=component, rank=rank), generation=rank + 1)
+                for component, rank in (("env", 0), ("actor", 1), ("actor", 0))
+            ]
+            return Job(name=f"jobs/{uid}", uid=uid, spec=JobSpec(name=uid, components=[other, named]), workers=workers)
+
+        asked: list[list[int]] = []
+
+        def listed(request: ListJobsRequest) -> ListJobsResponse:
+            asked.append(list(request.states))
+            return ListJobsResponse(jobs=[job("j2", alias="trainer"), job("j1", alias="trainer")])
+
+        api.on(methods.LIST_JOBS, listed)
+        async with Client(api.address) as client:
+            found = await client.lookup("trainer")
+            assert [(handle.uid, handle.component, handle.rank) for handle in found] == [
+                ("j2", "actor", 0),
+                ("j2", "actor", 1),
+            ]
+            assert JobState.JOB_STATE_SUCCEEDED not in asked[0]
+            with pytest.raises(NotFound, match="alias nobody"):
+                await client.lookup("nobody")

@@ -424,9 +424,9 @@ class History:
             assert world.state.node_use(node_id).free == node.capacity
 
 
-def run(seed: int, steps: int = 120, *, placed: bool = False) -> History:
-    """Replays one history."""
-    history = History(seed, placed=placed)
+def run(seed: int, steps: int = 120, *, placed: bool = False, kind: type[History] = History) -> History:
+    """Replays one history of a kind."""
+    history = kind(seed, placed=placed)
     try:
         for _ in range(steps):
             history.step()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from callboard.model.colocation import fused
-from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, ScalingRule
+from callboard.model.quantities import Number, Resources
+from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, ScalingRule, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler import events as ev
 from callboard.scheduler.records import JobState
+from tests.scheduler.histories import History, run
 from tests.scheduler.world import World, job_spec
 
 FULL = ScalingRule(signal="queue_depth", above_milli=100_000, action=ScalingAction.DOWN, cooldown_ms=30_000)
@@ -17,7 +21,7 @@ PENDING = ScalingRule(signal="pending_items", above_milli=0, action=ScalingActio
 IDLE = ScalingRule(signal="busy", below_milli=500, action=ScalingAction.DOWN, step=5, cooldown_ms=0)
 
 
-def elastic(*rules: ScalingRule, low: int = 1, high: int = 6, name: str = "main", **fields: str) -> ComponentSpec:
+def elastic(*rules: ScalingRule, low: int = 1, high: int = 6, name: str = "main", **fields: Any) -> ComponentSpec:
     gpu = Resources(gpu_milli=1000)
     return ComponentSpec(
         name=name, actor="a:B", min_workers=low, max_workers=high, resources=gpu, scaling=rules, **fields
@@ -199,8 +203,6 @@ class TestSelectorsOfComponents:
 
     @pytest.mark.parametrize("strategy", ["STRICT_PACK", "STRICT_SPREAD"])
     def test_a_strict_strategy_holds_across_them(self, strategy: str) -> None:
-        from callboard.model.specs import Strategy
-
         world = self.world()
         parts = [self.part("a", 1, 1, ("node_group", "gpu")), self.part("b", 1, 1)]
         world.submit(job_spec("j", components=parts, placement=Strategy(strategy)))
@@ -214,3 +216,77 @@ class TestSelectorsOfComponents:
         account = world.scheduler.explain_spec(spec, world.now_ms)
         assert account.verdict == "UNSCHEDULABLE"
         assert any("no node has zone=moon, which a asks for" in reason.message for reason in account.reasons)
+
+
+def group_of(node_id: str) -> str:
+    return "x" if node_id < "n1" else "y"
+
+
+class SignalledHistory(History):
+    """A random history of jobs that scale by signals, of groups, and of components with labels of their own."""
+
+    def join(self, node_id: str, running: tuple[ev.RunningWorker, ...] = ()) -> None:
+        amounts: dict[str, Number] = {"cpu": 4, "memory": "8GiB", "gpu": 2}
+        self.world.join(node_id, amounts, running=running, node_group=group_of(node_id))
+
+    def step(self) -> None:
+        super().step()
+        for worker in self.world.state.workers.values():
+            spec = self.world.state.specs.get(worker.job)
+            parts = {part.name: part for part in spec.spec.components} if spec is not None else {}
+            if worker.component in parts and worker.state.value not in ("STOPPED", "LOST"):
+                own = {"node": worker.node_id, "node_group": group_of(worker.node_id)}
+                assert all(own[key] == value for key, value in parts[worker.component].node_selector)
+
+    def submit(self) -> None:
+        choose = self.random.choice
+        self.names += 1
+        rules = (
+            ScalingRule(signal="full", above_milli=500, action=ScalingAction.DOWN, cooldown_ms=choose([0, 500])),
+            ScalingRule(signal="pending", above_milli=0, action=ScalingAction.UP, step=choose([1, 3])),
+        )
+        selectors = [(), (("node_group", "x"),), (("node_group", "y"),), (("node", "n0"),)]
+        low = choose([1, 2])
+        parts = [
+            ComponentSpec(
+                name=name,
+                actor="a:B",
+                min_workers=low,
+                max_workers=low + choose([0, 3]) if name == "a" or group else low,
+                resources=Resources.parse({"gpu": choose([0, 0.5, 1]), "cpu": choose([0, 1])}),
+                node_selector=() if group else choose(selectors),
+                colocation_group=group,
+            )
+            for group in (choose(["", "g"]),)
+            for name in choose([("a",), ("a", "b")])
+        ]
+        if len({part.max_workers for part in parts}) > 1 and parts[0].colocation_group:
+            parts = [replace(part, max_workers=low + 3) for part in parts]
+        parts = [replace(part, scaling=rules) if part.elastic else part for part in parts]
+        spec = job_spec(
+            f"j{self.names}",
+            pool=choose(["a", "b", "c"]),
+            priority=choose([1, 5, 9]),
+            components=parts,
+            placement=choose(list(Strategy)),
+            wait_for_nodes_ms=choose([None, 5000]),
+        )
+        try:
+            self.world.submit(fused(spec))
+        except Refusal as refusal:
+            self.story.append(str(refusal))
+
+    def scale(self) -> None:
+        running = list(self.world.state.jobs_by_state[JobState.RUNNING])
+        for uid in self.random.sample(running, min(len(running), 3)):
+            gauges = (("full", self.random.choice([0, 900])), ("pending", self.random.choice([0, 5000])))
+            self.send(ev.SignalsReported(now_ms=self.world.now_ms, uid=uid, gauges=gauges))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_whatever_is_reported_the_invariants_hold_and_selectors_are_kept(block: int) -> None:
+    scaled = 0
+    for seed in range(block * 12, block * 12 + 12):
+        history = run(seed, 250, kind=SignalledHistory)
+        scaled += sum(1 for event in history.world.log if event.type == "job.scaled")
+    assert scaled
