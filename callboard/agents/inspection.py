@@ -66,8 +66,7 @@ class Inspector:
         looks = await self._look(chosen)
         for look in looks:
             seen.workers.append(self._told(look, environment=ask.environment))
-        if ask.foreign:
-            await self._devices(seen, looks)
+        await self._devices(seen, looks)
         if foreign is not None:
             await foreign
         return seen

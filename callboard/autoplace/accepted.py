@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import MappingProxyType
 
-from callboard.autoplace.plan import Plan, Status
-from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
+from callboard.autoplace.plan import Plan
+from callboard.autoplace.problem import Async, Layout, Problem
 from callboard.autoplace.rlinf import RLinfJob
 from callboard.autoplace.rlinf_config import Reasoning
-from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, with_modes
 
 STALENESS = (0.0, 0.5, 1.0, 2.0)
 """Values that are compared: how old data may be is the user's choice, and this is what it costs."""
@@ -58,25 +57,11 @@ def answer_for_job(job: RLinfJob, search: Search) -> Answer:
     Raises:
         NoPlan: there is none.
     """
-    workload = job.config.workload
-    if not isinstance(workload, Reasoning):
+    if not isinstance(job.config.workload, Reasoning):
         return Answer(plan=_named(search(job.problem)), job=job)
+    plan = search(job.problem)
     if job.problem.layout is not Layout.UNIFORM:
-        return Answer(plan=search(job.problem), job=job)
-    collocated = best_collocated(job, workload)
-    disaggregated = best_disaggregated(job, workload)
-    found = [uniform for uniform in (collocated, disaggregated) if uniform is not None]
-    if not found:
-        raise NoPlan(_neither(job, workload))
-    # The first of equals: collocated moves weights inside GPUs.
-    best = min(found, key=lambda uniform: uniform.seconds)
-    alternatives = {
-        "collocated": None if collocated is None else collocated.seconds,
-        "disaggregated": None if disaggregated is None else disaggregated.seconds,
-    }
-    layout = Layout.COLLOCATED if best is collocated else Layout.DISAGGREGATED
-    plan = _placed(search(replace(with_modes(job.problem, best), layout=layout)), job, best)
-    plan = replace(plan, alternatives=MappingProxyType(alternatives), status=Status.OPTIMAL)
+        return Answer(plan=plan, job=job)
     return Answer(plan=plan, job=job, unrestricted=search(replace(job.problem, layout=Layout.ANY)))
 
 
@@ -91,25 +76,3 @@ def _named(plan: Plan) -> Plan:
     turns = sum(min(mode.seconds for mode in component.modes) for component in plan.problem.components)
     known = {"collocated": turns, "disaggregated": plan.alternatives.get("disaggregated")}
     return replace(plan, layout=layout, alternatives=MappingProxyType(known))
-
-
-def _placed(plan: Plan, job: RLinfJob, uniform: Uniform) -> Plan:
-    """The plan of these modes, checked, on the ranges that they were given."""
-    assert abs(plan.iteration_seconds - uniform.seconds) <= 1e-3 * uniform.seconds, "the search disagrees"
-    ranks = job.problem.pools[0].gpu_ranks
-    spans = []
-    for span in plan.spans:
-        first = uniform.starts[span.component]
-        spans.append(replace(span, gpu_ranks=ranks[first : first + span.gpus]))
-    return replace(plan, problem=job.problem, spans=tuple(spans))
-
-
-def _neither(job: RLinfJob, workload: Reasoning) -> tuple[Unplaceable, ...]:
-    """Why neither layout is possible."""
-    counts = {part.name: tuple(sorted({mode.gpus for mode in part.modes})) for part in job.problem.components}
-    engine, largest = workload.model_parallel["rollout"], max(job.nodes, default=0)
-    if engine > largest:
-        reason = f"one engine takes {engine} GPUs of one node, and no node has more than {largest}"
-        return (Unplaceable(component="rollout", gpus=counts["rollout"], reason=reason),)
-    reason = "no count is legal for all components together, and side by side they don't fit; --mixed allows more"
-    return tuple(Unplaceable(component=name, gpus=gpus, reason=reason) for name, gpus in counts.items())

@@ -16,7 +16,7 @@ from callboard.autoplace.building import HYBRID, seconds_of, spans_of
 from callboard.autoplace.cyclic import Rule, Steady, least_period
 from callboard.autoplace.exact import Budget, Found, Stopped
 from callboard.autoplace.groups import Group, Groups, least_load
-from callboard.autoplace.plan import Plan, Span, Status
+from callboard.autoplace.plan import Plan, Span, Spans, Status
 from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
 from callboard.autoplace.stopping import Stop
 from callboard.autoplace.tasks import Instance
@@ -355,7 +355,7 @@ def _plan(hunt: _Hunt, best: Candidate, *, done: bool) -> Plan:
         iteration_seconds=period,
         lower_bound_seconds=period if done else min(period, seconds_of(hunt.bound, instance)),
         status=status,
-        spans=_with_tails(problem, instance, found, tails),
+        spans=Spans(_with_tails(problem, instance, found, tails)),
         layout=best.layout,
         alternatives=MappingProxyType(ways),
         latency_seconds=seconds_of(latency, instance),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import SupportsIndex, overload
 
 from callboard.autoplace.problem import Pool, Problem
 
@@ -55,6 +56,45 @@ class Span:
         return len(self.gpu_ranks)
 
 
+class Spans(tuple[Span, ...]):
+    """The spans of a plan, in the problem's order; a tuple that knows its spans by the component's name too.
+
+    ``plan.spans["actor"]``, ``"actor" in plan.spans``, ``dict(plan.spans)`` and ``plan.spans.items()`` work as with a
+    mapping; iterating gives the spans.
+    """
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, key: SupportsIndex | str) -> Span: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> tuple[Span, ...]: ...
+
+    def __getitem__(self, key: SupportsIndex | str | slice) -> Span | tuple[Span, ...]:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for span in self:
+            if span.component == key:
+                return span
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys() if isinstance(key, str) else super().__contains__(key)
+
+    def keys(self) -> tuple[str, ...]:
+        """Names of the components."""
+        return tuple(span.component for span in self)
+
+    def values(self) -> tuple[Span, ...]:
+        """The spans."""
+        return tuple(self)
+
+    def items(self) -> tuple[tuple[str, Span], ...]:
+        """(name of the component, span) of each."""
+        return tuple((span.component, span) for span in self)
+
+
 PlacementValue = str | dict[str, str]
 """A range of ranks, or ``{node_group, placement}``."""
 
@@ -68,7 +108,7 @@ class Plan:
         iteration_seconds: sync: time of one iteration with its weight sync; async: the period.
         lower_bound_seconds: no plan of the model is faster.
         status: how the search ended.
-        spans: one per component, in the problem's order.
+        spans: one per component, in the problem's order; by name too, ``spans["actor"]``.
         layout: ``collocated``, ``disaggregated`` or ``hybrid``.
         alternatives: seconds of the best ``collocated``, ``disaggregated`` and ``hybrid`` plans; None: there is none,
             or (``hybrid``) none was met.
@@ -82,7 +122,7 @@ class Plan:
     iteration_seconds: float
     lower_bound_seconds: float
     status: Status
-    spans: tuple[Span, ...]
+    spans: Spans
     layout: str
     alternatives: Mapping[str, float | None] = field(default_factory=lambda: MappingProxyType({}))
     latency_seconds: float
@@ -108,10 +148,7 @@ class Plan:
         Raises:
             KeyError: there is none.
         """
-        for span in self.spans:
-            if span.component == component:
-                return span
-        raise KeyError(component)
+        return self.spans[component]
 
     def component_placement(self) -> dict[str, PlacementValue]:
         """The mapping to paste below ``cluster.component_placement``.

@@ -138,6 +138,23 @@ Objective = Sync | Async
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParallel:
+    """What RLinf's placement of model-parallel components demands, besides one of its two layouts.
+
+    Attributes:
+        node_gpus: GPUs of each node of the pool: an engine of the rollout never spans two.
+        group_gpus: by component, GPUs of one model-parallel group, tensor × pipeline.
+        tensor_gpus: by component, GPUs of one tensor-parallel group.
+        auto_scheduler: GPUs move between components while the job runs: disaggregated only, in one order, no GPU idle.
+    """
+
+    node_gpus: tuple[int, ...]
+    group_gpus: Mapping[str, int]
+    tensor_gpus: Mapping[str, int]
+    auto_scheduler: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A workflow on a cluster.
 
@@ -150,6 +167,8 @@ class Problem:
         weight_sync_seconds: trainer → rollout; added to the iteration when sync, overlapped when async.
         switch_always: ``switch_seconds`` is paid whether or not GPUs are shared (the case files' form).
         layout: which plans may be proposed.
+        model_parallel: with :attr:`Layout.UNIFORM`: what else is demanded; collocated components then have the very
+            same GPUs. None: nothing.
         inside: (component, host): on the same GPUs the component runs inside its host, and has no placement of its own.
         notes: what was assumed while reading the input, one sentence each.
     """
@@ -162,6 +181,7 @@ class Problem:
     weight_sync_seconds: float = 0.0
     switch_always: bool = False
     layout: Layout = Layout.ANY
+    model_parallel: ModelParallel | None = None
     inside: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -182,6 +202,8 @@ class Problem:
         cls, config: Mapping[str, Any], *, nodes: Sequence[int] | None = None, mixed: bool = False
     ) -> Problem:
         """The problem that an RLinf config describes (:mod:`callboard.autoplace.rlinf`).
+
+        What :func:`~callboard.autoplace.search.search` finds for it is what `callboard autoplace` proposes.
 
         Args:
             config: a mapping, or OmegaConf's DictConfig.

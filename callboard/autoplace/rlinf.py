@@ -9,7 +9,18 @@ from typing import Any
 
 from callboard.autoplace.candidates import Asked, Rules, component_of
 from callboard.autoplace.costs import Scaling, interpolated
-from callboard.autoplace.problem import Component, Edge, EdgeKind, Layout, Mode, NoPlan, Pool, Problem, Unplaceable
+from callboard.autoplace.problem import (
+    Component,
+    Edge,
+    EdgeKind,
+    Layout,
+    Mode,
+    ModelParallel,
+    NoPlan,
+    Pool,
+    Problem,
+    Unplaceable,
+)
 from callboard.autoplace.rlinf_cluster import group_of, own_nodes, pool_of, profiled_gpus, refuse_beyond
 from callboard.autoplace.rlinf_config import (
     Embodied,
@@ -74,13 +85,21 @@ def rlinf_job(
     notes += [f"{key} is not used: the workflow has no such component" for key in config.unused_profiles]
     workload = config.workload
     if isinstance(workload, Reasoning):
-        problem = _reasoning_problem(workload, pool, profiled, mixed=mixed, notes=tuple(notes))
+        rules = ModelParallel(
+            node_gpus=tuple(found[rank] for rank in pool.node_ranks),
+            group_gpus=workload.model_parallel,
+            tensor_gpus=workload.tensor_parallel,
+            auto_scheduler=config.auto_scheduler,
+        )
+        problem = _reasoning_problem(workload, pool, profiled, None if mixed else rules, tuple(notes))
     else:
         problem = _embodied_problem(workload, pool, profiled, notes=tuple(notes))
     return RLinfJob(problem=problem, config=config, nodes=found, group=group)
 
 
-def _reasoning_problem(job: Reasoning, pool: Pool, profiled: int, *, mixed: bool, notes: tuple[str, ...]) -> Problem:
+def _reasoning_problem(
+    job: Reasoning, pool: Pool, profiled: int, rules: ModelParallel | None, notes: tuple[str, ...]
+) -> Problem:
     # Whole groups of each minibatch go to each data-parallel rank.
     groups = job.batch_size // job.n_minibatches
     asked = [
@@ -103,7 +122,8 @@ def _reasoning_problem(job: Reasoning, pool: Pool, profiled: int, *, mixed: bool
         edges=tuple(Edge(source=source, target=target) for source, target in pairwise(names)),
         pools=(pool,),
         chunks=job.batch_size,
-        layout=Layout.ANY if mixed else Layout.UNIFORM,
+        layout=Layout.ANY if rules is None else Layout.UNIFORM,
+        model_parallel=rules,
         inside=(("inference", "actor"),) if "inference" in names else (),
         notes=(*notes, *_illegal_full_sizes(job, components, profiled, pool)),
     )

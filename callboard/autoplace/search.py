@@ -15,11 +15,12 @@ from callboard.autoplace.asynchronous import search_async
 from callboard.autoplace.building import seconds_of, spans_of
 from callboard.autoplace.checker import check_plan
 from callboard.autoplace.cpsat import installed
-from callboard.autoplace.plan import Plan, Status
+from callboard.autoplace.plan import Plan, Spans, Status
 from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
 from callboard.autoplace.stopping import Stop
 from callboard.autoplace.synchronous import Outcome, search_sync
 from callboard.autoplace.tasks import instance_of
+from callboard.autoplace.uniform import uniform_plan
 
 Progress = Callable[[float, float], None]
 """Told (incumbent, lower bound) in seconds, each time one of them improves."""
@@ -50,6 +51,12 @@ def search(
         NoPlan: the components can't lie on this cluster together, or not in the layout that was asked for.
         CheckFailed: the plan doesn't hold when simulated (a defect of the search).
     """
+    if problem.layout is Layout.UNIFORM and problem.model_parallel is not None:
+
+        def timed(fixed: Problem) -> Plan:
+            return search(fixed, time_limit=None, solver=False)
+
+        return check_plan(uniform_plan(problem, problem.model_parallel, timed))
     instance = instance_of(problem)
     asked = installed() if solver is None else solver
 
@@ -96,7 +103,7 @@ def _plan(problem: Problem, outcome: Outcome) -> Plan:
         iteration_seconds=length,
         lower_bound_seconds=bound,
         status=status,
-        spans=spans_of(problem, instance, found),
+        spans=Spans(spans_of(problem, instance, found)),
         layout=outcome.layout,
         alternatives=MappingProxyType(alternatives),
         latency_seconds=length,

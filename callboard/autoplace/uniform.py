@@ -10,13 +10,13 @@ An engine never spans two nodes, nor does a rollout process that takes every n-t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
+from types import MappingProxyType
 
-from callboard.autoplace.problem import Mode, Problem
-from callboard.autoplace.rlinf import RLinfJob
-from callboard.autoplace.rlinf_config import Reasoning
+from callboard.autoplace.plan import Plan, Spans, Status
+from callboard.autoplace.problem import Layout, Mode, ModelParallel, NoPlan, Problem, Unplaceable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +34,66 @@ class Uniform:
     seconds: float
 
 
-def best_collocated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
-    """The fastest collocated layout; None: there is none.
+def uniform_plan(problem: Problem, rules: ModelParallel, timed: Callable[[Problem], Plan]) -> Plan:
+    """The fastest plan in a layout that is accepted.
 
     Args:
-        job: a reasoning job.
-        workload: what it configures.
+        problem: a chain of rollout, perhaps inference, and actor, in one pool.
+        rules: what its placement demands.
+        timed: says when everybody runs where one mode each, and the layout, are given.
+
+    Raises:
+        NoPlan: neither layout is possible.
     """
-    if job.config.auto_scheduler:
+    collocated = best_collocated(problem, rules)
+    disaggregated = best_disaggregated(problem, rules)
+    found = [uniform for uniform in (collocated, disaggregated) if uniform is not None]
+    if not found:
+        raise NoPlan(_neither(problem, rules))
+    # The first of equals: collocated moves weights inside GPUs.
+    best = min(found, key=lambda uniform: uniform.seconds)
+    layout = Layout.COLLOCATED if best is collocated else Layout.DISAGGREGATED
+    plan = timed(replace(_with_modes(problem, best), layout=layout))
+    assert abs(plan.iteration_seconds - best.seconds) <= 1e-3 * best.seconds, "the search disagrees"
+    ranks = problem.pools[0].gpu_ranks
+    spans = []
+    for span in plan.spans:
+        first = best.starts[span.component]
+        spans.append(replace(span, gpu_ranks=ranks[first : first + span.gpus]))
+    alternatives = {
+        "collocated": None if collocated is None else collocated.seconds,
+        "disaggregated": None if disaggregated is None else disaggregated.seconds,
+    }
+    return replace(
+        plan,
+        problem=problem,
+        spans=Spans(spans),
+        alternatives=MappingProxyType(alternatives),
+        lower_bound_seconds=plan.iteration_seconds,
+        status=Status.OPTIMAL,
+    )
+
+
+def best_collocated(problem: Problem, rules: ModelParallel) -> Uniform | None:
+    """The fastest collocated layout; None: there is none. Arguments as of :func:`uniform_plan`."""
+    if rules.auto_scheduler:
         return None
-    actor, rollout = (workload.tensor_parallel[name] for name in ("actor", "rollout"))
+    actor, rollout = (rules.tensor_gpus[name] for name in ("actor", "rollout"))
     if actor > rollout and actor % rollout:
         return None
-    block = workload.model_parallel["rollout"] * max(actor // rollout, 1)
-    by_gpus = [{mode.gpus: mode for mode in component.modes} for component in job.problem.components]
+    block = rules.group_gpus["rollout"] * max(actor // rollout, 1)
+    by_gpus = [{mode.gpus: mode for mode in component.modes} for component in problem.components]
     shared = set.intersection(*(set(modes) for modes in by_gpus))
-    ground = _Ground(job)
+    ground = _Ground(rules)
     found = [
         (sum(modes[gpus].seconds for modes in by_gpus), gpus, first)
         for gpus in shared
-        if (first := ground.first_fit(0, gpus, job.problem.gpus, block)) is not None
+        if (first := ground.first_fit(0, gpus, problem.gpus, block)) is not None
     ]
     if not found:
         return None
     seconds, gpus, first = min(found)
-    names = [component.name for component in job.problem.components]
+    names = [component.name for component in problem.components]
     return Uniform(
         modes={name: modes[gpus] for name, modes in zip(names, by_gpus, strict=True)},
         starts=dict.fromkeys(names, first),
@@ -66,20 +101,19 @@ def best_collocated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
     )
 
 
-def best_disaggregated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
+def best_disaggregated(problem: Problem, rules: ModelParallel) -> Uniform | None:
     """The fastest layout with GPUs of its own for each component; None: there is none.
 
     Best first: the sizes of all but the rollout are looked through, each with the largest rollout that is worth its
     GPUs; where no order of ranges keeps engines inside nodes, the next smaller one is tried.
     """
-    problem = job.problem
     total = problem.gpus
     names = [component.name for component in problem.components]
     others = [name for name in names if name != "rollout"]
-    ground = _Ground(job)
-    longest = ground.longest(workload.model_parallel["rollout"])
+    ground = _Ground(rules)
+    longest = ground.longest(rules.group_gpus["rollout"])
     fitting_modes = [mode for mode in problem.component("rollout").modes if mode.gpus <= longest]
-    engines = _worthwhile(fitting_modes, every=job.config.auto_scheduler)
+    engines = _worthwhile(fitting_modes, every=rules.auto_scheduler)
     queue: list[tuple[float, int, tuple[int, ...], int]] = []
     chosen: dict[tuple[int, ...], dict[str, Mode]] = {}
 
@@ -95,7 +129,7 @@ def best_disaggregated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
         sizes = tuple(mode.gpus for mode in modes)
         left = total - sum(sizes)
         fitting = [index for index, mode in enumerate(engines) if mode.gpus <= left]
-        if job.config.auto_scheduler:
+        if rules.auto_scheduler:
             fitting = [index for index in fitting if engines[index].gpus == left]
         if fitting:
             chosen[sizes] = dict(zip(others, modes, strict=True))
@@ -103,10 +137,10 @@ def best_disaggregated(job: RLinfJob, workload: Reasoning) -> Uniform | None:
     while queue:
         seconds, _, sizes, index = heapq.heappop(queue)
         modes_of = chosen[sizes] | {"rollout": engines[index]}
-        starts = _arranged(job, workload, ground, {name: modes_of[name].gpus for name in names})
+        starts = _arranged(rules, ground, {name: modes_of[name].gpus for name in names})
         if starts is not None:
             return Uniform(modes={name: modes_of[name] for name in names}, starts=starts, seconds=seconds)
-        if not job.config.auto_scheduler:
+        if not rules.auto_scheduler:
             offer(sizes, index - 1)
     return None
 
@@ -130,35 +164,35 @@ def _worthwhile(modes: Sequence[Mode], *, every: bool) -> list[Mode]:
     return kept
 
 
-def _arranged(job: RLinfJob, workload: Reasoning, ground: _Ground, gpus: Mapping[str, int]) -> dict[str, int] | None:
+def _arranged(rules: ModelParallel, ground: _Ground, gpus: Mapping[str, int]) -> dict[str, int] | None:
     """A first GPU for each component, ranges side by side; None when engines would span nodes in every order."""
-    engine = {name: workload.model_parallel[name] if name == "rollout" else 1 for name in gpus}
-    whole = {name: workload.model_parallel[name] for name in gpus}
+    engine = {name: rules.group_gpus[name] if name == "rollout" else 1 for name in gpus}
+    whole = {name: rules.group_gpus[name] for name in gpus}
     # Tensor-parallel groups inside nodes are faster, and tried first; only the rollout's have to be.
     for blocks in (whole, engine):
-        for order in _orders(job, list(gpus)):
-            starts = _laid(job, order, gpus, blocks, ground)
+        for order in _orders(rules, list(gpus)):
+            starts = _laid(rules, order, gpus, blocks, ground)
             if starts is not None:
                 return {name: starts[name] for name in gpus}
     return None
 
 
-def _orders(job: RLinfJob, names: Sequence[str]) -> Iterator[Sequence[str]]:
+def _orders(rules: ModelParallel, names: Sequence[str]) -> Iterator[Sequence[str]]:
     """The workflow's own order first, then the others; with the auto scheduler only the one that it knows."""
-    if job.config.auto_scheduler:
+    if rules.auto_scheduler:
         yield [name for name in ("actor", "rollout", "inference") if name in names]
         return
     yield from permutations(names)
 
 
 def _laid(
-    job: RLinfJob, order: Sequence[str], gpus: Mapping[str, int], blocks: Mapping[str, int], ground: _Ground
+    rules: ModelParallel, order: Sequence[str], gpus: Mapping[str, int], blocks: Mapping[str, int], ground: _Ground
 ) -> dict[str, int] | None:
     """The ranges in this order, each as far left as its blocks fit; GPUs in between stay idle."""
     starts: dict[str, int] = {}
     at = 0
     for name in order:
-        end = at + gpus[name] if job.config.auto_scheduler else job.problem.gpus
+        end = at + gpus[name] if rules.auto_scheduler else sum(rules.node_gpus)
         first = ground.first_fit(at, gpus[name], end, blocks[name])
         if first is None:
             return None
@@ -170,8 +204,8 @@ def _laid(
 class _Ground:
     """Which ranges of GPUs keep every block of a size inside a node?"""
 
-    def __init__(self, job: RLinfJob) -> None:
-        self._nodes = [job.nodes[rank] for rank in job.problem.pools[0].node_ranks]
+    def __init__(self, rules: ModelParallel) -> None:
+        self._nodes = rules.node_gpus
         self._reach: dict[int, list[int]] = {}
 
     def longest(self, block: int) -> int:
@@ -197,7 +231,18 @@ class _Ground:
         return self._reach[block]
 
 
-def with_modes(problem: Problem, uniform: Uniform) -> Problem:
+def _with_modes(problem: Problem, uniform: Uniform) -> Problem:
     """The problem with these modes alone."""
     components = tuple(replace(component, modes=(uniform.modes[component.name],)) for component in problem.components)
     return replace(problem, components=components)
+
+
+def _neither(problem: Problem, rules: ModelParallel) -> tuple[Unplaceable, ...]:
+    """Why neither layout is possible."""
+    counts = {part.name: tuple(sorted({mode.gpus for mode in part.modes})) for part in problem.components}
+    engine, largest = rules.group_gpus["rollout"], max(rules.node_gpus, default=0)
+    if engine > largest:
+        reason = f"one engine takes {engine} GPUs of one node, and no node has more than {largest}"
+        return (Unplaceable(component="rollout", gpus=counts["rollout"], reason=reason),)
+    reason = "no count is legal for all components together, and side by side they don't fit; --mixed allows more"
+    return tuple(Unplaceable(component=name, gpus=gpus, reason=reason) for name, gpus in counts.items())

@@ -19,6 +19,7 @@ def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Ma
     names = {job.uid: job.spec.name for job in jobs}
     rows: list[list[RenderableType]] = []
     for node_id, inspection in seen.items():
+        on_devices = _device_memory(inspection)
         for look in inspection.workers:
             if look.worker.job_id not in names:
                 continue
@@ -30,11 +31,12 @@ def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Ma
                 format_milli(look.cpu_milli),
                 format_memory(_rounded(look.memory_bytes)),
                 format_memory(_rounded(look.peak_memory_bytes)),
+                on_devices.get((look.worker.job_id, look.worker.component, look.worker.rank), ""),
             ]
             calls = [_calls(load) for load in look.calls] or [Text(look.silent or "", style="yellow")]
             rows.append([*row, calls[0]])
-            rows += [["", "", "", "", "", "", "", each] for each in calls[1:]]
-    columns = ["JOB", "COMPONENT", "RANK", "NODE", "CPU", "MEMORY", "PEAK", "CALLS"]
+            rows += [[*[""] * len(row), each] for each in calls[1:]]
+    columns = ["JOB", "COMPONENT", "RANK", "NODE", "CPU", "MEMORY", "PEAK", "GPU MEMORY", "CALLS"]
     parts: list[RenderableType] = [screen.table(columns, rows, right=("RANK", "CPU", "MEMORY", "PEAK"))]
     if not rows:
         parts = [Text("No workers run.", style="dim")]
@@ -71,6 +73,16 @@ def environment_view(job: Job, found: Sequence[tuple[Worker, Mapping[str, str]]]
         parts.append(Text(f"{job.spec.name} has no such workers now.", style="dim"))
     parts += [Text(f"{node_id} could not be asked: {why}", style="yellow") for node_id, why in silent.items()]
     return Group(*parts)
+
+
+def _device_memory(inspection: NodeInspection) -> dict[tuple[str, str, int], str]:
+    """What each worker holds of which device, as the devices' driver says: "0: 12GiB, 1: 12GiB"."""
+    held: dict[tuple[str, str, int], list[str]] = {}
+    for user in inspection.device_users:
+        if user.HasField("worker"):
+            key = (user.worker.job_id, user.worker.component, user.worker.rank)
+            held.setdefault(key, []).append(f"{user.index}: {format_memory(_rounded(user.memory_bytes))}")
+    return {key: ", ".join(parts) for key, parts in held.items()}
 
 
 def _calls(load: CallLoad) -> Text:

@@ -67,13 +67,13 @@ class ClusterCalls:
     async def inspect_node(
         self, node_id: str, *, job: str = "", environment: bool = False, foreign: bool = False
     ) -> NodeInspection:
-        """What a node sees now: CPU, memory and calls of its workers.
+        """What a node sees now: CPU, memory and calls of its workers, and who uses its devices.
 
         Args:
             node_id: which node.
             job: only workers of the job of this uid; empty: of all.
             environment: also the workers' variables, secret values masked.
-            foreign: also Ray's own lists of actors and placement groups, and who uses the devices.
+            foreign: also Ray's own lists of actors and placement groups.
 
         Raises:
             NotFound: there is no node of that id.

@@ -11,6 +11,7 @@ OWNED_VARIABLES = frozenset(
         "CUDA_DEVICE_ORDER",
         "HIP_VISIBLE_DEVICES",
         "ROCR_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
         "ASCEND_RT_VISIBLE_DEVICES",
         "RANK",
         "LOCAL_RANK",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from callboard.model.faults import InvalidInput
 from callboard.placement.charging import Charges, Located
-from callboard.placement.cluster import Cluster, Node
+from callboard.placement.cluster import Cluster, Node, need_cluster
 from callboard.placement.config import REASONING, Entry, PlacementConfig, components_of, read_config
 from callboard.placement.diagnostics import Report, Where, nearest_of
 from callboard.placement.fields import rank_list
@@ -74,14 +74,18 @@ class ComponentPlacement:
 
     Raises:
         InvalidInput: every fault of the config, each a :class:`~callboard.placement.Diagnostic` with its place.
+        TypeError: ``cluster`` is no :class:`~callboard.placement.Cluster`.
     """
+
+    _reasoning = False
+    """Whether components are placed by model parallelism, whatever the config's own task is."""
 
     def __init__(self, config: object, cluster: Cluster | None = None, *, gpu_components: Iterable[str] = ()) -> None:
         report = Report()
         if isinstance(config, _Read):
             report, self._config, used, given = config.report, config.config, config.cluster, config.given
         else:
-            read = read_source(config, cluster)
+            read = read_source(config, cluster, reasoning=self._reasoning)
             report, self._config, used, given = read.report, read.config, read.cluster, read.given
         if used is None:
             report.raise_any()
@@ -227,18 +231,28 @@ class _Read:
     given: Cluster | None
 
 
-def read_source(config: object, cluster: Cluster | None) -> _Read:
+def read_source(config: object, cluster: Cluster | None, *, reasoning: bool | None = None) -> _Read:
     """What ``config`` asks for, faults collected.
+
+    Args:
+        config: as of :class:`ComponentPlacement`.
+        cluster: the nodes that are there; None: those that the config describes.
+        reasoning: whether to place by model parallelism; None: as the config's own task says.
 
     Raises:
         InvalidInput: it is no YAML and no mapping.
+        TypeError: ``cluster`` is no cluster.
     """
+    if cluster is not None:
+        need_cluster(cluster)
     report = Report()
     if isinstance(config, PlacementConfig):
         if cluster is None:
             report.fault(Where("nodes"), "which nodes are there? give a cluster")
+        if reasoning is not None:
+            config = replace(config, task_type=REASONING if reasoning else "")
         return _Read(report, config, cluster.with_groups(config.groups) if cluster else None, cluster)
-    found, used = read_config(open_document(config, report), cluster, report)
+    found, used = read_config(open_document(config, report), cluster, report, reasoning=reasoning)
     return _Read(report, found, used, cluster)
 
 

@@ -41,6 +41,9 @@ and change no placement."""
 
 _ENTRY_KEYS = ("node_group", "placement", "share", "visible")
 
+KEY = "component_placement"
+"""Key of the placements, and of one component's in a job."""
+
 REASONING = "reasoning"
 """The task type whose components are placed by model parallelism."""
 
@@ -125,18 +128,21 @@ class PlacementConfig:
         return dict(self.sizes).get(name, default)
 
 
-def read_config(document: Document, cluster: Cluster | None, report: Report) -> tuple[PlacementConfig, Cluster | None]:
+def read_config(
+    document: Document, cluster: Cluster | None, report: Report, *, reasoning: bool | None = None
+) -> tuple[PlacementConfig, Cluster | None]:
     """What ``document`` asks for, and the nodes that it may use.
 
     Args:
         document: what was written.
         cluster: the nodes that are there; None: those that the document describes itself.
         report: where faults go.
+        reasoning: whether the sizes of model parallelism count; None: as ``runner.task_type`` says.
 
     Returns:
         The config, without what has faults, and the cluster with its groups; None when no nodes are known.
     """
-    reader = _Reader(document, report)
+    reader = _Reader(document, report, reasoning)
     cluster = reader.cluster(cluster)
     config = reader.config(cluster)
     return config, cluster.with_groups(config.groups) if cluster is not None else None
@@ -145,9 +151,10 @@ def read_config(document: Document, cluster: Cluster | None, report: Report) -> 
 class _Reader:
     """Reads one document."""
 
-    def __init__(self, document: Document, report: Report) -> None:
+    def __init__(self, document: Document, report: Report, reasoning: bool | None) -> None:
         self._document = document
         self._report = report
+        self._reasoning = reasoning
         self._section_path, self._section = self._find_section()
         self._seen: dict[str, Where] = {}
 
@@ -207,7 +214,7 @@ class _Reader:
             groups=node_groups(groups, cluster, report, defective) if groups is not None and cluster else (),
             defective=frozenset(defective),
             num_nodes=self._whole("num_nodes", 1, MAX_NODES, quiet=True),
-            gpus_per_node=self._whole("num_gpus_per_node", 0, 1024) or self._whole("gpus_per_node", 0, 1024),
+            gpus_per_node=self._gpus_per_node(),
             auto_scheduler=auto is not None and bool(fields.flag(auto, "auto_scheduler", report)),
             task_type=task_type,
             sizes=sizes if task_type == REASONING else (),
@@ -232,7 +239,17 @@ class _Reader:
         value = self._cluster_value(key)
         return None if value is None else fields.whole(value, low, high, key, Report() if quiet else self._report)
 
+    def _gpus_per_node(self) -> int | None:
+        """Both spellings are in use; two numbers are a contradiction."""
+        stated, other = self._whole("num_gpus_per_node", 0, 1024), self._whole("gpus_per_node", 0, 1024)
+        if stated is not None and other is not None and stated != other:
+            said = f"num_gpus_per_node is {stated} and gpus_per_node is {other}; they mean the same, so state one"
+            self._report.fault(self._place("gpus_per_node"), said, read=str(other), allowed=str(stated))
+        return other if stated is None else stated
+
     def _task_type(self) -> str:
+        if self._reasoning is not None:
+            return REASONING if self._reasoning else ""
         value = self._document.value("runner", "task_type")
         return value.text.strip() if isinstance(value, Leaf) else ""
 
@@ -251,25 +268,34 @@ class _Reader:
 
     def _entries(self) -> list[Entry]:
         """The placement of each component, however the document carries it."""
-        faults_before = len(self._report.faults)
         entries: list[Entry] = []
-        placements = self._cluster_value("component_placement")
+        placements = self._cluster_value(KEY)
         if placements is not None:
             what = "component names with their placements, e.g. {actor: 0-3, env: all}"
             found = fields.table(placements, what, self._report)
             for key, value in found.entries if found is not None else ():
                 entries.extend(self._entries_of(key, value))
-        job = self._document.value("components") if self._section_path == () else None
+        job = self._document.value("components")
         if isinstance(job, Items):
             for item in job.items:
                 entries.extend(self._job_entries(item))
-        if not entries and len(self._report.faults) == faults_before:
+        if not entries and not self._told_why_none():
             where = placements.where if placements is not None else self._place("component_placement")
             self._report.fault(where, "no component has a placement; write e.g. component_placement: {actor: 0-3}")
         if len(entries) > MAX_COMPONENTS:
             self._report.fault(self._place("component_placement"), f"more than {MAX_COMPONENTS} components")
             return []
         return entries
+
+    def _told_why_none(self) -> bool:
+        """Whether some fault already says why no component has a placement."""
+        if self._section_path and self._section is None:
+            return True
+        keys = [key.text for key, _ in self._section.entries] if self._section is not None else []
+        if KEY in {nearest_of(key, CLUSTER_KEYS) for key in keys if key not in CLUSTER_KEYS}:
+            return True
+        place = ".".join((*self._section_path, KEY))
+        return any(fault.field.startswith((place, "components[")) for fault in self._report.faults)
 
     def _entries_of(self, key: Leaf, value: Value) -> list[Entry]:
         """The entries of one key: its names share one placement."""
@@ -317,7 +343,7 @@ class _Reader:
         """The entry of one component of a job; none when it carries no placement."""
         if not isinstance(item, Table):
             return []
-        value, name = item.get("component_placement"), item.get("name")
+        value, name = item.get(KEY), item.get("name")
         if value is None:
             return []
         if not isinstance(name, Leaf) or not self._name(name.text, name.where):
@@ -361,7 +387,9 @@ class _Reader:
 
     def _segments(self, value: Value, component: str) -> tuple[Segment, ...] | None:
         leaf = fields.placement_text(value, self._report, component)
-        return None if leaf is None else parse_segments(leaf.text, leaf.where.of(component), self._report)
+        if leaf is None:
+            return None
+        return parse_segments("" if leaf.null else leaf.text, leaf.where.of(component), self._report)
 
     def _visible(self, value: Value, component: str) -> bool:
         read = value.text.strip().lower() if isinstance(value, Leaf) else ""

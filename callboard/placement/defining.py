@@ -25,6 +25,7 @@ MAX_GROUPS = 1000
 """Most node groups of a config."""
 
 _GROUP_KEYS = ("label", "node_ranks", "hardware", "env_configs", "ignore_hardware")
+_UNREAD = "?"  # no label: of a group that states none
 _ENV_KEYS = ("node_ranks", "python_interpreter_path", "env_vars")
 
 
@@ -67,7 +68,8 @@ def node_groups(value: Value, cluster: Cluster, report: Report, defective: set[s
         reader = _Group(found, cluster, report)
         group = reader.read()
         if group is None:
-            defective.add(reader.label)
+            if reader.label != _UNREAD:
+                defective.add(reader.label)
             continue
         label_value = found.get("label") or found
         if group.label in groups:
@@ -94,7 +96,7 @@ class _Group:
         self._found = found
         self._cluster = cluster
         self._report = report
-        self.label = "?"  # until it is read
+        self.label = _UNREAD
         self._ranks: tuple[int, ...] | None = None
 
     def read(self) -> NodeGroup | None:
@@ -300,6 +302,8 @@ def _variable(key: Leaf, inner: Value, env: dict[str, str], report: Report) -> N
         report.fault(key.where, f"{name} can't be set from a config: {why}", read=name)
     elif name in env:
         report.fault(key.where, f"{name} is set twice", read=name)
+    elif isinstance(inner, Leaf) and inner.problem:
+        report.fault(inner.where, f"the value of {name} {inner.problem}", read=name)
     elif not isinstance(inner, Leaf) or inner.lost or inner.null:
         report.fault(inner.where, f"the value of {name} is not a text; quote it", read=name)
     elif "\x00" in inner.text or any("\ud800" <= char <= "\udfff" for char in inner.text):

@@ -39,6 +39,8 @@ _NODE_KEYS = (
 def described_nodes(value: Value, report: Report) -> Cluster | None:
     """The nodes that ``nodes: 8+8`` or a list of mappings describes; None with faults."""
     if isinstance(value, Leaf):
+        if fields.text(value, "a description of nodes", report) is None:
+            return None
         try:
             return Cluster.from_nodes(value.text, value.where.field)
         except InvalidInput as error:

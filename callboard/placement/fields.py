@@ -43,6 +43,9 @@ def text(value: Value, what: str, report: Report, component: str = "") -> Leaf |
     if not isinstance(value, Leaf):
         report.fault(where, f"{kind_of(value)} is not {what}", read=kind_of(value), allowed=what)
         return None
+    if value.problem:
+        report.fault(where, value.problem, allowed=what)
+        return None
     if value.lost:
         message = f"{value.lost} is what a YAML reader made of {what} written without quotes; quote it"
         report.fault(where, message, read=value.lost, allowed=what)
@@ -249,6 +252,8 @@ def _json(value: Value, report: Report) -> Any:
         return {key.text: _json(inner, report) for key, inner in value.entries}
     if isinstance(value, Items):
         return [_json(inner, report) for inner in value.items]
+    if value.problem:
+        report.fault(value.where, value.problem)
     odd = value.value is None if value.lost else False
     if odd or (isinstance(value.value, float) and not math.isfinite(value.value)):
         report.fault(value.where, f"{value.lost or value.text} is no text, number, list or mapping")

@@ -26,6 +26,8 @@ class ModelParallelComponentPlacement(ComponentPlacement):
     else is refused. GPUs are compared as devices of nodes, so equal numbers in two groups are not taken for equal GPUs.
     """
 
+    _reasoning = True
+
     def _arrange(
         self, laid: dict[str, Layout], report: Report
     ) -> tuple[PlacementMode, RolloutSyncMode | None, dict[str, Layout]]:

@@ -18,6 +18,7 @@ import yaml
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import path_of, shown, shown_text
+from callboard.model.inputs.source import syntax_fault, unreadable
 from callboard.placement.diagnostics import Report, Where
 
 MAX_TEXT_BYTES = 4 << 20
@@ -62,6 +63,7 @@ class Leaf:
         bare: written without quotes, or parsed from a number.
         null: it is nothing: empty, ``~`` or ``null``.
         lost: for a parsed value whose text can't be told: what it is now, for people. Empty: the text is right.
+        problem: why there is no value at all, for people. Empty: there is one.
         value: the value as a program would read it: text, whole number, float, true, false or None.
     """
 
@@ -70,6 +72,7 @@ class Leaf:
     bare: bool = False
     null: bool = False
     lost: str = ""
+    problem: str = ""
     value: str | int | float | bool | None = ""
 
 
@@ -116,6 +119,8 @@ def kind_of(value: Value) -> str:
         return "a mapping"
     if isinstance(value, Items):
         return "a list"
+    if value.problem:
+        return f"what {value.problem}"
     return "nothing" if value.null else shown_text(value.text)
 
 
@@ -166,12 +171,10 @@ def _composed(text: str) -> yaml.Node:
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise InvalidInput([Fault("", f"no YAML: {problem}", *place)]) from None
+        raise InvalidInput([syntax_fault(error, text)]) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, which UTF-8 can't carry
-        raise InvalidInput([Fault("", f"no YAML: {' '.join(str(error).split())[:200]}", 1, 1)]) from None
+        said = Fault("", f"no YAML: {' '.join(str(error).split())[:200]}", 1, 1)
+        raise InvalidInput([unreadable(text) or said]) from None
     except RecursionError:
         raise InvalidInput([Fault("", f"nested deeper than {_MAX_OPEN}")]) from None
     if node is None:
@@ -354,7 +357,7 @@ class _MappingReader:
             if name is None:
                 return None
             parsed = _inside(parsed, name, path_of(tuple(path[: depth + 1])))
-        value = self._value(_plain(parsed, path_of(tuple(path))), tuple(path), len(path))
+        value = self._value(parsed, tuple(path), len(path))
         return None if isinstance(value, Leaf) and value.null else value
 
     def _value(self, parsed: object, place: tuple[str | int, ...], depth: int) -> Value:
@@ -362,18 +365,28 @@ class _MappingReader:
         self._budget.take(depth, where)
         if isinstance(parsed, Mapping):
             entries: dict[str, tuple[Leaf, Value]] = {}
-            for name, inner in parsed.items():
+            for name in parsed:
                 leaf = _scalar(name, where)
-                key = Leaf(leaf.text, Where(path_of((*place, leaf.text))), leaf.bare, leaf.null, leaf.lost, leaf.value)
+                key = replace(leaf, where=Where(path_of((*place, leaf.text))))
                 if key.text in entries:
                     self._report.fault(key.where, f"the key {shown_text(key.text)} occurs twice")
                     continue
-                entries[key.text] = (key, self._value(inner, (*place, key.text), depth + 1))
+                entries[key.text] = (key, self._inner(parsed, name, (*place, key.text), depth + 1))
             return Table(tuple(entries.values()), where)
         if isinstance(parsed, Sequence) and not isinstance(parsed, str | bytes):
-            inner = [self._value(item, (*place, index), depth + 1) for index, item in enumerate(parsed)]
+            inner = [self._inner(parsed, index, (*place, index), depth + 1) for index in range(len(parsed))]
             return Items(tuple(inner), where)
         return _scalar(parsed, where)
+
+    def _inner(self, parsed: Any, name: object, place: tuple[str | int, ...], depth: int) -> Value:
+        """One value of a mapping or list. What OmegaConf can't resolve is told where it is read."""
+        if not _is_omegaconf(parsed):
+            return self._value(parsed[name], place, depth)
+        try:
+            inner = parsed[name]
+        except sys.modules["omegaconf"].errors.OmegaConfBaseException as error:
+            return Leaf("", Where(path_of(place)), problem=f"can't be resolved: {str(error).splitlines()[0]}")
+        return self._value(inner, place, depth)
 
 
 def _scalar(parsed: object, where: Where) -> Leaf:
@@ -394,15 +407,6 @@ def _inside(parsed: Mapping[object, object], name: object, field_path: str) -> o
     """The value of ``name``. An OmegaConf config resolves it here, and nothing else, so the rest may be open."""
     with _resolving(parsed, field_path):
         return parsed[name]
-
-
-def _plain(parsed: object, field_path: str) -> object:
-    """An OmegaConf config as plain mappings and lists, resolved; anything else as it is."""
-    if not _is_omegaconf(parsed):
-        return parsed
-    with _resolving(parsed, field_path):
-        found: object = sys.modules["omegaconf"].OmegaConf.to_container(parsed, resolve=True, throw_on_missing=True)
-    return found
 
 
 def _is_omegaconf(parsed: object) -> bool:

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class InspectionAsk(_message.Message):
-    """What to look at; the load of the workers is always looked at."""
+    """What to look at; the load of the workers and who uses the devices is always looked at."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -33,7 +33,7 @@ class InspectionAsk(_message.Message):
     environment: _builtins.bool
     """Also the environment of the workers, secret values masked."""
     foreign: _builtins.bool
-    """Also Ray's own lists of actors and placement groups, and who uses the devices."""
+    """Also Ray's own lists of actors and placement groups."""
     def __init__(
         self,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +37,7 @@ async def start_agent(controller: FakeController, tmp_path: Path) -> AsyncIterat
             "node_id": node_id,
             "controller": controller.address,
             "runtime": "process",
+            "cluster": cluster_of(tmp_path),
             "simulate_gpus": 2,
             "cpu_milli": 3000,
             "memory_bytes": 4 << 30,
@@ -62,6 +64,12 @@ async def start_agent(controller: FakeController, tmp_path: Path) -> AsyncIterat
 async def agent(start_agent: StartAgent) -> FakeSession:
     """One agent, n0, with two simulated GPUs."""
     return await start_agent()
+
+
+def cluster_of(folder: Path) -> str:
+    """A name for the cluster of one test. An agent finds what a dead worker of its cluster left by cluster, job and
+    generation, and two tests that run at one time have workers of the same name."""
+    return f"test-{hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()}"
 
 
 def started_by(run_dir: Path) -> list[int]:

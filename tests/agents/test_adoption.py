@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from callboard.v1 import agent_pb2
-from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
+from tests.agents.conftest import assert_nothing_left, cluster_of, is_gone, started_by, until_gone
 from tests.support.fake_controller import FakeController, FakeSession, start_worker, stop_worker
 
 
@@ -45,6 +45,7 @@ class Lineage:
             "node_id": "n0",
             "controller": self.controller.address,
             "runtime": "process",
+            "cluster": cluster_of(self.run_dir),
             "simulate_gpus": 2,
             "run_dir": str(self.run_dir),
             "successor_s": 60,

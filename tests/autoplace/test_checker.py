@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from callboard.autoplace import NoPlan, Plan, Problem, search
 from callboard.autoplace.checker import CheckFailed, check_plan
+from callboard.autoplace.plan import Spans
 from tests.autoplace.instances import workflows
 
 
@@ -36,7 +37,7 @@ def plan() -> Plan:
 def changed(original: Plan, component: str, **fields: Any) -> Plan:
     """The plan with one span changed."""
     spans = tuple(replace(s, **fields) if s.component == component else s for s in original.spans)
-    return replace(original, spans=spans)
+    return replace(original, spans=Spans(spans))
 
 
 def test_a_good_plan_passes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -99,10 +100,18 @@ def victim(job: JobHandle, nodes: list[Node]) -> Worker:
     return next(worker for worker in ready(job.job) if worker.allocation.node_id not in heads)
 
 
+def tell(capsys: pytest.CaptureFixture[str], what: str, began: float) -> None:
+    """The figure that the case asks for, on the screen whatever is captured."""
+    with capsys.disabled():
+        print(f"\nwhole again {time.monotonic() - began:.1f} s after {what} killed", flush=True)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_a_job_survives_a_killed_raylet_and_a_killed_agent(cluster: tuple[LocalCluster, Client]) -> None:
+async def test_a_job_survives_a_killed_raylet_and_a_killed_agent(
+    cluster: tuple[LocalCluster, Client], capsys: pytest.CaptureFixture[str]
+) -> None:
     built, client = cluster
     actor = "tests.support.actors:Plain"
     component = {"name": "w", "actor": actor, "workers": 3, "resources": {"cpu": 1, "gpu": 1}}
@@ -113,16 +122,20 @@ async def test_a_job_survives_a_killed_raylet_and_a_killed_agent(cluster: tuple[
     before = job.job.attempt
     hit = victim(job, nodes)
     agent = psutil.Process(running_workers(built.plan.directory)[hit.allocation.node_id].pid)
+    began = time.monotonic()
     raylet_of(agent).send_signal(signal.SIGKILL)
     await recovered(job, before)
+    tell(capsys, "a raylet was", began)
     told = await client.list_events(types=["job.rank_map"], subject="jobs/trio")
     assert sorted(told[-1].facts) == ["w/0", "w/1", "w/2"], "ranks are announced anew"
     assert all(w.generation > hit.generation for w in ready(job.job) if w.key.rank == hit.key.rank)
 
     before = job.job.attempt
     hit = victim(job, nodes)
+    began = time.monotonic()
     os.kill(running_workers(built.plan.directory)[hit.allocation.node_id].pid, signal.SIGKILL)
     await recovered(job, before)
+    tell(capsys, "an agent was", began)
     assert hit.allocation.node_id not in {worker.allocation.node_id for worker in ready(job.job)}
     assert (await client.stats()).nodes["LOST"] == 1
     await job.cancel()

@@ -4,17 +4,19 @@ A job says it as an RLinf config does, under ``cluster``, or short, with a ``com
 What the text means is decided where the nodes are known (:mod:`callboard.placement`), so nothing is checked here but
 its form.
 
-Scalars are passed on as they were written: YAML 1.1 reads an unquoted ``1:0`` as the number 60 (PS-01).
+A job that was read from a file carries the file as it is: scalars stay as they were written (YAML 1.1 reads an unquoted
+``1:0`` as the number 60, PS-01), and every fault is found at its line and column. What is no part of the placement is
+not kept by the controller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from callboard.model.inputs.located import Misfit, Misfits, Place, Refused, as_mapping
+from callboard.model.inputs.located import Refused, as_mapping
 from callboard.model.inputs.source import SourceMapping
 
 KEY = "component_placement"
@@ -34,66 +36,38 @@ def placement_text(value: object) -> str:
 
 
 def with_placement_config(source: object) -> object:
-    """A job's mapping whose ``cluster`` and components' ``component_placement`` have become its ``placement_config``.
-
-    Raises:
-        Misfits: a component has its placement in both, or ``cluster`` is no mapping.
-    """
+    """A job's mapping whose ``cluster`` and components' ``component_placement`` have become its ``placement_config``."""
     if not isinstance(source, Mapping):
         return source
-    components = source.get("components")
-    stated = {
-        str(component["name"]): (("components", index, KEY), component[KEY])
-        for index, component in enumerate(map(as_mapping, components) if isinstance(components, list | tuple) else ())
-        if isinstance(component, Mapping) and "name" in component and component.get(KEY) is not None
-    }
-    if source.get("cluster") is None and not stated:
+    stated = source.get("components")
+    components = [as_mapping(component) for component in stated] if isinstance(stated, list | tuple) else []
+    if source.get("cluster") is None and not any(map(_placed, components)):
         return source
-    config = _section(source) if not stated else None
-    if config is None:
-        config = yaml.safe_dump({"cluster": _together(source, stated)}, sort_keys=False, allow_unicode=True)
     plain = {key: value for key, value in source.items() if key != "cluster"}
-    if isinstance(components, list | tuple):
-        plain["components"] = [_without_placement(as_mapping(component)) for component in components]
-    plain["placement_config"] = config
+    if components:
+        plain["components"] = [_without_placement(component) for component in components]
+    plain["placement_config"] = _text(source, components)
     return SourceMapping.like(source, plain) if isinstance(source, SourceMapping) else plain
 
 
-def _section(source: Mapping[str, Any]) -> str | None:
-    """The text of the file's own ``cluster``, at its lines and columns, so that faults are found there."""
-    return source.section("cluster") if isinstance(source, SourceMapping) else None
+def _placed(component: object) -> bool:
+    return isinstance(component, Mapping) and component.get(KEY) is not None
 
 
-def _together(source: Mapping[str, Any], stated: Mapping[str, tuple[Place, Any]]) -> dict[str, Any]:
-    cluster = source.get("cluster")
-    if cluster is not None and not isinstance(cluster, Mapping):
-        raise Misfits(
-            [Misfit(("cluster",), "is not a mapping; its keys are num_nodes, component_placement, node_groups")]
-        )
-    written = _as_written(source, ("cluster",), cluster) if cluster is not None else {}
-    placements = written.get("component_placement") or {}
-    if not isinstance(placements, dict):
-        raise Misfits([Misfit(("cluster", "component_placement"), "is not a mapping of components to placements")])
-    twice = [name for key in placements for name in str(key).split(",") if name.strip() in stated]
-    if twice:
-        raise Misfits(
-            [
-                Misfit(stated[name.strip()][0], f"cluster.component_placement places {name.strip()} too; state one")
-                for name in twice
-            ]
-        )
-    added = {name: _as_written(source, place, value) for name, (place, value) in stated.items()}
-    return {**written, "component_placement": {**placements, **added}}
-
-
-def _as_written(source: Mapping[str, Any], place: Place, value: Any) -> Any:
-    """A value with its scalars as the file has them; what never was in a file, as it is."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_written(source, (*place, str(key)), item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_written(source, (*place, index), item) for index, item in enumerate(value)]
-    written = source.written(place) if isinstance(source, SourceMapping) else None
-    return value if written is None or value is None else written
+def _text(source: Mapping[str, Any], components: Sequence[object]) -> str:
+    """The file that the job is from; of a mapping that is from none, what concerns its placement."""
+    if isinstance(source, SourceMapping) and source.text:
+        return source.text
+    found: dict[str, Any] = {} if source.get("cluster") is None else {"cluster": source["cluster"]}
+    if any(map(_placed, components)):
+        # In the places they have in the job, for the faults' fields.
+        found["components"] = [
+            {key: component[key] for key in ("name", KEY) if key in component}
+            if isinstance(component, Mapping) and _placed(component)
+            else {}
+            for component in components
+        ]
+    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
 
 def _without_placement(component: object) -> object:

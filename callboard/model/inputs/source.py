@@ -6,7 +6,7 @@ Duplicate keys are refused: plain YAML readers let the last one win, silently.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -25,47 +25,39 @@ MAX_DEPTH = 64
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
-_ALIAS = re.compile(r"(?:^|[\s\[{,:-])[*&][A-Za-z0-9_]", re.MULTILINE)
-"""What may be an anchor or an alias; that it may also stand in a comment or a text only costs the section."""
+_LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What ends a line for YAML."""
 
 Positions = dict[Place, tuple[int, int]]
 
 
 class SourceMapping(dict[str, Any]):
-    """A mapping that was read from a file; ``job_spec`` and its neighbours locate faults with it."""
+    """A mapping that was read from a file; ``job_spec`` and its neighbours locate faults with it.
+
+    Attributes:
+        text: the whole file.
+    """
 
     def __init__(
         self,
         values: dict[str, Any],
         positions: Positions,
-        scalars: Mapping[Place, str] | None = None,
-        sections: Mapping[str, str] | None = None,
+        text: str = "",
     ) -> None:
         super().__init__(values)
         self._positions = positions
-        self._scalars = scalars or {}
-        self._sections = sections or {}
+        self.text = text
 
     @classmethod
     def like(cls, other: SourceMapping, values: dict[str, Any]) -> SourceMapping:
         """Other values that stand where those of ``other`` do."""
-        return cls(values, other._positions, other._scalars, other._sections)
+        return cls(values, other._positions, other.text)
 
     def position(self, place: Place) -> tuple[int, int]:
         """Line and column, from 1, of ``place`` or of the nearest thing around it that was written."""
         while place and place not in self._positions:
             place = place[:-1]
         return self._positions.get(place, (1, 1))
-
-    def written(self, place: Place) -> str | None:
-        """The scalar at ``place`` as it was written, without its quotes; None if there is none. YAML 1.1 reads ``1:0``
-        as 60, ``010`` as 8 and ``on`` as true."""
-        return self._scalars.get(place)
-
-    def section(self, key: str) -> str | None:
-        """The text of a top-level key and its value, everything else of the file left blank, so that lines and columns
-        stay true. None if that text is not complete in itself (it uses an anchor, or the file is in flow style)."""
-        return self._sections.get(key)
 
 
 def read_yaml(text: str) -> SourceMapping:
@@ -79,9 +71,9 @@ def read_yaml(text: str) -> SourceMapping:
     try:
         return _read(_Loader(text), text)
     except yaml.MarkedYAMLError as error:
-        raise InvalidInput([_syntax_fault(error)]) from None
+        raise InvalidInput([syntax_fault(error, text)]) from None
     except yaml.YAMLError as error:
-        raise InvalidInput([Fault("", f"no YAML: {error}")]) from None
+        raise InvalidInput([unreadable(text) or Fault("", f"no YAML: {error}")]) from None
     except (ValueError, OverflowError) as error:  # e.g. the date 2024-13-01, or an int of 5000 digits
         if isinstance(error, InvalidInput):
             raise
@@ -103,24 +95,7 @@ def _read(loader: _Loader, text: str) -> SourceMapping:
         raise InvalidInput(reader.faults)
     if not isinstance(values, dict):
         raise InvalidInput([Fault("", f"the file holds {shown(values)}, not a mapping", 1, 1)])
-    return SourceMapping(values, reader.positions, reader.scalars, _sections(node, text))
-
-
-def _sections(root: yaml.Node, text: str) -> dict[str, str]:
-    """The text of each top-level key of a block mapping that can be read alone."""
-    if not isinstance(root, yaml.MappingNode) or root.flow_style:
-        return {}
-    lines = text.splitlines()
-    found: dict[str, str] = {}
-    for key, value in root.value:
-        if not isinstance(key, yaml.ScalarNode) or key.start_mark.column:
-            continue
-        first = key.start_mark.line
-        last = value.end_mark.line if value.end_mark.column == 0 else value.end_mark.line + 1
-        section = "\n" * first + "\n".join(lines[first : max(last, first + 1)]) + "\n"
-        if not _ALIAS.search(section):
-            found[key.value] = section
-    return found
+    return SourceMapping(values, reader.positions, text)
 
 
 class _Loader(yaml.SafeLoader):
@@ -135,7 +110,6 @@ class _Reader:
         self._seen = 0
         self.faults: list[Fault] = []
         self.positions: Positions = {}
-        self.scalars: dict[Place, str] = {}
 
     def value(self, node: yaml.Node, place: Place) -> Any:
         """What ``node`` stands for."""
@@ -151,7 +125,6 @@ class _Reader:
             return self._mapping(node, place)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
-        self.scalars.setdefault(place, node.value)
         return self._scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
@@ -200,7 +173,28 @@ def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError) -> Fault:
+def syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
+    """What a reader of YAML could not make sense of, and where; with what usually lies behind it."""
     mark = error.problem_mark or error.context_mark
     problem = " ".join(part for part in (error.context, error.problem) if part)
-    return Fault("", f"no YAML: {problem}", mark.line + 1 if mark else 0, mark.column + 1 if mark else 0)
+    if mark is None:
+        return Fault("", f"no YAML: {problem}")
+    lines = _LINE_BREAK.split(text)
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if line[mark.column : mark.column + 1] == "\t":
+        problem += "; a tab stands here, and YAML indents with spaces"
+    elif "mapping values are not allowed" in problem:
+        problem += "; a text with ': ' in it or ':' at its end needs quotes"
+    return Fault("", f"no YAML: {problem}", mark.line + 1, mark.column + 1)
+
+
+def unreadable(text: str) -> Fault | None:
+    """The first character that no YAML may hold; None if there is none."""
+    found = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if found is None:
+        return None
+    lines = _LINE_BREAK.split(text[: found.start()])
+    message = (
+        f"no YAML: the character {shown_text(found[0])} is not allowed in it; leave it out, or escape it in quotes"
+    )
+    return Fault("", message, len(lines), len(lines[-1]) + 1)

@@ -1,0 +1,74 @@
+"""How do loads and findings read?"""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console, RenderableType
+
+from callboard.cli.looking_views import environment_view, findings_view, top_view
+from callboard.client.diagnosis import Finding
+from callboard.v1.common_pb2 import WorkerKey
+from callboard.v1.inspection_pb2 import CallLoad, DeviceUser, NodeInspection, WorkerInspection
+from callboard.v1.job_pb2 import Job, JobSpec, Worker
+
+KEY = WorkerKey(job_id="u1", component="training", rank=0)
+JOB = Job(uid="u1", spec=JobSpec(name="train"), gauges={"queue_depth": 120.5})
+
+
+def read(picture: RenderableType) -> str:
+    console = Console(file=StringIO(), width=200, no_color=True)
+    console.print(picture)
+    written = console.file
+    assert isinstance(written, StringIO)
+    return written.getvalue()
+
+
+def test_top_has_a_line_per_member_and_says_what_waits() -> None:
+    look = WorkerInspection(
+        worker=KEY,
+        cpu_milli=1500,
+        memory_bytes=(2 << 30) + 5,
+        peak_memory_bytes=3 << 30,
+        calls=[CallLoad(member="trainer", in_flight=3, limit=1), CallLoad(member="pool", in_flight=40, limit=100)],
+    )
+    users = [DeviceUser(index=0, pid=7, memory_bytes=12 << 30, worker=KEY), DeviceUser(index=1, pid=9)]
+    foreign = WorkerInspection(worker=WorkerKey(job_id="u2", component="x"))
+    seen = {"n1": NodeInspection(workers=[look, foreign], device_users=users)}
+    lines = [line.split() for line in read(top_view([JOB], seen, {"n2": "gone"})).splitlines()]
+    assert lines[1] == [
+        "train",
+        "training",
+        "0",
+        "n1",
+        "1.5",
+        "2GiB",
+        "3GiB",
+        "0:",
+        "12GiB",
+        *"trainer 3/1, 2 wait".split(),
+    ]
+    assert lines[2] == ["pool", "40/100"]
+    assert ["train", "queue_depth", "120.5"] in lines
+    assert "n2 could not be asked: gone" in read(top_view([JOB], seen, {"n2": "gone"}))
+    assert "No workers run." in read(top_view([], {}, {}))
+
+
+def test_a_worker_that_does_not_answer_says_why_instead_of_its_calls() -> None:
+    look = WorkerInspection(worker=KEY, silent="it is still being started")
+    assert "it is still being started" in read(top_view([JOB], {"n1": NodeInspection(workers=[look])}, {}))
+
+
+def test_findings_come_with_what_to_do() -> None:
+    finding = Finding("foreign-actor", "nodes/n1", "Ray's actor x is not callboard's", "End it.")
+    shown = read(findings_view("host:1", 2, [finding]))
+    assert "1 found at host:1, 2 nodes asked." in shown
+    assert "foreign-actor: Ray's actor x is not callboard's\n  do: End it." in shown
+    assert "Nothing found at host:1: 2 nodes were asked." in read(findings_view("host:1", 2, []))
+
+
+def test_an_environment_is_sorted_and_a_missing_one_is_said() -> None:
+    worker = Worker(key=KEY, members=["trainer", "pool"])
+    shown = read(environment_view(JOB, [(worker, {"B": "2", "A": "1"}), (worker, {})], {}))
+    assert "train/training: trainer, pool/0\n  A=1\n  B=2" in shown
+    assert "has no process whose variables are known" in shown
