@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from types import MappingProxyType
 
 from callboard.autoplace.plan import Plan
 from callboard.autoplace.problem import Async, Layout, Problem
 from callboard.autoplace.rlinf import RLinfJob
-from callboard.autoplace.rlinf_config import Reasoning
 
 STALENESS = (0.0, 0.5, 1.0, 2.0)
 """Values that are compared: how old data may be is the user's choice, and this is what it costs."""
@@ -57,22 +55,7 @@ def answer_for_job(job: RLinfJob, search: Search) -> Answer:
     Raises:
         NoPlan: there is none.
     """
-    if not isinstance(job.config.workload, Reasoning):
-        return Answer(plan=_named(search(job.problem)), job=job)
     plan = search(job.problem)
     if job.problem.layout is not Layout.UNIFORM:
         return Answer(plan=plan, job=job)
     return Answer(plan=plan, job=job, unrestricted=search(replace(job.problem, layout=Layout.ANY)))
-
-
-def _named(plan: Plan) -> Plan:
-    """The plan with its layout named component by component: to the search env ⇄ rollout are one stage."""
-    ranks = [set(span.gpu_ranks) for span in plan.spans if span.gpu_ranks]
-    meets = [not one.isdisjoint(other) for one, other in combinations(ranks, 2)]
-    layout = "collocated" if all(meets) else "hybrid" if any(meets) else "disaggregated"
-    if layout == plan.layout:
-        return plan
-    # Taking turns on the same GPUs, everybody at the size that suits it best.
-    turns = sum(min(mode.seconds for mode in component.modes) for component in plan.problem.components)
-    known = {"collocated": turns, "disaggregated": plan.alternatives.get("disaggregated")}
-    return replace(plan, layout=layout, alternatives=MappingProxyType(known))

@@ -307,11 +307,11 @@ def solve(
     return Answer(found=found, bound=reached, proved=status == cp.OPTIMAL)
 
 
-def ordered_plan(instance: Instance, length: int) -> Found | None:
+def ordered_plan(instance: Instance, length: int, halt: Callable[[], bool]) -> Found | None:
     """The plan with the fewest GPUs that is no longer than ``length``, the same one every time.
 
     One worker, a fixed seed and a limit in the solver's own deterministic time. None when that limit is reached before
-    there is a plan.
+    there is a plan, or ``halt`` ended it: what it had by then is chance.
     """
     cp = solver_module()
     model = Model(cp, instance, below=length + 1, bound=0)
@@ -320,7 +320,10 @@ def ordered_plan(instance: Instance, length: int) -> Found | None:
     solver.parameters.random_seed = SEED
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = TIES_DETERMINISTIC_TIME
-    status = solver.solve(model.model)
+    with _watching(solver, halt):
+        status = solver.solve(model.model)
+    if status != cp.OPTIMAL and halt():
+        return None
     return model.found(solver) if status in (cp.OPTIMAL, cp.FEASIBLE) else None
 
 

@@ -298,7 +298,7 @@ def _by_solver(run: _Run) -> bool:
     if run.best is None:
         return True
     # Several workers race, and which optimum they end at is chance: one plan of that length is found again in order.
-    again = ordered_plan(run.instance, run.best.length)
+    again = ordered_plan(run.instance, run.best.length, run.halt)
     if again is None:
         run.notes.append("the time is proved, but of the plans with this time any one may be shown")
         return False

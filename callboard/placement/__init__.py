@@ -32,7 +32,12 @@ what is allowed), so whatever shows or sends faults does so here too. ``parse(re
 from __future__ import annotations
 
 from callboard.placement.cluster import Accelerator, Cluster, EnvConfig, HardwareUnit, Node, NodeGroup
-from callboard.placement.components import ComponentPlacement, HybridComponentPlacement, component_placement_for
+from callboard.placement.components import (
+    ComponentPlacement,
+    HybridComponentPlacement,
+    component_placement_for,
+    placed_names,
+)
 from callboard.placement.config import PlacementConfig
 from callboard.placement.diagnostics import Diagnostic
 from callboard.placement.model_parallel import ModelParallelComponentPlacement
@@ -77,6 +82,7 @@ __all__ = [
     "component_placement_for",
     "parse",
     "picture",
+    "placed_names",
     "plan_placement",
     "render",
 ]

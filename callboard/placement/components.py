@@ -9,8 +9,8 @@ from functools import cached_property
 from callboard.model.faults import InvalidInput
 from callboard.placement.charging import Charges, Located
 from callboard.placement.cluster import Cluster, Node, need_cluster
-from callboard.placement.config import REASONING, Entry, PlacementConfig, components_of, read_config
-from callboard.placement.diagnostics import Report, Where, nearest_of
+from callboard.placement.config import KEY, REASONING, Entry, PlacementConfig, components_of, read_config
+from callboard.placement.diagnostics import Report, Where, capped, nearest_of
 from callboard.placement.fields import rank_list
 from callboard.placement.grammar import Part, compile_segments
 from callboard.placement.numbering import Kind, Numbering, kind_of, number
@@ -254,6 +254,21 @@ def read_source(config: object, cluster: Cluster | None, *, reasoning: bool | No
         return _Read(report, config, cluster.with_groups(config.groups) if cluster else None, cluster)
     found, used = read_config(open_document(config, report), cluster, report, reasoning=reasoning)
     return _Read(report, found, used, cluster)
+
+
+def placed_names(config: object) -> list[str]:
+    """Names of the components that a config places, in its order, whatever else is wrong with it.
+
+    Raises:
+        InvalidInput: it is no YAML and no mapping, or what should be names is none.
+    """
+    report = Report()
+    names = components_of(read_config(open_document(config, report), Cluster(()), report)[0].entries)
+    if not names:
+        told = [fault for fault in report.faults if KEY in fault.field and fault.line]
+        if told:
+            raise InvalidInput(capped(told))
+    return list(names)
 
 
 def component_placement_for(

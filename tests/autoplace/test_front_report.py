@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from callboard.autoplace.accepted import Answer
-from callboard.autoplace.plan import Plan, Span, Status
+from callboard.autoplace.plan import Plan, Span, Spans, Status
 from callboard.autoplace.report import (
     as_plain,
     comparison_rows,
@@ -58,7 +58,7 @@ def plan_of(job: RLinfJob, ranks: dict[str, range], seconds: float = 186.4, **fi
     return Plan(
         problem=job.problem,
         iteration_seconds=seconds,
-        spans=spans,
+        spans=Spans(spans),
         latency_seconds=seconds,
         checked_seconds=seconds,
         **{**given, **fields},

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from callboard.autoplace import Problem, Status, search
 from callboard.autoplace.accepted import answer_for_job
-from callboard.autoplace.problem import Mode, NoPlan
+from callboard.autoplace.problem import Mode, ModelParallel, NoPlan
 from callboard.autoplace.report import placement_of
 from callboard.autoplace.rlinf import RLinfJob, rlinf_job
-from callboard.autoplace.rlinf_config import Reasoning
 from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, pipeline_seconds
 from callboard.model.cluster_text import NodeText, format_cluster
 from callboard.model.faults import InvalidInput
@@ -87,9 +86,9 @@ def apart(job: RLinfJob, modes: tuple[Mode, ...], total: int) -> Iterator[tuple[
             )
 
 
-def workload(job: RLinfJob) -> Reasoning:
-    assert isinstance(job.config.workload, Reasoning)
-    return job.config.workload
+def rules(job: RLinfJob) -> ModelParallel:
+    assert job.problem.model_parallel is not None
+    return job.problem.model_parallel
 
 
 @st.composite
@@ -111,7 +110,7 @@ class TestBestOfAll:
             job = rlinf_job(config, nodes=nodes)
         except NoPlan:
             return
-        found = [best_collocated(job, workload(job)), best_disaggregated(job, workload(job))]
+        found = [best_collocated(job.problem, rules(job)), best_disaggregated(job.problem, rules(job))]
         best = min((uniform.seconds for uniform in found if uniform is not None), default=float("inf"))
         faster = sorted(
             ((seconds, text) for seconds, text in layouts(job) if seconds < best * (1 - 1e-9)), key=lambda each: each[0]
@@ -129,7 +128,7 @@ class TestBestOfAll:
             job = rlinf_job(config, nodes=nodes)
         except NoPlan:
             return
-        collocated, disaggregated = best_collocated(job, workload(job)), best_disaggregated(job, workload(job))
+        collocated, disaggregated = best_collocated(job.problem, rules(job)), best_disaggregated(job.problem, rules(job))
         if collocated is not None:
             assert mode_of(config, nodes, collocated_text(collocated)) is PlacementMode.COLLOCATED
         if disaggregated is not None:
@@ -160,16 +159,30 @@ class TestAnswer:
         assert answer.plan.status is Status.OPTIMAL
         assert answer.plan.gap == 0
 
-    @pytest.mark.parametrize("recompute", [True, False])
-    @pytest.mark.parametrize("nodes", [(8,), (8, 8)])
-    def test_the_python_interface_proposes_the_same_where_every_size_is_legal(
-        self, nodes: tuple[int, ...], recompute: bool
+    @settings(max_examples=40, deadline=None)
+    @given(jobs())
+    def test_the_python_interface_proposes_what_the_command_does(
+        self, case: tuple[dict[str, Any], tuple[int, ...]]
     ) -> None:
-        costs = {"rollout": 59.9, "inference": 30.8, "actor": 95.7} if recompute else {"rollout": 59.9, "actor": 95.7}
-        config = config_of(nodes, dict.fromkeys(costs, 4), costs, batch=128)
-        job = rlinf_job(config, nodes=nodes)
-        direct = search(Problem.from_config(config, nodes=nodes)).component_placement()
-        assert direct == placement_of(answer_for_job(job, search))
+        config, nodes = case
+        try:
+            problem = Problem.from_config(config, nodes=nodes)
+            plan = search(problem)
+        except NoPlan:
+            return
+        assert plan == answer_for_job(rlinf_job(config, nodes=nodes), search).plan
+        assert mode_of(config, nodes, plan.component_placement()) is not None
+        if plan.layout == "collocated":
+            assert len({span.gpu_ranks for span in plan.spans}) == 1
+        assert plan.status is Status.OPTIMAL
+        assert plan.alternatives[plan.layout] == pytest.approx(plan.iteration_seconds, rel=1e-6)
+
+    def test_progress_is_told_of_what_needs_no_search(self) -> None:
+        told: list[tuple[float, float]] = []
+        costs = {"rollout": 59.9, "actor": 95.7}
+        problem = Problem.from_config(config_of((4,), dict.fromkeys(costs, 1), costs), nodes=(4,))
+        plan = search(problem, on_progress=lambda incumbent, bound: told.append((incumbent, bound)))
+        assert told == [(plan.iteration_seconds, plan.iteration_seconds)]
 
 
 class TestEngines:
@@ -178,7 +191,7 @@ class TestEngines:
         costs = {"rollout": 50.0, "actor": 5.0}
         config = config_of((4, 4), {"rollout": 2, "actor": 1}, costs, batch=24)
         job = rlinf_job(config, nodes=(4, 4))
-        best = best_disaggregated(job, workload(job))
+        best = best_disaggregated(job.problem, rules(job))
         assert best is not None
         assert best.modes["rollout"].gpus == 6
         assert best.starts["rollout"] % 2 == 0
@@ -198,7 +211,7 @@ class TestEngines:
     def test_an_actor_whose_size_is_no_multiple_of_the_rollouts_is_never_collocated(self) -> None:
         config = config_of((6,), {"rollout": 2, "actor": 3}, {"rollout": 50.0, "actor": 50.0})
         job = rlinf_job(config, nodes=(6,))
-        assert best_collocated(job, workload(job)) is None
+        assert best_collocated(job.problem, rules(job)) is None
         assert mode_of(config, (6,), {"rollout,actor": "0-5"}) is None
 
     def test_the_auto_scheduler_gets_every_gpu_in_its_own_order(self) -> None:
@@ -206,9 +219,9 @@ class TestEngines:
         sizes = dict.fromkeys(costs, 1)
         config = config_of((8,), sizes, costs, auto_scheduler=True)
         job = rlinf_job(config, nodes=(8,))
-        best = best_disaggregated(job, workload(job))
+        best = best_disaggregated(job.problem, rules(job))
         assert best is not None
-        assert best_collocated(job, workload(job)) is None
+        assert best_collocated(job.problem, rules(job)) is None
         assert sum(mode.gpus for mode in best.modes.values()) == 8
         assert best.starts["actor"] < best.starts["rollout"] < best.starts["inference"]
 

@@ -46,7 +46,7 @@ def test_top_has_a_line_per_member_and_says_what_waits() -> None:
         "3GiB",
         "0:",
         "12GiB",
-        *"trainer 3/1, 2 wait".split(),
+        *["trainer", "3/1,", "2", "wait"],
     ]
     assert lines[2] == ["pool", "40/100"]
     assert ["train", "queue_depth", "120.5"] in lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -103,7 +104,7 @@ def victim(job: JobHandle, nodes: list[Node]) -> Worker:
 def tell(capsys: pytest.CaptureFixture[str], what: str, began: float) -> None:
     """The figure that the case asks for, on the screen whatever is captured."""
     with capsys.disabled():
-        print(f"\nwhole again {time.monotonic() - began:.1f} s after {what} killed", flush=True)
+        sys.stdout.write(f"\nwhole again {time.monotonic() - began:.1f} s after {what} killed\n")
 
 
 @pytest.mark.ray

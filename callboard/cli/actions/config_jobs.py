@@ -13,10 +13,12 @@ from typing import Any
 
 import typer
 
+from callboard.cli.actions.placement import name_of, refuse
 from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
-from callboard.model.inputs import read_yaml
-from callboard.model.names import is_actor_path, is_name
+from callboard.model.faults import InvalidInput
+from callboard.model.names import is_actor_path
 from callboard.model.requests import fresh_name
+from callboard.placement import placed_names
 
 PROBE = "callboard.agents.probe:Probe"
 """What runs for a component that no class is named for: it reports where it is."""
@@ -34,7 +36,7 @@ def config_job(file: Path, *, pool: str, name: str, priority: float | None, acto
 
     Raises:
         CommandFailed: the file can't be read, or places nothing.
-        InvalidInput: it is no YAML mapping.
+        typer.Exit: it is no YAML mapping, or its components have no names; every fault is shown.
         typer.BadParameter: ``actors`` names no component or no class.
     """
     text = read_text(file)
@@ -70,10 +72,10 @@ def read_text(file: Path) -> str:
 
 def _components(text: str, file: Path) -> list[str]:
     """Names of the components that a config places, in the order of the text."""
-    cluster = read_yaml(text).get("cluster")
-    placements = cluster.get("component_placement") if isinstance(cluster, dict) else None
-    names = [part.strip() for key in placements or () for part in str(key).split(",")]
-    found = list(dict.fromkeys(name for name in names if is_name(name)))
+    try:
+        found = placed_names(text)
+    except InvalidInput as error:
+        refuse(name_of(file), text, error.faults)
     if not found:
         raise CommandFailed(
             Failure(

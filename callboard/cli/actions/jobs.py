@@ -20,6 +20,7 @@ from callboard.cli.waiting import waiting
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.model.inputs import SourceMapping, job_spec, read_yaml
+from callboard.model.inputs.placement_config import KEY
 from callboard.v1.job_pb2 import Explanation
 from callboard.wire.refusals import InvalidRequest
 
@@ -192,7 +193,9 @@ def read_file(file: Path) -> SourceMapping:
 
 def with_source(spec: SourceMapping, file: Path | None) -> SourceMapping:
     """A job that says what file its placement is from."""
-    if "cluster" not in spec or file is None:
+    parts = spec.get("components")
+    placed = [part for part in parts if isinstance(part, dict) and KEY in part] if isinstance(parts, list) else []
+    if file is None or ("cluster" not in spec and not placed):
         return spec
     return SourceMapping.like(spec, {**spec, "placement_source": str(file)[-200:]})
 

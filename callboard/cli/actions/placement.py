@@ -33,22 +33,22 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
     try:
         cluster = Cluster.from_nodes(nodes, "--nodes") if nodes else None
     except InvalidInput as error:
-        _refuse("--nodes", nodes, error.faults)
+        refuse("--nodes", nodes, error.faults)
     try:
         known = cluster is not None or (not controller and _describes_nodes(text))
     except InvalidInput as error:
-        _refuse(_name(file), text, error.faults)
+        refuse(name_of(file), text, error.faults)
     if not known:
         cluster = with_client(controller, live_cluster)
     try:
         plan = plan_placement(text, cluster)
     except InvalidInput as error:
-        _refuse(_name(file), text, error.faults)
+        refuse(name_of(file), text, error.faults)
     if svg is not None:
         with failing_in_words():
-            _write(svg, placement_svg.draw(plan, title=_name(file)))
+            _write(svg, placement_svg.draw(plan, title=name_of(file)))
     _print(plan, output)
-    for line in fault_lines(_name(file), text, plan.warnings, kind="warning"):
+    for line in fault_lines(name_of(file), text, plan.warnings, kind="warning"):
         screen.stderr().print(line, soft_wrap=True)
 
 
@@ -58,7 +58,7 @@ async def refuse_placement(client: Client, name: str, text: str) -> None:
     try:
         plan_placement(text, await live_cluster(client))
     except InvalidInput as error:
-        _refuse(name, text, error.faults)
+        refuse(name, text, error.faults)
 
 
 def _describes_nodes(text: str) -> bool:
@@ -109,7 +109,8 @@ def _print(plan: PlacementPlan, output: Output) -> None:
             console.print(part)
 
 
-def _refuse(name: str, text: str, faults: tuple[Fault, ...]) -> NoReturn:
+def refuse(name: str, text: str, faults: tuple[Fault, ...]) -> NoReturn:
+    """Shows every fault of a text and ends with 2."""
     console = screen.stderr()
     count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
     for line in fault_lines(name, text, faults):
@@ -118,7 +119,8 @@ def _refuse(name: str, text: str, faults: tuple[Fault, ...]) -> NoReturn:
     raise typer.Exit(BAD_INPUT)
 
 
-def _name(file: Path) -> str:
+def name_of(file: Path) -> str:
+    """What a file is called; "-" is the standard input."""
     return "input" if str(file) == "-" else str(file)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from callboard.model.inputs.located import Refused, as_mapping
-from callboard.model.inputs.source import SourceMapping
+from callboard.model.inputs.located import Misfit, Misfits, Place, Refused, as_mapping, shown
+from callboard.model.inputs.source import MAX_DEPTH, SourceMapping
 
 KEY = "component_placement"
 """Key of a component that says where it runs."""
@@ -36,7 +36,11 @@ def placement_text(value: object) -> str:
 
 
 def with_placement_config(source: object) -> object:
-    """A job's mapping whose ``cluster`` and components' ``component_placement`` have become its ``placement_config``."""
+    """A job whose ``cluster`` and components' ``component_placement`` have become its ``placement_config``.
+
+    Raises:
+        Misfits: a mapping that was parsed elsewhere holds something whose text can't be told any more.
+    """
     if not isinstance(source, Mapping):
         return source
     stated = source.get("components")
@@ -58,16 +62,48 @@ def _text(source: Mapping[str, Any], components: Sequence[object]) -> str:
     """The file that the job is from; of a mapping that is from none, what concerns its placement."""
     if isinstance(source, SourceMapping) and source.text:
         return source.text
-    found: dict[str, Any] = {} if source.get("cluster") is None else {"cluster": source["cluster"]}
+    misfits: list[Misfit] = []
+    found: dict[str, Any] = {}
+    if source.get("cluster") is not None:
+        found["cluster"] = _plain(source["cluster"], ("cluster",), misfits)
     if any(map(_placed, components)):
         # In the places they have in the job, for the faults' fields.
         found["components"] = [
-            {key: component[key] for key in ("name", KEY) if key in component}
-            if isinstance(component, Mapping) and _placed(component)
+            {key: _plain(component[key], ("components", index, key), misfits) for key in ("name", KEY)}
+            if isinstance(component, Mapping) and _placed(component) and "name" in component
             else {}
-            for component in components
+            for index, component in enumerate(components)
         ]
+    if misfits:
+        raise Misfits(misfits)
     return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+
+
+def _plain(value: object, place: Place, misfits: list[Misfit]) -> Any:
+    """What YAML can carry, of mappings and lists of whichever library."""
+    if len(place) > MAX_DEPTH:
+        misfits.append(Misfit(place, f"nested deeper than {MAX_DEPTH}"))
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner, (*place, str(key)), misfits) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(inner, (*place, index), misfits) for index, inner in enumerate(value)]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 60 and _is_placement(place):
+        # A reader of YAML makes 60 of 1:0, and nothing below 60 (PS-01).
+        pair = f'"{value // 60}:{value % 60}"'
+        misfits.append(
+            Misfit(place, f'{value} may be what a YAML reader made of {pair}; quote it: "{value}" or {pair}')
+        )
+    elif value is not None and not isinstance(value, str | bool | int | float):
+        misfits.append(Misfit(place, f"{shown(value)} is no text, number, list or mapping"))
+        return None
+    return value
+
+
+def _is_placement(place: Place) -> bool:
+    """``cluster.component_placement.actor``, ``components[0].component_placement``, or the ``placement`` below."""
+    own = place[:-1] if place[-1] == "placement" else place
+    return own[-1] == KEY or own[-2:-1] == (KEY,)
 
 
 def _without_placement(component: object) -> object:
