@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from callboard.model import PgPoolSpec as PgPoolSpec
     from callboard.model import PoolSpec as PoolSpec
     from callboard.model import PreemptionPolicy as PreemptionPolicy
+    from callboard.placement import Cluster as Cluster
     from callboard.placement import ComponentPlacement as ComponentPlacement
     from callboard.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy
     from callboard.placement import HybridComponentPlacement as HybridComponentPlacement
@@ -62,6 +63,7 @@ _PUBLIC = MappingProxyType(
         "AlreadyExists": "callboard.wire.refusals",
         "CallboardError": "callboard.wire.refusals",
         "Client": "callboard.client",
+        "Cluster": "callboard.placement",
         "ComponentPlacement": "callboard.placement",
         "ComponentSpec": "callboard.model",
         "DeadlineExceeded": "callboard.wire.refusals",

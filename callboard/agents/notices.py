@@ -26,6 +26,9 @@ from callboard.v1 import node_pb2, node_pb2_grpc
 
 _log = structlog.get_logger(__name__)
 
+SETTLE_S = 2.0
+"""For what a command that was killed has said and nobody read; it comes at once."""
+
 OUTPUT_BYTES = 4096
 REASON_CHARS = 200
 
@@ -99,7 +102,7 @@ class NoticeWatcher:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _settled(process)
         # Beyond what a shell says of a command that it can't find or run, exit codes are the command's own.
         self._say("the shell can't run it" if code in {126, 127} else "")
         lines = said.decode(errors="replace").strip().splitlines()
@@ -109,6 +112,17 @@ class NoticeWatcher:
         if trouble and trouble != self._trouble:
             _log.warning("notice_command_failed", command=self._options.command, why=trouble)
         self._trouble = trouble
+
+
+async def _settled(process: asyncio.subprocess.Process) -> None:
+    """Lets go of a process that was killed. asyncio tells its end only once its output was read to the end, which one
+    that left the process group may hold open for ever."""
+    assert process.stdout is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            while await process.stdout.read(OUTPUT_BYTES):
+                pass
+            await process.wait()
 
 
 async def _first_bytes(output: asyncio.StreamReader) -> bytes:

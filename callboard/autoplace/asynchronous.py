@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -26,6 +27,9 @@ MOST_TASKS = 10
 
 NODES_OF_PURE = 2_000
 """Splits and turns tried for the best layout of each pure kind."""
+
+NODES_OF_FIRST = 500
+"""The same when the time is over before there is a plan; far less than a second."""
 
 Split = tuple[Group, ...]
 
@@ -210,10 +214,19 @@ class _Hunt:
                 search.run(iter(partition), self.bound)
             except Stopped:
                 sure = sure and not wanted
+                if search.best is None and self.halt():
+                    search = self._first(partition)
             self.pure[kind.value] = search.best
             if search.best is not None and (wanted or layout is Layout.ANY):
                 self._found(search.best)
         return self._any() if layout is Layout.ANY else sure
+
+    def _first(self, partition: list[tuple[tuple[int, ...], ...]]) -> _Search:
+        """However little time there was, some plan: a few nodes that nobody stops."""
+        search = self._search(Budget(NODES_OF_FIRST))
+        with suppress(Stopped):  # The number of nodes is the rule here, not a failure.
+            search.run(iter(partition), self.bound)
+        return search
 
     def _any(self) -> bool:
         search = self._search(Budget(None, self._enough))

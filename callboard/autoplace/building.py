@@ -26,9 +26,8 @@ def spans_of(problem: Problem, instance: Instance, found: Found) -> tuple[Span, 
             component = problem.components[part.component]
             ranks: tuple[int, ...] = ()
             if part.mode.gpus:
-                index = next(i for i, pool in enumerate(problem.pools) if pool.name == part.mode.pool)
-                first = found.columns[task][index] + part.column
-                ranks = problem.pools[index].gpu_ranks[first : first + part.mode.gpus]
+                first = found.columns[task][part.pool] + part.column
+                ranks = problem.pools[part.pool].gpu_ranks[first : first + part.mode.gpus]
             pays = problem.switch_always or option.takes_turns or (bool(option.widths) and not option.alone)
             spans[part.component] = Span(
                 component=component.name,
@@ -46,12 +45,13 @@ def spans_of(problem: Problem, instance: Instance, found: Found) -> tuple[Span, 
 
 
 def layout_of(options: Sequence[Option], columns: Sequence[dict[int, int]]) -> str:
-    """``collocated``, ``disaggregated`` or ``hybrid``; a single task with GPUs is collocated with nobody but itself."""
-    ranges = [
-        (pool, columns[task][pool], columns[task][pool] + width)
-        for task, option in enumerate(options)
-        for pool, width in option.widths
-    ]
+    """``collocated``, ``disaggregated`` or ``hybrid``; a single component with GPUs is collocated with nobody."""
+    ranges = []
+    for task, option in enumerate(options):
+        for part in option.parts:
+            if part.mode.gpus:
+                first = columns[task][part.pool] + part.column
+                ranges.append((part.pool, first, first + part.mode.gpus))
     pairs = [(one, other) for i, one in enumerate(ranges) for other in ranges[:i]]
     meeting = [one[0] == other[0] and one[1] < other[2] and other[1] < one[2] for one, other in pairs]
     if all(meeting):

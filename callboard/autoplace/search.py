@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
 from types import MappingProxyType
 
 from callboard.autoplace.asynchronous import search_async
-from callboard.autoplace.building import HYBRID, seconds_of, spans_of
+from callboard.autoplace.building import seconds_of, spans_of
 from callboard.autoplace.checker import check_plan
 from callboard.autoplace.cpsat import installed
 from callboard.autoplace.plan import Plan, Spans, Status
 from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
 from callboard.autoplace.stopping import Stop
 from callboard.autoplace.synchronous import Outcome, search_sync
-from callboard.autoplace.tasks import Instance, instance_of
+from callboard.autoplace.tasks import instance_of
 from callboard.autoplace.uniform import uniform_plan
 
 Progress = Callable[[float, float], None]
@@ -75,7 +74,7 @@ def search(
         outcome = search_sync(instance, layout=problem.layout, halt=halt, told=told, gap=gap, solver=asked)
     if outcome.found is None:
         raise NoPlan(_causes(problem, outcome))
-    return check_plan(_named(_plan(problem, outcome), instance))
+    return check_plan(_plan(problem, outcome))
 
 
 def staleness_table(
@@ -115,34 +114,6 @@ def _plan(problem: Problem, outcome: Outcome) -> Plan:
         solver=outcome.solver,
         notes=(*problem.notes, *outcome.notes),
     )
-
-
-def _named(plan: Plan, instance: Instance) -> Plan:
-    """The plan with its layout named component by component: to the search the members of a cycle are one task."""
-    if len(instance.tasks) == len(plan.problem.components):
-        return plan
-    ranks = [set(span.gpu_ranks) for span in plan.spans if span.gpu_ranks]
-    meets = [not one.isdisjoint(other) for one, other in combinations(ranks, 2)]
-    layout = Layout.COLLOCATED.value if all(meets) else HYBRID if any(meets) else Layout.DISAGGREGATED.value
-    if layout == plan.layout:
-        return plan
-    known = {
-        "collocated": _in_turn(plan.problem, instance),
-        "disaggregated": plan.alternatives.get("disaggregated"),
-        layout: plan.iteration_seconds,
-    }
-    return replace(plan, layout=layout, alternatives=MappingProxyType(known))
-
-
-def _in_turn(problem: Problem, instance: Instance) -> float | None:
-    """Seconds when everybody takes turns, at the size that suits it best; None where it is not that simple."""
-    modes = [mode for component in problem.components for mode in component.modes]
-    if len(problem.pools) > 1 or any(not mode.gpus for mode in modes) or any(instance.memory):
-        return None
-    turns = sum(
-        min(mode.seconds for mode in component.modes) + component.switch_seconds for component in problem.components
-    )
-    return round(turns + problem.weight_sync_seconds, 9)
 
 
 def _causes(problem: Problem, outcome: Outcome) -> tuple[Unplaceable, ...]:

@@ -34,6 +34,9 @@ SMALL = 8
 NODES_OF_PURE = 1_500
 """Nodes spent on the best all-disjoint split and the best collocated order."""
 
+NODES_OF_FIRST = 200
+"""Nodes for a plan when the time is over before there is one; far less than a second."""
+
 NODES_OF_TIES = 1_500
 """Nodes spent on finding fewer GPUs for the same time; a fixed number, so that the same input gives the same bytes."""
 
@@ -128,12 +131,20 @@ class _Run:
         whole = prod(len(chains_of(task.options)) for task in instance.tasks) <= MOST_COMBINATIONS
         if not whole:
             instance = _one_chain_each(instance)
+        searches = combinations_in_order(instance, layout)
         shortest = Shortest(self.instance.horizon + 1, Budget(nodes, self.halt))
         try:
-            for bound, search in combinations_in_order(instance, layout):
+            for bound, search in searches:
                 if bound < shortest.below:
                     shortest.run(search)
         except Stopped:
+            if shortest.best is None and self.halt():
+                # However little time there was, some plan: a few nodes that nobody stops.
+                shortest = Shortest(self.instance.horizon + 1, Budget(NODES_OF_FIRST))
+                with suppress(Stopped):
+                    for _, search in searches:
+                        if shortest.best is None:
+                            shortest.run(search)
             return shortest.best, False
         return shortest.best, whole
 
@@ -182,7 +193,7 @@ class _Run:
             # It is the best disjoint split, whose options were thinned for that layout.
             self.leanest(Layout.DISAGGREGATED)
             return
-        lean = Leanest(best.length, Budget(NODES_OF_TIES, self.halt), best)
+        lean = Leanest(best.length, Budget(NODES_OF_TIES), best)
         with suppress(Stopped):  # The fixed number of nodes is the rule for ties, not a failure.
             lean.run(Combination(self.instance, tuple(chain for chain in chains if chain is not None)))
         self.best = lean.best
@@ -203,7 +214,7 @@ class _Run:
         assert self.best is not None
         instance = for_layout(self.instance, layout)
         searches = [one for one in combinations_in_order(instance, layout) if one[0] <= self.best.length]
-        lean = Leanest(self.best.length, Budget(NODES_OF_TIES, self.halt), self.best)
+        lean = Leanest(self.best.length, Budget(NODES_OF_TIES), self.best)
         with suppress(Stopped):  # The fixed number of nodes is the rule for ties, not a failure.
             for _, search in searches:
                 lean.run(search)

@@ -30,12 +30,14 @@ class Part:
         mode: the mode it runs in.
         offloads: it leaves memory between its spans.
         column: first GPU of its range, from the first of the option's range in its pool.
+        pool: index of the pool; −1: CPU only.
     """
 
     component: int
     mode: Mode
     offloads: bool = False
     column: int = 0
+    pool: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,11 @@ class Option:
         """Whether its parts share GPUs among themselves."""
         ranges = [part for part in self.parts if part.mode.gpus]
         return len(ranges) > 1 and len(self.widths) == 1 and self.gpus < sum(part.mode.gpus for part in ranges)
+
+    @property
+    def lies_side_by_side(self) -> bool:
+        """Whether it has several parts with GPUs of their own."""
+        return sum(1 for part in self.parts if part.mode.gpus) > 1 and not self.takes_turns
 
     def pool_of(self, component: int) -> str:
         """Name of the pool of a component; empty: CPU only."""
@@ -232,7 +239,7 @@ class _Builder:
         for mode in component.modes:
             for offloads in self._choices(component, mode):
                 yield from self._variants(
-                    (Part(component=member, mode=mode, offloads=offloads),),
+                    (Part(component=member, mode=mode, offloads=offloads, pool=self.pools.get(mode.pool, -1)),),
                     widths={self.pools[mode.pool]: mode.gpus} if mode.gpus else {},
                     seconds=mode.seconds,
                     held=mode.held_seconds,
@@ -273,7 +280,7 @@ class _Builder:
         parts = []
         for member, mode, offload in zip(stage, modes, offloads, strict=True):
             pool = self.pools[mode.pool] if mode.gpus else -1
-            parts.append(Part(component=member, mode=mode, offloads=offload, column=widths.get(pool, 0)))
+            parts.append(Part(component=member, mode=mode, offloads=offload, column=widths.get(pool, 0), pool=pool))
             if mode.gpus:
                 widths[pool] = widths.get(pool, 0) + mode.gpus
         pieces = [mode.seconds / self.problem.chunks for mode in modes]
@@ -283,7 +290,7 @@ class _Builder:
     def _in_turn(self, stage: tuple[int, ...], modes: tuple[Mode, ...], offloads: tuple[bool, ...]) -> Iterator[Option]:
         pool = next(self.pools[mode.pool] for mode in modes if mode.gpus)
         parts = tuple(
-            Part(component=member, mode=mode, offloads=offload)
+            Part(component=member, mode=mode, offloads=offload, pool=pool if mode.gpus else -1)
             for member, mode, offload in zip(stage, modes, offloads, strict=True)
         )
         on_gpus = [mode.seconds for mode in modes if mode.gpus]
@@ -353,7 +360,8 @@ def undominated(options: Iterable[Option]) -> tuple[Option, ...]:
     fastest: dict[object, int] = {}
     ordered = sorted(options, key=lambda o: (o.gpus, o.work, o.extra, o.alone, o.peak, o.resident, o.held, o.tail))
     for option in ordered:
-        pools: object = tuple(part.mode.pool for part in option.parts)
+        # Who takes turns and who lies side by side are kept apart: a pure layout has only one of them.
+        pools: object = (option.takes_turns, *(part.mode.pool for part in option.parts))
         same = same_pools.setdefault(pools, [])
         # Faster than all before: nothing beats it, and nothing has to be compared.
         if option.work < fastest.get(pools, option.work + 1) or not any(_beats(other, option) for other in same):
@@ -446,17 +454,24 @@ def for_layout(instance: Instance, layout: Layout) -> Instance:
     """The instance with the options that can be best in a pure layout.
 
     Where nothing is shared nobody pays for switching, and nobody's memory is in another's way; where everything is
-    shared, nobody is alone.
+    shared, nobody is alone. The members of a cycle count one by one.
     """
     if layout is Layout.DISAGGREGATED:
-        apart = [[replace(option, resident=0, alone=True) for option in task.options] for task in instance.tasks]
+        apart = [
+            [replace(option, resident=0, alone=True) for option in task.options if not option.takes_turns]
+            for task in instance.tasks
+        ]
         tasks = tuple(
             replace(task, options=undominated(options)) for task, options in zip(instance.tasks, apart, strict=True)
         )
         return replace(instance, tasks=tasks)
-    if layout is Layout.COLLOCATED and sum(any(o.gpus for o in task.options) for task in instance.tasks) > 1:
+    if layout is Layout.COLLOCATED:
+        lonely = sum(any(o.gpus for o in task.options) for task in instance.tasks) == 1
         tasks = tuple(
-            replace(task, options=tuple(option for option in task.options if not option.alone))
+            replace(
+                task,
+                options=tuple(o for o in task.options if (lonely or not o.alone) and not o.lies_side_by_side),
+            )
             for task in instance.tasks
         )
         return replace(instance, tasks=tasks)

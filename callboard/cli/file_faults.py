@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
+from callboard.cli.file_secrets import Span, secret_spans
 from callboard.model.faults import Fault
 
 _LONGEST = 160
@@ -21,13 +22,23 @@ def fault_lines(name: str, text: str, faults: Iterable[Fault], *, kind: str = "e
         kind: ``error`` or ``warning``.
     """
     lines = text.splitlines()
+    secrets: dict[int, list[Span]] | None = None
     style = "bold red" if kind == "error" else "yellow"
     for fault in faults:
         place = f"{name}:{fault.line}:{fault.column}" if fault.line else name
         said = fault.message if fault.line or not fault.field else f"{fault.field}: {fault.message}"
         yield Text.assemble((f"{place}: ", "bold"), (f"{kind}: ", style), _one_line(said))
         if 1 <= fault.line <= len(lines):
-            yield from _source(lines[fault.line - 1], fault.line, fault.column, style)
+            secrets = secret_spans(text) if secrets is None else secrets
+            line = _without(lines[fault.line - 1], secrets.get(fault.line, ()))
+            yield from _source(line, fault.line, fault.column, style)
+
+
+def _without(line: str, secrets: Iterable[Span]) -> str:
+    """The line with stars for the values of variables, each as long as it is."""
+    for start, end in secrets:
+        line = line[:start] + "*" * len(line[start:end]) + line[end:]
+    return line
 
 
 def _source(line: str, number: int, column: int, style: str) -> Iterator[Text]:

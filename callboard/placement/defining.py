@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from callboard.model.describe import MASK
 from callboard.model.environment import why_refused
 from callboard.model.inputs.located import shown_text
 from callboard.model.names import ENV_NAME_PATTERN, is_env_name
@@ -306,6 +307,8 @@ def _variable(key: Leaf, inner: Value, env: dict[str, str], report: Report) -> N
         report.fault(inner.where, f"the value of {name} {inner.problem}", read=name)
     elif not isinstance(inner, Leaf) or inner.lost or inner.null:
         report.fault(inner.where, f"the value of {name} is not a text; quote it", read=name)
+    elif inner.text == MASK:
+        report.fault(inner.where, f"the value of {name} is the mask of a secret, not its value; state it", read=name)
     elif "\x00" in inner.text or any("\ud800" <= char <= "\udfff" for char in inner.text):
         report.fault(inner.where, f"the value of {name} has a character that no variable can carry", read=name)
     elif len(name) + len(inner.text.encode()) > 128 * 1024 - 2:

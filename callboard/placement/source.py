@@ -157,13 +157,18 @@ def open_document(source: object, report: Report) -> Document:
         InvalidInput: the text is no YAML, or ``source`` is no mapping.
     """
     if isinstance(source, str):
-        return Document(_YamlReader(report), _composed(source))
+        return Document(_YamlReader(report), composed(source))
     if isinstance(source, Mapping):
         return Document(_MappingReader(report), source)
     raise InvalidInput([Fault("", f"{shown(source)} is no placement config; give a YAML text or a mapping")])
 
 
-def _composed(text: str) -> yaml.Node:
+def composed(text: str) -> yaml.Node:
+    """The nodes of a YAML text.
+
+    Raises:
+        InvalidInput: it is no YAML, too large, too deep, or no mapping.
+    """
     if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
         raise InvalidInput([Fault("", f"the file is larger than {MAX_TEXT_BYTES} bytes")])
     if text.count("[") + text.count("{") > _MAX_OPEN and _flow_depth(text) > _MAX_OPEN:

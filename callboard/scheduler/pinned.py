@@ -143,4 +143,4 @@ def _held_by(view: View, node: NodeRecord, index: int) -> str:
         for worker in state.workers_on(node.node_id)
         if worker.job in state.jobs and any(share.index == index for share in worker.devices)
     )
-    return f"; {', '.join(jobs)} uses it" if jobs else ""
+    return f"; {', '.join(jobs)} {'uses' if len(jobs) == 1 else 'use'} it" if jobs else ""

@@ -128,7 +128,10 @@ class TestBestOfAll:
             job = rlinf_job(config, nodes=nodes)
         except NoPlan:
             return
-        collocated, disaggregated = best_collocated(job.problem, rules(job)), best_disaggregated(job.problem, rules(job))
+        collocated, disaggregated = (
+            best_collocated(job.problem, rules(job)),
+            best_disaggregated(job.problem, rules(job)),
+        )
         if collocated is not None:
             assert mode_of(config, nodes, collocated_text(collocated)) is PlacementMode.COLLOCATED
         if disaggregated is not None:

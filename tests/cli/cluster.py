@@ -42,8 +42,11 @@ class RealCluster:
         self._agent_of: dict[str, asyncio.subprocess.Process] = {}
         self._killed: set[str] = set()
 
-    async def add_node(self, node_id: str, *, gpus: int = 2, variables: Mapping[str, str] | None = None) -> None:
-        """Starts an agent with simulated GPUs and waits until it takes work; ``variables``: more for its own."""
+    async def add_node(
+        self, node_id: str, *more: str, gpus: int = 2, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Starts an agent with simulated GPUs and ``more`` options, and waits until it takes work; ``variables``: more
+        for its own."""
         revision = (await self.client.stats()).revision
         if variables:
             # Linux takes a quarter of the stack's limit for a program's environment. For what this process starts from
@@ -62,6 +65,7 @@ class RealCluster:
                 str(gpus),
                 "--warm-spares",
                 "0",
+                *more,
             ),
             *("--run-dir", str(self._directory / node_id), "--log-level", "error"),
             *("--exit-with-parent", str(os.getpid())),

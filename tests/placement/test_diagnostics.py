@@ -59,6 +59,80 @@ def test_the_column_is_the_one_in_the_file(text: str) -> None:
     assert said[0] == "9" or said.startswith("1-9")
 
 
+@pytest.mark.parametrize(
+    ("text", "segment"),
+    [('"0-1, 3-4:2"', "3-4:2"), ('"0,1,2-5:2-3"', "2-5:2-3"), ('"0-2:0-2,3-4:3,5-7"', "3-4:3")],
+)
+def test_a_process_that_would_span_nodes_is_told_at_its_segment(text: str, segment: str) -> None:
+    (fault,) = faults(of(f"actor: 0, env: {text}"), "4+4")
+    assert "would span nodes 0,1" in fault.message
+    assert fault.segment == segment
+    assert of(f"actor: 0, env: {text}").splitlines()[1][fault.column - 1 :].startswith(segment)
+
+
+def test_every_segment_that_spans_nodes_is_told() -> None:
+    found = faults(of('actor: "1-2:0,3-4:1,6,7-8:3"'), "2+2+2+2+2")
+    assert [fault.segment for fault in found] == ["1-2:0", "3-4:1", "7-8:3"]
+    assert [fault.message.partition(": process ")[2][0] for fault in found] == ["0", "1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said", "place"),
+    [
+        ("cluster: [a]", "a list is not a mapping", (1, 10)),
+        ("cluster: {component_placements: {a: 0}}", "did you mean component_placement?", (1, 11)),
+        ("cluster:\n  component_placement:\n    ? [a, b]\n    : 0\n", "a key is a mapping or a list", (3, 7)),
+        ("cluster: {num_nodes: 1}", "no component has a placement", (1, 10)),
+        ("cluster: {component_placement: {a: ~}}", "the placement is empty", (1, 36)),
+    ],
+)
+def test_what_leaves_no_component_is_told_once(config: str, said: str, place: tuple[int, int]) -> None:
+    (fault,) = faults(config, "1")
+    assert said in fault.message
+    assert (fault.line, fault.column) == place
+
+
+def test_a_group_without_a_label_is_no_suggestion() -> None:
+    found = faults(of("a: {node_group: x, placement: 0}", groups="[{label: [x], node_ranks: 0}]"), "1")
+    assert "known are cluster, node" in found[0].message
+    assert "?" not in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ("num_gpus_per_node: 0", "0 GPUs per node are stated, but node 0 (node-0) has 4"),
+        ("gpus_per_node: 8", "8 GPUs per node are stated"),
+        ("num_gpus_per_node: 4, gpus_per_node: 8", "they mean the same, so state one"),
+    ],
+)
+def test_ps_17_numbers_of_gpus_are_honoured_or_refused(stated: str, said: str) -> None:
+    assert said in refused(f"cluster: {{{stated}, component_placement: {{a: 0}}}}", "4")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "place"),
+    [
+        ("a: b\ncluster: x\x00y", "the character '\\x00' is not allowed", (2, 11)),
+        ("# é\x0c\ncluster: 0", "the character '\\x0c' is not allowed", (1, 4)),
+        ("a: b\r\nc: '\ud800'", "the character '\\ud800' is not allowed", (2, 5)),
+        ("cluster:\n\tcomponent_placement: 0", "a tab stands here, and YAML indents with spaces", (2, 1)),
+        ("cluster:\n  component_placement:\n    actor: 0-3:\n", "':' at its end needs quotes", (3, 15)),
+    ],
+)
+def test_what_is_no_yaml_is_told_where_it_is(text: str, said: str, place: tuple[int, int]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        plan(text, "1")
+    (fault,) = caught.value.faults
+    assert said in fault.message
+    assert (fault.line, fault.column) == place
+
+
+def test_se_04_the_mask_of_a_secret_is_not_its_value() -> None:
+    groups = "[{label: g, node_ranks: 0, env_configs: [{env_vars: [{A_TOKEN: '********'}]}]}]"
+    assert "is the mask of a secret" in refused(of("a: 0", groups=groups), "1")
+
+
 def test_a_comma_in_braces_without_quotes_is_explained() -> None:
     assert any("needs quotes" in fault.message for fault in faults(of("actor: 0,2"), "4"))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from callboard.model.faults import InvalidInput
 from callboard.placement import (
@@ -17,6 +18,7 @@ from callboard.placement import (
     HardwareUnit,
     Node,
     component_placement_for,
+    placed_names,
     plan_placement,
 )
 from tests.placement.mutations import HETERO, REASONING, cluster
@@ -34,28 +36,43 @@ class TestOmegaConf:
 
     @pytest.mark.parametrize("text", [HETERO, REASONING], ids=["hetero", "reasoning"])
     def test_a_dictconfig_means_what_its_file_means(self, text: str) -> None:
-        omegaconf = pytest.importorskip("omegaconf")
-        assert plan_placement(omegaconf.OmegaConf.create(text), cluster()) == plan_placement(text, cluster())
+        assert plan_placement(OmegaConf.create(text), cluster()) == plan_placement(text, cluster())
 
     def test_interpolations_are_resolved_where_they_are_read_and_nowhere_else(self) -> None:
-        omegaconf = pytest.importorskip("omegaconf")
-        config = omegaconf.OmegaConf.create(
+        config = OmegaConf.create(
             "n: 2\nall: 0-${n}\nbroken: ${nowhere}\ncluster: {component_placement: {actor: '${all}', env: '${n}'}}"
         )
         assert len(plan_placement(config, Cluster.from_nodes("4")).workers) == 4
 
     @pytest.mark.parametrize("value", ["${nowhere}", "???"])
     def test_what_can_t_be_resolved_is_a_fault(self, value: str) -> None:
-        omegaconf = pytest.importorskip("omegaconf")
-        config = omegaconf.OmegaConf.create({"cluster": {"component_placement": {"actor": value}}})
+        config = OmegaConf.create({"cluster": {"component_placement": {"actor": value}}})
         with pytest.raises(InvalidInput, match="can't be resolved"):
             ComponentPlacement(config, Cluster.from_nodes("4"))
 
+    def test_every_value_that_can_t_be_resolved_is_told_at_once(self) -> None:
+        groups = [{"label": "g", "node_ranks": 0, "env_configs": [{"env_vars": [{"A": "${no.env}"}]}]}]
+        placements = {"actor": "${no.where}", "env": {"placement": "???"}, "rollout": "0-9"}
+        config = OmegaConf.create({"cluster": {"component_placement": placements, "node_groups": groups}})
+        found = faults(config, "4")
+        assert [fault.field for fault in found] == [
+            "cluster.node_groups[0].env_configs[0].env_vars[0].A",
+            "cluster.component_placement.actor",
+            "cluster.component_placement.env.placement",
+            "cluster.component_placement.rollout",
+        ]
+        assert all("can't be resolved" in fault.message for fault in found[:3])
+
+    def test_hardware_settings_that_can_t_be_resolved_are_no_empty_text(self) -> None:
+        hardware = {"type": "X", "configs": [{"node_rank": 0, "ip": "${nowhere}"}]}
+        section = {"component_placement": {"a": 0}, "node_groups": [{"label": "g", "node_ranks": 0, "hardware": hardware}]}
+        (fault,) = faults(OmegaConf.create({"cluster": section}), "1")
+        assert fault.field == "cluster.node_groups[0].hardware.configs[0].ip"
+
     def test_a_list_of_groups_is_a_list(self) -> None:
-        omegaconf = pytest.importorskip("omegaconf")
         groups = "[{label: a, node_ranks: 0}, {label: b, node_ranks: 1}]"
         text = of("env: {node_group: [a, b], placement: 0-3}", groups=groups)
-        assert len(plan_placement(omegaconf.OmegaConf.create(text), Cluster.from_nodes("2+2")).workers) == 4
+        assert len(plan_placement(OmegaConf.create(text), Cluster.from_nodes("2+2")).workers) == 4
 
 
 class TestInterpolations:
@@ -129,6 +146,13 @@ components:
         found = plan("components: [{name: a, actor: 'p:A'}]\ncluster: {component_placement: {a: 0-1}}", "2")
         assert len(found.workers) == 2
 
+    def test_a_job_may_place_some_in_its_section_and_some_at_themselves(self) -> None:
+        job = "components: [{name: a, actor: 'p:A'}, {name: b, component_placement: 1}]\n"
+        found = plan(job + "cluster: {num_nodes: 1, component_placement: {a: 0}}", "2+2")
+        assert (seen(found, "a"), seen(found, "b")) == ([(0, ("0",))], [(0, ("1",))])
+        twice = "components: [{name: a, component_placement: 1}]\ncluster: {component_placement: {a: 0}}"
+        assert "the component a is placed twice, first in line 2" in refused(twice, "2")
+
     def test_faults_of_a_job_are_where_they_are(self) -> None:
         job = "components:\n  - {name: a, actor: 'p:A', component_placement: 0-9}\n"
         (fault,) = faults(job, "2")
@@ -137,6 +161,28 @@ components:
     def test_merged_and_aliased_values_count(self) -> None:
         text = "x: &x {actor: 0-1}\ncluster: {component_placement: {<<: *x, env: &e 0, critic: *e}}"
         assert sorted(plan(text, "2").by_name) == ["actor", "critic", "env"]
+
+
+class TestNames:
+    """Who is placed, before it is known whether they fit."""
+
+    @pytest.mark.parametrize(
+        ("text", "names"),
+        [
+            ("cluster: {component_placement: {'a, b': 0, c: {node_group: nowhere, placement: 9}}}", ["a", "b", "c"]),
+            ("component_placement: {a: x}\nnum_nodes: 7", ["a"]),
+            ("p: {a: 0}\ncluster: {component_placement: '${p}'}", ["a"]),
+            ("p: &p {a: 0}\ncluster: {component_placement: {<<: *p, 1b: 0}}", ["a"]),
+            ("runner: {}", []),
+        ],
+    )
+    def test_names_are_those_of_the_config(self, text: str, names: list[str]) -> None:
+        assert placed_names(text) == names
+
+    def test_what_should_be_a_name_and_is_none_is_a_fault(self) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            placed_names("cluster: {component_placement: {1a: 0, 'b c': 1}}")
+        assert [(fault.line, fault.column) for fault in caught.value.faults] == [(1, 33), (1, 41)]
 
 
 class TestDescribedNodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,22 @@ class TestFlexible:
         ],
     )
     def test_lists_that_mean_nothing_are_refused(self, lists: list[list[int]], said: str) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            FlexiblePlacementStrategy(lists)
+
+    @pytest.mark.parametrize(
+        ("lists", "said"),
+        [
+            ([0, 1], r"hardware_ranks_list\[0\]: 0 is not the ranks of one process"),
+            (None, "nothing is not the ranks of each process"),
+            ("01", "'01' is not the ranks of each process"),
+            (["01"], "'01' is not the ranks of one process"),
+            ([["0"]], "'0' is no whole number"),
+            ([[0.0]], "0.0 is no whole number"),
+            ([[True]], "is no whole number"),
+        ],
+    )
+    def test_what_is_no_list_of_ranks_is_refused_in_words(self, lists: Any, said: str) -> None:
         with pytest.raises(InvalidInput, match=said):
             FlexiblePlacementStrategy(lists)
 
@@ -168,3 +185,42 @@ def test_without_isolation_a_worker_sees_its_node_s_list() -> None:
     placed = PackedPlacementStrategy(0, 3).resolve(nodes("12", "45"), isolate_accelerator=False)
     assert [one.visible_accelerators for one in placed] == [("1", "2"), ("1", "2"), ("4", "5"), ("4", "5")]
     assert [one.local_accelerator_rank for one in placed] == [0, 1, 0, 1]
+
+
+class TestArguments:
+    """What callers give from Python, where no reader checked it."""
+
+    @pytest.mark.parametrize("arguments", [("0", 3), (0, 3.0), (0, None), (False, True), (0, 3, "2"), (0, 3, 1, 2.0)])
+    def test_ranks_of_a_range_are_whole_numbers(self, arguments: Any) -> None:
+        with pytest.raises(InvalidInput, match="is no whole number"):
+            PackedPlacementStrategy(*arguments)
+
+    @pytest.mark.parametrize("ranks", [0, "01", None, [0.5], ["0"]])
+    def test_nodes_are_a_list_of_whole_numbers(self, ranks: Any) -> None:
+        with pytest.raises(InvalidInput, match="node_ranks"):
+            NodePlacementStrategy(ranks)
+
+    def test_numbers_of_other_libraries_are_numbers(self) -> None:
+        class Three:
+            def __index__(self) -> int:
+                return 3
+
+        assert PackedPlacementStrategy(0, Three()) == PackedPlacementStrategy(0, 3)  # type: ignore[arg-type]
+
+    def test_a_label_may_be_a_number(self) -> None:
+        assert NodePlacementStrategy([0], 4090).node_group == ("4090",)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("group", [True, 1.5, [1], {"a": 1}])
+    def test_a_label_is_a_text_or_a_list_of_texts(self, group: Any) -> None:
+        with pytest.raises(InvalidInput, match="no list of labels"):
+            NodePlacementStrategy([0], group)
+
+    @pytest.mark.parametrize("cluster", ["2+2", 2, None])
+    def test_a_cluster_is_a_cluster(self, cluster: Any) -> None:
+        with pytest.raises(TypeError, match=r"is no Cluster; write e\.g\. Cluster\.from_nodes"):
+            NodePlacementStrategy([0]).resolve(cluster)
+
+    @pytest.mark.parametrize("text", [None, 8, [8, 8]])
+    def test_nodes_are_described_by_a_text(self, text: Any) -> None:
+        with pytest.raises(InvalidInput, match="is no text"):
+            Cluster.from_nodes(text)

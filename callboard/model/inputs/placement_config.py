@@ -22,6 +22,9 @@ from callboard.model.inputs.source import MAX_DEPTH, SourceMapping
 KEY = "component_placement"
 """Key of a component that says where it runs."""
 
+_BESIDE = ("node_groups", "num_nodes")
+"""What a job without a ``cluster`` may state beside its components."""
+
 MAX_BYTES = 1 << 20
 """Longest text."""
 
@@ -47,11 +50,15 @@ def with_placement_config(source: object) -> object:
     components = [as_mapping(component) for component in stated] if isinstance(stated, list | tuple) else []
     if source.get("cluster") is None and not any(map(_placed, components)):
         return source
-    plain = {key: value for key, value in source.items() if key != "cluster"}
+    plain = {key: value for key, value in source.items() if key not in _keys(source)}
     if components:
         plain["components"] = [_without_placement(component) for component in components]
     plain["placement_config"] = _text(source, components)
     return SourceMapping.like(source, plain) if isinstance(source, SourceMapping) else plain
+
+
+def _keys(source: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("cluster",) if source.get("cluster") is not None else _BESIDE
 
 
 def _placed(component: object) -> bool:
@@ -63,9 +70,7 @@ def _text(source: Mapping[str, Any], components: Sequence[object]) -> str:
     if isinstance(source, SourceMapping) and source.text:
         return source.text
     misfits: list[Misfit] = []
-    found: dict[str, Any] = {}
-    if source.get("cluster") is not None:
-        found["cluster"] = _plain(source["cluster"], ("cluster",), misfits)
+    found = {key: _plain(source[key], (key,), misfits) for key in _keys(source) if source.get(key) is not None}
     if any(map(_placed, components)):
         # In the places they have in the job, for the faults' fields.
         found["components"] = [
@@ -102,8 +107,13 @@ def _plain(value: object, place: Place, misfits: list[Misfit]) -> Any:
 
 def _is_placement(place: Place) -> bool:
     """``cluster.component_placement.actor``, ``components[0].component_placement``, or the ``placement`` below."""
-    own = place[:-1] if place[-1] == "placement" else place
-    return own[-1] == KEY or own[-2:-1] == (KEY,)
+    match place:
+        case ("cluster", key, _) | ("cluster", key, _, "placement"):
+            return key == KEY
+        case ("components", _, key) | ("components", _, key, "placement"):
+            return key == KEY
+        case _:
+            return False
 
 
 def _without_placement(component: object) -> object:
