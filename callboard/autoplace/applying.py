@@ -42,35 +42,42 @@ def with_placement(text: str, num_nodes: int, placement: Mapping[str, PlacementV
         placement: by component names joined with commas.
 
     Raises:
-        InvalidInput: it is no YAML, or the section is shared by an anchor or written in a way that can't be changed.
+        InvalidInput: it is no YAML, or the section is what an alias elsewhere stands for, or written in a way that
+            can't be changed.
     """
     before = read_yaml(text)
     mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
     body = text.removeprefix(mark)
     root = yaml.compose(body, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode), "read_yaml refuses anything else"
-    newline = "\r\n" if "\r\n" in body else "\n"
-    editor = _Editor(body.replace("\r\n", "\n") if newline == "\r\n" else body)
-    if newline == "\r\n":
-        root = yaml.compose(editor.text, Loader=yaml.SafeLoader)
+    editor = _Editor(body, tuple(_aliases(body)))
     cluster = before.get("cluster")
     stated = cluster.get("component_placement") if isinstance(cluster, Mapping) else None
     _change(editor, root, num_nodes, placement, stated if isinstance(stated, Mapping) else {})
-    after = mark + editor.result().replace("\n", newline)
+    after = mark + editor.result()
     _verify(before, after, num_nodes, placement)
     return after
 
 
 @dataclass(slots=True)
 class _Editor:
-    """Replacements in a text, applied together."""
+    """Replacements in a text, applied together.
+
+    Attributes:
+        text: as it was.
+        aliases: where each ``*name`` stands. The parser gives such a value the place of its anchor.
+    """
 
     text: str
+    aliases: tuple[tuple[int, int], ...] = ()
     _edits: list[tuple[int, int, str]] = field(default_factory=list)
 
     def replace(self, start: int, end: int, new: str) -> None:
-        """Characters ``start`` to ``end`` become ``new``."""
-        self._edits.append((start, end, new))
+        """Characters ``start`` to ``end`` become ``new``, its lines ended as the one where it stands."""
+        behind, before = self.text.find("\n", start), self.text.rfind("\n", 0, start)
+        near = behind if behind >= 0 else before
+        newline = "\r\n" if near > 0 and self.text[near - 1] == "\r" else "\n"
+        self._edits.append((start, end, new.replace("\n", newline)))
 
     def result(self) -> str:
         """The text with every replacement."""
@@ -79,6 +86,17 @@ class _Editor:
         for start, end, new in sorted(self._edits, key=lambda edit: edit[:2], reverse=True):
             text = text[:start] + new + text[end:]
         return text
+
+    def alias_of(self, entry: _Entry) -> tuple[int, int] | None:
+        """Where the alias that is an entry's value stands; None: its value stands there itself."""
+        key_end = entry.key.end_mark.index
+        if entry.value.start_mark.index >= key_end:
+            return None
+        return next((start, end) for start, end in self.aliases if start >= key_end)
+
+    def value_span(self, entry: _Entry) -> tuple[int, int]:
+        """Where an entry's value stands."""
+        return self.alias_of(entry) or (entry.value.start_mark.index, _end(entry.value))
 
     def line_start(self, index: int) -> int:
         """Where the line of a character begins."""
@@ -117,16 +135,19 @@ def _change(
         raise _refused("cluster", "it is no mapping")
     nodes = _child(cluster.value, "num_nodes")
     if nodes is not None and nodes.value.value != str(num_nodes):
-        editor.replace(nodes.value.start_mark.index, nodes.value.end_mark.index, str(num_nodes))
+        editor.replace(*editor.value_span(nodes), str(num_nodes))
     current = _child(cluster.value, "component_placement")
     if current is None:
         _insert_section(editor, cluster, placement)
+    elif (alias := editor.alias_of(current)) is not None:
+        editor.replace(*alias, _flow(placement))
     elif isinstance(current.value, yaml.MappingNode) and not current.value.flow_style and current.value.value:
         _merge_block(editor, current.value, placement, stated)
     else:
         flow = cluster.value.flow_style or isinstance(current.value, yaml.MappingNode)
         start, end = current.value.start_mark.index, current.value.end_mark.index
         if flow:
+            _lift_comments(editor, current)
             editor.replace(start, end, _flow(placement))
         else:  # Nothing was stated.
             key_end = current.key.end_mark.index
@@ -139,13 +160,25 @@ def _insert_section(editor: _Editor, cluster: _Entry, placement: Mapping[str, Pl
     assert isinstance(inner, yaml.MappingNode)
     if inner.flow_style:
         last = inner.end_mark.index - 1
-        comma = ", " if inner.value else ""
+        behind = editor.text[editor.value_span(_Entry(*inner.value[-1]))[1] : last] if inner.value else ","
+        comma = "" if "," in re.sub(r"#[^\n]*", "", behind) else ", "
         editor.replace(last, last, f"{comma}component_placement: {_flow(placement)}")
         return
     indent = " " * inner.value[0][0].start_mark.column
     at = editor.line_end(_end(inner))
     gap = "" if editor.text[:at].endswith("\n") else "\n"
     editor.replace(at, at, f"{gap}{indent}component_placement:{_block(placement, indent + '  ')}\n")
+
+
+def _lift_comments(editor: _Editor, entry: _Entry) -> None:
+    """The comments inside a flow mapping that is rewritten move to lines of their own above it."""
+    text = editor.text[entry.key.start_mark.index : entry.value.end_mark.index]
+    at = editor.line_start(entry.key.start_mark.index)
+    line = editor.text[at : entry.key.start_mark.index]
+    indent = line[: len(line) - len(line.lstrip())]
+    comments = list(_comments(text, _inside(entry)))
+    if comments:
+        editor.replace(at, at, "".join(f"{indent}{comment}\n" for comment in comments))
 
 
 def _merge_block(
@@ -163,13 +196,14 @@ def _merge_block(
         value = wanted[entry.names][1]
         # Compared as it was read: what is right already may be written in a way that only looks different.
         if _comparable(stated.get(entry.key.value)) != _comparable(value):
-            editor.replace(entry.value.start_mark.index, _end(entry.value), _value(value))
+            editor.replace(*editor.value_span(entry), _value(value))
     indent = " " * old[0].key.start_mark.column
     at = editor.line_start((gone or old)[0].key.start_mark.index)
     if new:
         editor.replace(at, at, "".join(f"{indent}{_key(key)}: {_value(value)}\n" for key, value in new.items()))
     for entry in gone:
-        start, end = editor.line_start(entry.key.start_mark.index), editor.line_end(_end(entry.value))
+        start = editor.line_start(entry.key.start_mark.index)
+        end = editor.line_end(editor.value_span(entry)[1])
         comments = list(_comments(editor.text[entry.key.start_mark.index : end], _inside(entry)))
         editor.replace(start, end, "".join(f"{indent}{comment}\n" for comment in comments))
 
@@ -198,6 +232,13 @@ def _scalars(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _scalars(item)
+
+
+def _aliases(text: str) -> Iterator[tuple[int, int]]:
+    """Where each alias stands, in order."""
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            yield token.start_mark.index, token.end_mark.index
 
 
 def _child(node: yaml.Node, name: str) -> _Entry | None:
@@ -289,4 +330,4 @@ def _double(text: str) -> str:
 
 
 def _refused(where: str, why: str) -> InvalidInput:
-    return InvalidInput([Fault(where, f"can't be changed in place: {why}; paste the section, or use --write")])
+    return InvalidInput([Fault(where, f"can't be changed in place: {why}; paste the section")])

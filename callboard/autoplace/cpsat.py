@@ -7,9 +7,8 @@ contiguous ranges from meeting. Optional: without OR-Tools the search of :mod:`c
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,15 +49,18 @@ class Answer:
 
 
 def installed() -> bool:
-    """Whether OR-Tools can be imported; looks only, since importing takes most of a second."""
-    return find_spec("ortools") is not None
+    """Whether OR-Tools seems to be there; looks only, since importing takes most of a second."""
+    try:
+        return find_spec("ortools") is not None
+    except ImportError:  # Who keeps a module away may do so already when it is looked for.
+        return False
 
 
 def solver_module() -> Any:
     """``ortools.sat.python.cp_model``, imported when it is first needed.
 
     Raises:
-        ImportError: OR-Tools is not installed.
+        ImportError: OR-Tools is not installed, or not as it should be.
     """
     return import_module("ortools.sat.python.cp_model")
 
@@ -282,7 +284,7 @@ def solve(
         instance: what to search.
         best: the shortest plan that is known; only shorter ones are looked for.
         bound: a known lower bound.
-        halt: polled from a thread of its own while the solver runs.
+        halt: polled while the solver runs.
         told_plan: each better plan.
         told_bound: each better bound.
     """
@@ -298,8 +300,7 @@ def solve(
     solver.parameters.random_seed = SEED
     solver.parameters.num_workers = WORKERS
     solver.best_bound_callback = lambda value: told_bound(math.ceil(value - 0.5))
-    with _watching(solver, halt):
-        status = solver.solve(model.model, _watcher(cp, model, told_plan))
+    status = _run(solver, model, halt, _watcher(cp, model, told_plan))
     if status == cp.INFEASIBLE:
         return Answer(found=best, bound=below, proved=True)
     found = model.found(solver) if status in (cp.OPTIMAL, cp.FEASIBLE) else best
@@ -320,8 +321,7 @@ def ordered_plan(instance: Instance, length: int, halt: Callable[[], bool]) -> F
     solver.parameters.random_seed = SEED
     solver.parameters.num_workers = 1
     solver.parameters.max_deterministic_time = TIES_DETERMINISTIC_TIME
-    with _watching(solver, halt):
-        status = solver.solve(model.model)
+    status = _run(solver, model, halt)
     if status != cp.OPTIMAL and halt():
         return None
     return model.found(solver) if status in (cp.OPTIMAL, cp.FEASIBLE) else None
@@ -335,21 +335,21 @@ def _watcher(cp: Any, model: Model, told: Callable[[Found], None]) -> Any:
     return Watcher()
 
 
-@contextmanager
-def _watching(solver: Any, halt: Callable[[], bool]) -> Iterator[None]:
-    """Stops the solver when ``halt`` says so: inside its call no Python of this thread runs."""
-    done = threading.Event()
+def _run(solver: Any, model: Model, halt: Callable[[], bool], *callbacks: Any) -> Any:
+    """Solves in a thread of its own and stops when ``halt`` says so: inside the call no Python of a thread runs.
 
-    def watch() -> None:
-        while not done.wait(POLL_SECONDS):
-            if halt():
-                # Asked again until it is done: before its first steps the solver doesn't hear it.
+    This thread stays free for signals, too. The solver's own handling of Ctrl-C would tell nobody.
+    """
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1, thread_name_prefix="autoplace-solver") as executor:
+        running = executor.submit(solver.solve, model.model, *callbacks)
+        try:
+            while not wait([running], POLL_SECONDS).done:
+                if halt():
+                    # Asked again until it is done: before its first steps the solver doesn't hear it.
+                    solver.stop_search()
+        finally:
+            while not running.done():
                 solver.stop_search()
-
-    thread = threading.Thread(target=watch, name="autoplace-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+                wait([running], POLL_SECONDS)
+        return running.result()

@@ -165,13 +165,18 @@ def profiled_gpus(config: RLinfConfig, pool: Pool, nodes: Sequence[int], stated:
     if config.profiled_gpus is not None:
         return config.profiled_gpus
     own_nodes = config.num_nodes
-    if not stated or own_nodes is None or own_nodes == len(nodes):
+    if not stated or own_nodes is None:
+        return pool.gpus
+    if own_nodes == len(nodes) and config.gpus_per_node in {None, *nodes}:
         return pool.gpus
     per_node = config.gpus_per_node or max(nodes, default=0)
     profiled = own_nodes * per_node
+    if profiled == pool.gpus:
+        return profiled
+    stated_by = "cluster.num_nodes" if config.gpus_per_node is None else "cluster.num_nodes and num_gpus_per_node"
     notes.append(
-        f"profile_data is taken as measured on the {own_nodes} × {per_node} = {profiled} GPUs that the config is "
-        "written for (cluster.num_nodes); profile_data.num_gpus states another number"
+        f"the figures of profile_data are taken as measured on the {own_nodes} × {per_node} = {profiled} GPUs that "
+        f"the config is written for ({stated_by}); profile_data.num_gpus states another number"
         + ("; larger counts have no cost" if profiled < pool.gpus else "")
     )
     return profiled

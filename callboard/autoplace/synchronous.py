@@ -288,7 +288,12 @@ def _mixed(run: _Run) -> bool:
         return False
     if not run.solver:
         return False
-    return _by_solver(run)
+    try:
+        return _by_solver(run)
+    except ImportError as error:
+        run.notes.append(f"OR-Tools is installed and can't be imported ({error}), so the search went on without it")
+        run.solver, run.by = False, "exact"
+        return _mixed(run)
 
 
 def _by_solver(run: _Run) -> bool:

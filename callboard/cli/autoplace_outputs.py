@@ -121,7 +121,11 @@ def length_of(plan: Plan) -> float:
 
 
 def _apply(answer: Answer, source: ConfigSource) -> None:
-    backup = replace_file(source.file, _changed(answer, source))
+    text = _changed(answer, source)
+    if text == source.text and (not source.composed or _has(source, answer)):
+        screen.stderr().print(f"{source.file} has this placement already.", markup=False)
+        return  # A second time must not replace the backup of what was there before the first.
+    backup = replace_file(source.file, text)
     if source.composed and not _has(source, answer):
         backup.replace(source.file.resolve())
         raise _bad(

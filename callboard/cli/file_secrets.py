@@ -13,9 +13,6 @@ import yaml
 from callboard.model.faults import InvalidInput
 from callboard.placement.source import composed
 
-_KEYS = frozenset({"env_vars", "env", "secret_env"})
-"""Keys whose values are variables: of a node group, and of a component of a job."""
-
 Span = tuple[int, int]
 """First column and the one after the last, from 0."""
 
@@ -37,9 +34,9 @@ def secret_spans(text: str) -> dict[int, list[Span]]:
 
 
 def _values(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
-    """Scalars below one of the keys, names of variables left out."""
+    """Scalars that are values of variables: of node groups, and of the components of a job."""
     seen: set[tuple[int, bool]] = set()
-    waiting = [(root, False)]
+    waiting = [(root, False), *((node, True) for node in _variables_of_components(root))]
     while waiting:
         node, secret = waiting.pop()
         if isinstance(node, yaml.ScalarNode):
@@ -50,10 +47,22 @@ def _values(root: yaml.Node) -> Iterator[yaml.ScalarNode]:
             continue
         seen.add((id(node), secret))
         if isinstance(node, yaml.MappingNode):
-            waiting.extend((value, secret or key.value in _KEYS) for key, value in node.value if _is_text(key))
+            waiting.extend((value, secret or _text(key) == "env_vars") for key, value in node.value)
         else:
             waiting.extend((item, secret) for item in node.value)
 
 
-def _is_text(key: yaml.Node) -> bool:
-    return isinstance(key, yaml.ScalarNode)
+def _variables_of_components(root: yaml.Node) -> Iterator[yaml.Node]:
+    """``env`` elsewhere is the name of a component."""
+    for components in _at(root, "components"):
+        for component in components.value if isinstance(components, yaml.SequenceNode) else ():
+            yield from _at(component, "env", "secret_env")
+
+
+def _at(node: yaml.Node, *keys: str) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        yield from (value for key, value in node.value if _text(key) in keys)
+
+
+def _text(key: yaml.Node) -> str | None:
+    return key.value if isinstance(key, yaml.ScalarNode) else None

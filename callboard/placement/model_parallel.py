@@ -116,7 +116,15 @@ class _Arranging:
         if sets["actor"] == sets["rollout"] and not self.config.auto_scheduler:
             for name in given:
                 self._fault(name, f"{name} runs inside the actor when actor and rollout share their GPUs; leave it out")
-            return None if given else PlacementMode.COLLOCATED
+            alike = self.laid["actor"].resources() == self.laid["rollout"].resources()
+            if not alike:
+                said = f"actor is on {self._said('actor')} and rollout on {self._said('rollout')}"
+                self._fault(
+                    "rollout",
+                    f"{said}: the same GPUs in another order, so weights would not move inside a GPU; name the node "
+                    "groups in the same order",
+                )
+            return PlacementMode.COLLOCATED if alike and not given else None
         apart = [name for name in sets if name != "reward"]
         clashes = [
             (one, other)

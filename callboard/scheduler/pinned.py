@@ -70,7 +70,7 @@ def place_reasons(state: State, view: View, wanted: NodeFilter, slots: Sequence[
     return list(reasons)
 
 
-def place_remedies(reasons: Sequence[Reason]) -> list[str]:
+def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
     """The smallest changes that take away what :func:`place_reasons` found."""
     changes = []
     for reason in reasons:
@@ -84,7 +84,8 @@ def place_remedies(reasons: Sequence[Reason]) -> list[str]:
             case "CORDONED":
                 changes.append(f"uncordon {name}")
             case "DEVICE_TAKEN":
-                changes.append(f"free {short} of device {reason.subject.rsplit('/', 1)[1]} on {name}")
+                device = state.nodes[name].devices[int(reason.subject.rsplit("/", 1)[1])]
+                changes.append(f"free {short} of device {device.id} on {name}")
             case "NODE_LACKS":
                 changes.append(f"{short} more {reason.resource} on {name}")
             case _:

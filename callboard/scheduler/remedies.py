@@ -44,7 +44,7 @@ def _node_change(state: State, view: View, spec: JobSpec, ask: Ask) -> list[str]
         return []
     missing_places = place_reasons(state, view, wanted, ask.slots)
     if missing_places:
-        return place_remedies(missing_places)
+        return place_remedies(state, missing_places)
     fitting = [node for node in state.nodes.values() if wanted.admits(node)]
     cordoned = [node for node in fitting if node.cordoned and not lacks(view.room(node), ask.slots[0].resources)]
     if cordoned:

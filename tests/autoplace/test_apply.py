@@ -125,15 +125,66 @@ class TestInPlace:
         "text",
         [
             "cluster:\n  component_placement: &p\n    actor: 0-3\nother: *p\n",
-            "cluster:\n  component_placement:\n    actor: &x 0-3\n    rollout: *x\n",
+            "cluster:\n  component_placement:\n    actor: &x 0-3\n    rollout: *x\nother: *x\n",
             "base: &b {actor: 0-3}\ncluster:\n  component_placement:\n    <<: *b\n    rollout: 4-7\n",
-            "base: &b {actor: 0-3}\ncluster:\n  component_placement: *b\n",
+            "base: &b {component_placement: {actor: 0-3}}\ncluster: *b\n",
             "cluster: [1]\n",
         ],
     )
     def test_what_is_tied_to_something_else_is_refused_and_a_way_out_is_named(self, text: str) -> None:
-        with pytest.raises(InvalidInput, match="--write"):
+        with pytest.raises(InvalidInput, match="paste the section"):
             with_placement(text, 1, {"rollout,actor": "all"})
+
+    @pytest.mark.parametrize(
+        ("text", "meant"),
+        [
+            (
+                "a: &x 0-3\ncluster:\n  component_placement:\n    actor: *x  # first\n    env: *x  # second\nb: *x\n",
+                (
+                    "a: &x 0-3\ncluster:\n  component_placement:\n    rollout,actor: all\n    # first\n"
+                    "    env: 4-5  # second\nb: *x\n"
+                ),
+            ),
+            (
+                "cluster:\n  component_placement:\n    env: &x 0-3\n    actor: *x\n",
+                "cluster:\n  component_placement:\n    env: 4-5\n    rollout,actor: all\n",
+            ),
+            (
+                "base: &b {actor: 0-3}\ncluster:\n  component_placement: *b  # why\n",
+                'base: &b {actor: 0-3}\ncluster:\n  component_placement: {"rollout,actor": all, env: 4-5}  # why\n',
+            ),
+            (
+                "n: &n 2\ncluster:\n  num_nodes: *n  # why\n  component_placement: {actor: 0-3}\nm: *n\n",
+                (
+                    "n: &n 2\ncluster:\n  num_nodes: 1  # why\n"
+                    '  component_placement: {"rollout,actor": all, env: 4-5}\nm: *n\n'
+                ),
+            ),
+        ],
+    )
+    def test_an_alias_gives_way_and_what_it_stands_for_stays(self, text: str, meant: str) -> None:
+        assert with_placement(text, 1, {"rollout,actor": "all", "env": "4-5"}) == meant
+
+    def test_comments_inside_a_flow_mapping_move_above_it(self) -> None:
+        text = (
+            "cluster: {\n  num_nodes: 1,  # one\n  component_placement: {  # here\n"
+            "    'actor': all,  # \"fast\"\n    rollout: 'a#b'\n  },\n}\n"
+        )
+        assert with_placement(text, 1, {"rollout": "all"}) == (
+            'cluster: {\n  num_nodes: 1,  # one\n  # here\n  # "fast"\n  component_placement: {rollout: all},\n}\n'
+        )
+
+    @pytest.mark.parametrize("last", ["  num_nodes: 1,\n", "  num_nodes: 1  # one, alone\n", "  num_nodes: 1, # one\n"])
+    def test_a_flow_mapping_gets_a_placement_whatever_ends_it(self, last: str) -> None:
+        after = with_placement(f"cluster: {{\n{last}}}\n", 1, {"rollout": "all"})
+        assert after.startswith(f"cluster: {{\n{last}")
+        assert yaml.safe_load(after) == {"cluster": {"num_nodes": 1, "component_placement": {"rollout": "all"}}}
+
+    def test_lines_that_end_in_another_way_than_their_neighbours_stay(self) -> None:
+        text = "a: 1\ncluster:\r\n  component_placement:\r\n    actor: 0-3  # why\r\nb: 2\nc: 3\n"
+        assert with_placement(text, 1, {"rollout": "all"}) == (
+            "a: 1\ncluster:\r\n  component_placement:\r\n    rollout: all\r\n    # why\r\nb: 2\nc: 3\n"
+        )
 
     def test_a_file_that_is_no_yaml_is_refused(self) -> None:
         with pytest.raises(InvalidInput):

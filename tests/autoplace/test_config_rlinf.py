@@ -114,6 +114,21 @@ class TestReasoning:
     def test_mixed_lifts_the_restriction_to_what_rlinf_accepts(self) -> None:
         assert Problem.from_config(REASONING, mixed=True).layout is Layout.ANY
 
+    @pytest.mark.parametrize("nodes", [(4,), (16,), (8, 8)])
+    def test_figures_were_measured_on_the_gpus_that_the_config_states_whatever_the_cluster(
+        self, nodes: tuple[int, ...]
+    ) -> None:
+        config = changed(REASONING, cluster__num_nodes=1, cluster__num_gpus_per_node=8)
+        problem = Problem.from_config(config, nodes=nodes)
+        assert seconds(problem, "rollout")[4] == pytest.approx(2 * 59.9)
+        assert any("measured on the 1 × 8 = 8 GPUs" in note for note in problem.notes)
+
+    def test_nodes_of_another_size_with_as_many_gpus_change_nothing(self) -> None:
+        config = changed(REASONING, cluster__num_nodes=1, cluster__num_gpus_per_node=8)
+        problem = Problem.from_config(config, nodes=(4, 4))
+        assert seconds(problem, "rollout") == seconds(Problem.from_config(config), "rollout")
+        assert not any("measured on" in note for note in problem.notes)
+
     def test_a_cost_that_nobody_uses_is_told(self) -> None:
         problem = Problem.from_config(changed(REASONING, profile_data__critic_cost=3.0))
         assert any("profile_data.critic_cost is not used" in note for note in problem.notes)

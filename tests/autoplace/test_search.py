@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -154,6 +155,27 @@ def test_without_the_solver_five_components_are_still_proved(monkeypatch: pytest
             assert plan.iteration_seconds == pytest.approx(row["best_seconds"], rel=AGREES)
 
 
+def test_a_solver_that_cannot_be_imported_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ImportError("libprotobuf is too new")
+
+    monkeypatch.setattr(cpsat, "solver_module", broken)
+    monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 5)
+    row = next(row for row in DAG if row["name"] == "dag-05-7c-16g")
+    plan = search(Problem.from_mapping(plain(row)), time_limit=None)
+    assert (plan.status, plan.solver) == (Status.OPTIMAL, "exact")
+    assert plan.iteration_seconds == pytest.approx(row["best_seconds"], rel=AGREES)
+    assert any("libprotobuf is too new" in note for note in plan.notes)
+
+
+def test_a_solver_that_is_kept_away_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(cpsat, "find_spec", refuse)
+    assert not cpsat.installed()
+
+
 def test_without_the_solver_a_search_cut_short_says_what_it_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpsat, "find_spec", lambda name: None)
     row = next(row for row in DAG if row["name"] == "dag-08-8c-16g")
@@ -237,6 +259,21 @@ def test_ctrl_c_returns_the_incumbent() -> None:
     plan = search(Problem.from_mapping(plain(row)), time_limit=None, stop=stop)
     assert plan.status is Status.FEASIBLE
     assert plan.iteration_seconds >= row["best_seconds"] * (1 - 1e-6)
+
+
+def test_ctrl_c_while_the_solver_runs_returns_the_incumbent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synchronous, "NODES_BEFORE_SOLVER", 0)
+    row = next(row for row in DAG if row["name"] == "dag-08-8c-16g")
+
+    def stop() -> bool:
+        if any(thread.name.startswith("autoplace-solver") for thread in threading.enumerate()):
+            raise KeyboardInterrupt
+        return False
+
+    plan = search(Problem.from_mapping(plain(row)), time_limit=None, stop=stop)
+    assert (plan.status, plan.solver) == (Status.FEASIBLE, "cp-sat")
+    assert plan.lower_bound_seconds <= row["best_seconds"] * (1 + 1e-6) <= plan.iteration_seconds * (1 + 2e-6)
+    assert not any(thread.name.startswith("autoplace-solver") for thread in threading.enumerate())
 
 
 def test_progress_never_gets_worse_and_ends_at_the_plan() -> None:

@@ -137,6 +137,13 @@ class TestSeedsThreeSteps:
         again = autoplace(config, "--nodes", "8", "-o", "yaml")
         assert yaml.safe_load(again.stdout)["cluster"] == yaml.safe_load(config.read_text())["cluster"]
 
+    def test_applying_twice_keeps_what_was_there_before_the_first(self, config: Path) -> None:
+        assert autoplace(config, "--nodes", "8", "--apply").exit_code == 0
+        again = autoplace(config, "--nodes", "8", "--apply")
+        assert again.exit_code == 0
+        assert "has this placement already" in again.stderr
+        assert config.with_name("train.yaml.bak").read_text() == REASONING
+
     def test_an_embodied_job_too(self, tmp_path: Path) -> None:
         file = written(tmp_path, EMBODIED)
         applied = autoplace(file, "--apply")

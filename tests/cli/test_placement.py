@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from callboard.cli.file_faults import fault_lines
+from callboard.cli.file_secrets import secret_spans
 from callboard.cli.main import app
 from callboard.client import methods
 from callboard.model.faults import Fault
@@ -53,6 +54,42 @@ def file(tmp_path: Path) -> Path:
 def lines(result: Result) -> list[str]:
     assert result.exit_code == 0, result.output
     return [re.sub(r"[│╭╮╰╯├┤─┬┴┼ ]+", " ", line).strip() for line in result.stdout.splitlines()]
+
+
+class TestSecrets:
+    """SE-04: a fault is shown with its line, and what is secret in that line is not."""
+
+    BAD = """\
+name: j
+cluster:
+  component_placement: {env: {node_grp: g, placement: 9}}
+  node_groups:
+    - {label: g, node_ranks: 0, env_configs: [{node_ranks: 5, env_vars: [{RANK: hunter1}, {A: "hunter2"}, hunter3]}]}
+    - label: h
+      node_ranks: 0
+      env_configs:
+        - env_vars:
+            - RANK: hunter4
+            - {B: [hunter5], b: c}
+components:
+  - {name: env, env: {X: hunter6}, component_placement: 99, secret_env: {Y: hunter7}}
+"""
+
+    def test_values_of_variables_are_starred_and_nothing_else(self, tmp_path: Path) -> None:
+        file = tmp_path / "job.yaml"
+        file.write_text(self.BAD)
+        result = show(file, "--nodes", "4")
+        assert result.exit_code == 2
+        assert "hunter" not in result.output
+        assert "{env: {node_grp: g, placement: 9}}" in result.output
+        assert "{name: env, env: {X: *******}, component_placement: 99, secret_env: {Y: *******}}" in result.output
+        assert "[{RANK: *******}, {A: *********}, *******]" in result.output
+        assert "- RANK: *******" in result.output
+
+    def test_what_is_no_yaml_has_no_secrets_and_no_trouble(self) -> None:
+        assert secret_spans("a: [") == {}
+        assert secret_spans("[" * 100_000) == {}
+        assert secret_spans("c: &c {env_vars: [{A: x}, *c]}") == {1: [(22, 23)]}
 
 
 class TestPicture:

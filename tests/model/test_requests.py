@@ -12,7 +12,8 @@ import callboard
 from callboard.model import requests
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec
-from callboard.model.inputs.job import ComponentInput, JobInput
+from callboard.model.inputs.component import ComponentInput
+from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.policy import PolicyInput
 from callboard.model.inputs.pool import PgPoolInput, PoolInput
 from callboard.model.inputs.reading import Input, keys_of

@@ -61,7 +61,7 @@ def test_the_column_is_the_one_in_the_file(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "segment"),
-    [('"0-1, 3-4:2"', "3-4:2"), ('"0,1,2-5:2-3"', "2-5:2-3"), ('"0-2:0-2,3-4:3,5-7"', "3-4:3")],
+    [('"0-1, 3-4:2"', "3-4:2"), ('"0,1-4:1-2"', "1-4:1-2"), ('"0-2:0-2,3-4:3,5-7"', "3-4:3")],
 )
 def test_a_process_that_would_span_nodes_is_told_at_its_segment(text: str, segment: str) -> None:
     (fault,) = faults(of(f"actor: 0, env: {text}"), "4+4")

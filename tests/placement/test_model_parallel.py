@@ -6,6 +6,8 @@ import pytest
 
 from callboard.placement import (
     Cluster,
+    ComponentPlacement,
+    HybridComponentPlacement,
     ModelParallelComponentPlacement,
     PackedPlacementStrategy,
     PlacementMode,
@@ -30,6 +32,26 @@ def reasoning(text: str, *, actor: int = 1, rollout: int = 1, more: str = "", au
     return config.replace("cluster:\n", "cluster:\n  auto_scheduler: true\n") if auto else config
 
 
+class TestByHand:
+    """A class that a caller chose counts for more than what the config says of its task."""
+
+    @pytest.mark.parametrize("task", ["", "runner: {task_type: embodied}\n", "runner: {task_type: reasoning}\n"])
+    def test_model_parallelism_reads_its_sizes(self, task: str) -> None:
+        config = reasoning('"actor,rollout": all', actor=4, rollout=2).replace("runner: {task_type: reasoning}\n", task)
+        found = ModelParallelComponentPlacement(config, Cluster.from_nodes("8"))
+        assert found.get_strategy("rollout") == PackedPlacementStrategy(0, 7, 2, 2)
+        assert (found.actor_tp_size, found.rollout_tp_size, found.mode) == (4, 2, PlacementMode.COLLOCATED)
+        assert parse(render(found.plan)) == found.plan
+
+    @pytest.mark.parametrize("kind", [ComponentPlacement, HybridComponentPlacement])
+    def test_others_place_as_the_texts_say(self, kind: type[ComponentPlacement]) -> None:
+        found = kind(reasoning('"actor,rollout": all', actor=4, rollout=2), Cluster.from_nodes("8"))
+        assert (found.get_world_size("rollout"), found.placement_mode) == (8, PlacementMode.HYBRID)
+        assert parse(render(found.plan)) == found.plan
+        again = kind(found.plan.config, Cluster.from_nodes("8"))
+        assert again.plan == found.plan
+
+
 class TestCollocated:
     """Actor and rollout share their GPUs."""
 
@@ -40,6 +62,16 @@ class TestCollocated:
 
     def test_equal_sets_in_other_words_are_the_same(self) -> None:
         assert plan(reasoning("actor: 0-3, rollout: all"), "4").mode is PlacementMode.COLLOCATED
+
+    def test_the_same_gpus_in_another_order_are_not_shared(self) -> None:
+        groups = "node_groups: [{label: a, node_ranks: 0}, {label: b, node_ranks: 1}]"
+        text = "actor: {node_group: [a, b], placement: all}, rollout: {node_group: [%s], placement: all}"
+        for order, fine in (("a, b", True), ("b, a", False)):
+            config = reasoning(text % order).replace("cluster:\n", f"cluster:\n  {groups}\n")
+            if fine:
+                assert plan(config, "2+2").mode is PlacementMode.COLLOCATED
+            else:
+                assert "the same GPUs in another order" in refused(config, "2+2")
 
     def test_a_larger_actor_makes_the_rollout_stride(self) -> None:
         found = plan(reasoning('"actor,rollout": all', actor=4, rollout=2), "8")

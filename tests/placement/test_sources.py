@@ -56,16 +56,19 @@ class TestOmegaConf:
         config = OmegaConf.create({"cluster": {"component_placement": placements, "node_groups": groups}})
         found = faults(config, "4")
         assert [fault.field for fault in found] == [
-            "cluster.node_groups[0].env_configs[0].env_vars[0].A",
             "cluster.component_placement.actor",
             "cluster.component_placement.env.placement",
+            "cluster.node_groups[0].env_configs[0].env_vars[0].A",
             "cluster.component_placement.rollout",
         ]
         assert all("can't be resolved" in fault.message for fault in found[:3])
 
     def test_hardware_settings_that_can_t_be_resolved_are_no_empty_text(self) -> None:
         hardware = {"type": "X", "configs": [{"node_rank": 0, "ip": "${nowhere}"}]}
-        section = {"component_placement": {"a": 0}, "node_groups": [{"label": "g", "node_ranks": 0, "hardware": hardware}]}
+        section = {
+            "component_placement": {"a": 0},
+            "node_groups": [{"label": "g", "node_ranks": 0, "hardware": hardware}],
+        }
         (fault,) = faults(OmegaConf.create({"cluster": section}), "1")
         assert fault.field == "cluster.node_groups[0].hardware.configs[0].ip"
 

@@ -9,7 +9,7 @@ import pytest
 
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler import machine
+from callboard.scheduler import workers
 from callboard.scheduler.records import JobState, WorkerRecord
 from callboard.scheduler.transaction import RETRY_MS, Transaction
 from callboard.scheduler.workers import overdue
@@ -48,7 +48,7 @@ def world() -> World:
 
 def break_for(monkeypatch: pytest.MonkeyPatch, *jobs: str) -> Broken:
     broken = Broken(*jobs)
-    monkeypatch.setattr(machine.workers, "overdue", broken)
+    monkeypatch.setattr(workers, "overdue", broken)
     return broken
 
 

@@ -9,7 +9,7 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PgPoolSpec, WorkerPlace
 from callboard.scheduler import Refusal
-from callboard.scheduler.records import JobState
+from callboard.scheduler.records import DeviceInfo, JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 WHOLE = 1000
@@ -81,6 +81,18 @@ class TestPlaces:
         assert account.unblock == ("free 1 of device 2 on n0",)
         world.cancel("a")
         assert where(world, "b") == [("w", 0, "n0", [(2, 1000)])]
+
+    def test_devices_are_named_by_their_ids_and_all_who_use_them_are_named(self) -> None:
+        world = World()
+        world.join("n0", 2, devices=(DeviceInfo(id="4"), DeviceInfo(id="GPU-7")))
+        world.pool()
+        for name in ("a", "b"):
+            world.submit(job_spec(name, components=[component("w", place("n0", 1, milli=500))]))
+        world.submit(job_spec("c", components=[component("w", place("n0", 1, milli=100))]))
+        account = world.explain("c")
+        [reason] = [reason for reason in account.reasons if reason.code == "DEVICE_TAKEN"]
+        assert "of device GPU-7 on n0, of which 0 is free; a, b use it" in reason.message
+        assert account.unblock == ("free 0.1 of device GPU-7 on n0",)
 
     def test_only_who_holds_its_device_yields(self) -> None:
         world = World({"n0": 2, "n1": 2})

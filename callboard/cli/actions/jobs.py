@@ -10,7 +10,7 @@ import typer
 
 from callboard.cli import job_views, screen, words
 from callboard.cli.actions.config_jobs import config_job, read_text
-from callboard.cli.actions.placement import refuse_placement
+from callboard.cli.actions.placement import refuse_placement, show_warnings
 from callboard.cli.failures import NO_PLAN
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
@@ -56,16 +56,21 @@ def submit(
                 if isinstance(spec, SourceMapping)
                 else {**spec, "placement_revision": planned_at}
             )
+        exact = job_spec(spec)
+        source = exact.placement_source or exact.name
         try:
-            if validate:
-                _show_plan(await client.validate(spec), output)
-                return
-            job = await client.submit(spec, request_id=request_id)
+            plan = await client.validate(spec) if validate else None
+            job = None if validate else await client.submit(spec, request_id=request_id)
         except InvalidRequest:
-            exact = job_spec(spec)
             if exact.placement_config:
-                await refuse_placement(client, exact.placement_source or exact.name, exact.placement_config)
+                await refuse_placement(client, source, exact.placement_config)
             raise
+        if exact.placement_config and not quiet:
+            await show_warnings(client, source, exact.placement_config)
+        if plan is not None:
+            _show_plan(plan, output)
+        if job is None:
+            return
         if wait:
             async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
                 await job.running(timeout_s)

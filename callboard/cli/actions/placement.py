@@ -61,6 +61,16 @@ async def refuse_placement(client: Client, name: str, text: str) -> None:
         refuse(name, text, error.faults)
 
 
+async def show_warnings(client: Client, name: str, text: str) -> None:
+    """Shows what a placement that was accepted may not mean, such as nodes without GPUs that are left out."""
+    try:
+        plan = plan_placement(text, await live_cluster(client))
+    except InvalidInput:
+        return  # The nodes have changed since: what was accepted is not looked at again.
+    for line in fault_lines(name, text, plan.warnings, kind="warning"):
+        screen.stderr().print(line, soft_wrap=True)
+
+
 def _describes_nodes(text: str) -> bool:
     """Whether the file says which nodes there are."""
     document = open_document(text, Report())

@@ -42,7 +42,8 @@ def with_placement_config(source: object) -> object:
     """A job whose ``cluster`` and components' ``component_placement`` have become its ``placement_config``.
 
     Raises:
-        Misfits: a mapping that was parsed elsewhere holds something whose text can't be told any more.
+        Misfits: a placement is stated twice, or a mapping that was parsed elsewhere holds something whose text can't be
+            told any more.
     """
     if not isinstance(source, Mapping):
         return source
@@ -50,6 +51,8 @@ def with_placement_config(source: object) -> object:
     components = [as_mapping(component) for component in stated] if isinstance(stated, list | tuple) else []
     if source.get("cluster") is None and not any(map(_placed, components)):
         return source
+    if source.get("placement_config") is not None:
+        raise Misfits([Misfit(("placement_config",), "the job states its placement beside it too; state one of them")])
     plain = {key: value for key, value in source.items() if key not in _keys(source)}
     if components:
         plain["components"] = [_without_placement(component) for component in components]
