@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
@@ -26,11 +27,12 @@ def gpu_picture(nodes: Sequence[Node]) -> Table:
 
 
 def _box(use: DeviceUse, colour_of: dict[str, str]) -> Text:
-    names = [worker.job for worker in use.workers]
+    workers = Counter(worker.job for worker in use.workers)
+    names = [f"{job} ×{count}" if count > 1 else job for job, count in workers.items()]
     if use.quarantined_milli:
         label, style = "quarantined", "bold red"
     elif names:
-        label, style = "+".join(names), colour_of[names[0]]
+        label, style = "+".join(names), colour_of[next(iter(workers))]
     elif use.held_milli:
         label, style = "kept for a PG", "dim"
     else:

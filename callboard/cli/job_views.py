@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from callboard.cli import screen, words
-from callboard.cli.plain import short_enum
 from callboard.model.quantities import format_milli
-from callboard.v1.job_pb2 import Explanation, Job, PlacementStrategy
+from callboard.v1.job_pb2 import Explanation, Job
 
 _VERDICTS = {
     "START": "It would start now.",
@@ -115,7 +114,7 @@ def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:
         ("Priority", format_milli(job.spec.priority_milli)),
         ("Labels", words.labels(job.spec.labels)),
         ("Asks", words.ask(job)),
-        ("Placement", short_enum(PlacementStrategy.DESCRIPTOR, job.spec.placement)),
+        ("Placement", words.placement(job)),
         ("Submitted", f"{words.age(job.submit_time)} ago"),
         ("Attempt", f"{job.attempt}; yielded {job.preemptions} times, restarted {job.restarts} times"),
     ]

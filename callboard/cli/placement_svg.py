@@ -118,9 +118,8 @@ def _device(device: DevicePicture, x: int, y: int, height: int, fills: dict[str,
     for at, holder in enumerate(device.holders):
         top = y + 21 + at * _BAND
         yield _rect(x + 3, top, _BOX - 6, _BAND - 2, fills[holder.component], radius=4)
-        label = f"{holder.component} {rank_list(holder.ranks)}"
         share = f"{len(holder.ranks) * holder.milli / 10:.3g}%" if shared or holder.milli != 1000 else ""
-        yield _text(x + 9, top + 14, _fit(label, _BOX - 20 - (34 if share else 0)), size=11)
+        yield _text(x + 9, top + 14, _label(holder, _BOX - 20 - (34 if share else 0)), size=11)
         if share:
             yield _text(x + _BOX - 9, top + 14, share, size=11, anchor="end")
     if not used:
@@ -130,6 +129,14 @@ def _device(device: DevicePicture, x: int, y: int, height: int, fills: dict[str,
 def _other(holder: Holder) -> str:
     where = f" on {', '.join(holder.hardware)}" if holder.hardware else ""
     return f"{holder.component} {rank_list(holder.ranks)}{where}"
+
+
+def _label(holder: Holder, width: int) -> str:
+    """Component and ranks; of a long name the end goes first, as the ranks tell more."""
+    ranks = rank_list(holder.ranks)
+    rest = width - int((len(ranks) + 1) * _CHARACTER)
+    name = _fit(holder.component, rest) if rest > 4 * _CHARACTER else holder.component
+    return _fit(f"{name} {ranks}", width)
 
 
 def _fit(text: str, width: int) -> str:

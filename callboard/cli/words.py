@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
+import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from callboard.cli.plain import short_enum
@@ -12,7 +13,7 @@ from callboard.client.jobs import ENDED
 from callboard.model.quantities import Resources, format_amount, format_milli
 from callboard.v1 import common_pb2
 from callboard.v1.agent_pb2 import Bundle
-from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, Preemption, Worker, WorkerState
+from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, PlacementStrategy, Preemption, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.wire.amounts import resources_from_proto
 
@@ -22,6 +23,9 @@ JOB_STATES = tuple(
     short_enum(JobState.DESCRIPTOR, value.number) for value in JobState.DESCRIPTOR.values if value.number
 )
 """Every state of a job, in the order of its life."""
+
+_NEARLY_WHOLE_MILLI = 990
+"""Ten or fewer equal parts of 1000, each rounded down, sum up to at least this."""
 
 LIVE_STATES = tuple(state for state in JOB_STATES if state not in ENDED)
 """States of jobs that have not ended."""
@@ -107,14 +111,20 @@ def devices(shares: Iterable[common_pb2.DeviceShare]) -> str:
 
 
 def places(parts: Iterable[common_pb2.Allocation | Bundle]) -> str:
-    """Where something is, node by node: "node-0 GPU 0,1; node-1 GPU 0"."""
-    by_node: dict[str, list[str]] = {}
+    """Where something is, node by node: "node-0 GPU 0,1; node-1 GPU 0". Parts of one device are one sum."""
+    by_node: dict[str, dict[str, int]] = {}
     for part in parts:
         if part.node_id:
-            seen = by_node.setdefault(part.node_id, [])
-            if part.devices:
-                seen.append(devices(part.devices))
-    return "; ".join(f"{node} GPU {','.join(seen)}" if seen else node for node, seen in by_node.items())
+            seen = by_node.setdefault(part.node_id, {})
+            for share in part.devices:
+                seen[share.id] = seen.get(share.id, 0) + (share.milli or 1000)
+    return "; ".join(f"{node} GPU {devices(_summed(seen))}" if seen else node for node, seen in by_node.items())
+
+
+def _summed(seen: Mapping[str, int]) -> Iterator[common_pb2.DeviceShare]:
+    """Devices with the sum of their parts; three thirds are a whole."""
+    for name, milli in seen.items():
+        yield common_pb2.DeviceShare(id=name, milli=1000 if milli >= _NEARLY_WHOLE_MILLI else milli)
 
 
 def places_of(job: Job) -> str:
@@ -165,8 +175,38 @@ def trouble(job: Job) -> str:
 def ask(job: Job) -> str:
     """What each worker of a job asks for, component by component if there are several."""
     if len(job.spec.components) == 1:
-        return amounts(job.spec.components[0].resources)
-    return "; ".join(f"{_name_of(component)} {amounts(component.resources)}" for component in job.spec.components)
+        return _asked(job.spec.components[0])
+    return "; ".join(f"{_name_of(component)} {_asked(component)}" for component in job.spec.components)
+
+
+def _asked(component: ComponentSpec) -> str:
+    """What a worker asks, or where a placement decides about the devices what all of them hold."""
+    asked = amounts(component.resources)
+    held = sum(share.milli for place in component.places for share in place.devices)
+    if not component.places:
+        return asked
+    gpus = f"{format_milli(held)} GPU in all" if held else "no GPU"
+    return f"{gpus} as placed" if asked == "nothing" else f"{asked}, and {gpus} as placed"
+
+
+def placement(job: Job) -> str:
+    """How the workers of a job lie: the placement text of its components, or the strategy."""
+    if not job.spec.placement_config:
+        return short_enum(PlacementStrategy.DESCRIPTOR, job.spec.placement)
+    try:
+        placed = yaml.safe_load(job.spec.placement_config)["cluster"]["component_placement"]
+        texts = {name: _placement_text(value) for name, value in placed.items()}
+    except (yaml.YAMLError, KeyError, AttributeError, TypeError):
+        return "as its text says"
+    return ", ".join(f"{name} {text}" for name, text in texts.items())
+
+
+def _placement_text(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    groups = value.get("node_group", "")
+    of = "+".join(map(str, groups)) if isinstance(groups, list) else str(groups)
+    return f"{value.get('placement', '')} of {of}" if of else str(value.get("placement", ""))
 
 
 def _name_of(component: ComponentSpec) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from callboard.controller.convert.commands import worker_key
 from callboard.controller.options import ControllerOptions
 from callboard.scheduler import State
@@ -12,6 +14,18 @@ from callboard.wire.refusals import Unavailable, WrongState
 
 GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 """Nodes in these states have no agent, so nothing of theirs is taken."""
+
+STUCK_MS = 300_000
+"""Longer than what a dead process has sent is tried again: with Linux's `tcp_orphan_retries` about 100 s. A clock that
+is further behind was set back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """When a Hello was sent: its number in its run, and the clock of its machine in milliseconds since 1970."""
+
+    number: int
+    clock_ms: int
 
 
 def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
@@ -29,18 +43,50 @@ def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
         )
 
 
-def check_number(hello: agent_pb2.Hello, latest: tuple[str, int]) -> None:
-    """A Hello may arrive after a later one of the same agent: it was stuck on a connection that the agent gave up. What
-    it says runs there is of the past, and taking it for now would free the room of workers that live (I4).
+class Hellos:
+    """The last Hello of each node that was taken: one that was sent before it is not believed.
 
-    Args:
-        latest: (instance, number) of the last Hello taken from this node.
-
-    Raises:
-        Unavailable: it is not the latest; the stream it came on is dead anyway.
+    A Hello may arrive after a later one: it was stuck on a connection that its agent gave up, or left behind when it
+    died. What it says runs there is of the past, and taking it for now would free the room of workers that live (I4).
     """
-    if hello.number and latest[0] == hello.instance and hello.number <= latest[1]:
-        raise Unavailable(f"a later Hello of the agent of {hello.node_id} is known")
+
+    def __init__(self) -> None:
+        self._sent: dict[str, dict[str, _Sent]] = {}
+
+    def take(self, hello: agent_pb2.Hello, state: State) -> None:
+        """Notes a Hello that is about to be decided.
+
+        Of one run of the agent program the numbers say which is later; of two runs, the clock of their machine, unless
+        it was set. That holds while the node counts as there: of one that was given up nothing is held any more.
+
+        Args:
+            state: as the decision will find it. The run it knows is the one that was let in last: a Hello that is
+                refused after this changes nothing about which of another run is the latest.
+
+        Raises:
+            Unavailable: it is not the latest; the stream it came on is dead anyway.
+        """
+        sent = _Sent(hello.number, hello.clock_ms)
+        known = self._sent.get(hello.node_id, {})
+        own = known.get(hello.instance)
+        if own is not None and sent.number and sent.number <= own.number:
+            raise Unavailable(f"a later Hello of the agent of {hello.node_id} is known")
+        kept: dict[str, _Sent] = {}
+        node = state.nodes.get(hello.node_id)
+        if node is not None and node.instance in known:
+            latest = kept[node.instance] = known[node.instance]
+            behind_ms = latest.clock_ms - sent.clock_ms if sent.clock_ms else 0
+            if node.instance != hello.instance and node.state not in GONE and 0 < behind_ms <= STUCK_MS:
+                raise Unavailable(f"a Hello of a later run of the agent of {hello.node_id} is known")
+        self._sent[hello.node_id] = {**kept, hello.instance: sent}
+
+    def forget(self, node_id: str) -> None:
+        """The node left."""
+        self._sent.pop(node_id, None)
+
+    def clear(self) -> None:
+        """Forgets every node."""
+        self._sent.clear()
 
 
 def welcome(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from callboard.controller.admission import GONE, check_epoch, check_number, welcome
+from callboard.controller.admission import GONE, Hellos, check_epoch, welcome
 from callboard.controller.convert.commands import command_message
 from callboard.controller.convert.joining import check_hello, check_version, joined, ray_info
 from callboard.controller.driver import Driver
@@ -50,7 +50,7 @@ class Sessions:
         self.live: dict[str, AgentSession] = {}
         self._joining: dict[str, AgentSession] = {}
         self._seen: dict[str, OrderedDict[str, None]] = {}
-        self._hellos: dict[str, tuple[str, int]] = {}
+        self._hellos = Hellos()
         self._tasks: set[asyncio.Task[None]] = set()
         self.ray = RayBoard()
         self.liveness = Liveness(
@@ -99,8 +99,7 @@ class Sessions:
 
         def make(now_ms: int, cause: str) -> NodeJoined:
             check_epoch(hello, self._driver.state)
-            check_number(hello, self._hellos.get(hello.node_id, ("", 0)))
-            self._hellos[hello.node_id] = (hello.instance, hello.number)
+            self._hellos.take(hello, self._driver.state)
             taken = self._is_taken(session)
             self._joining[session.node_id] = session
             return joined(hello, now_ms, cause, previous_alive=taken)
@@ -125,7 +124,7 @@ class Sessions:
         self.liveness.forget(session.node_id, session.epoch)
         self.ray.forget(session.node_id)
         self._seen.pop(session.node_id, None)
-        self._hellos.pop(session.node_id, None)
+        self._hellos.forget(session.node_id)
         self.leave(session)
 
     def close_all(self, why: Unavailable) -> None:

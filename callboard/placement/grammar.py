@@ -95,6 +95,12 @@ def parse_segments(text: str, where: Where, report: Report) -> tuple[Segment, ..
     if not text.strip():
         report.fault(where, f"the placement is empty; {_HINT}", read="nothing", allowed=_HINT)
         return None
+    if "${" in text:
+        # Its own commas and colons are no segments.
+        at = text.index("${")
+        said = f"{shown_text(text[at:].strip())} is an interpolation, which nobody resolved; give the composed config"
+        report.fault(where.at(at), said, segment_column=at + 1, read=shown_text(text.strip()), allowed=_HINT)
+        return None
     found: list[Segment] = []
     faults_before = len(report.faults)
     start = 0
@@ -166,8 +172,6 @@ class _Segments:
             return f"{kind} ranks are missing; {_HINT}"
         if _LONE_DASH.fullmatch(text):
             return f"{shown_text(text)} is negative; {kind} ranks count from 0"
-        if text.startswith("${"):
-            return f"{shown_text(text)} is an interpolation, which nobody resolved; give the composed config"
         if ":" in text:
             return f"{shown_text(text)} has a second ':'; a segment is resources:processes"
         return f"{shown_text(text)} is no {kind} rank or range; {_HINT}"

@@ -161,6 +161,7 @@ class Agent:
             instance=self._instance,
             runtime=agent_pb2.RUNTIME_RAY,
             hostname=machine.node_id,
+            clock_ms=self.site.timeline.wall_ms,
         )
 
     def _lose(self, stream: Stream, why: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.controller.admission import check_number
+from callboard.controller.admission import Hellos
 from callboard.controller.convert.commands import command_message, worker_key
 from callboard.controller.convert.joining import check_hello, check_version, joined, ray_info
 from callboard.controller.ray_board import RayBoard
@@ -37,7 +37,7 @@ class Sessions:
         self.live: dict[str, Session] = {}
         self._by_stream: dict[Stream, Session] = {}
         self._joining: dict[str, Session] = {}
-        self._hellos: dict[str, tuple[str, int]] = {}
+        self._hellos = Hellos()
         self._reports = Reports(site, controller, self)
         self._ray = RayBoard()
         self._liveness = self._new_liveness()
@@ -106,9 +106,8 @@ class Sessions:
             node = self._controller.scheduler.state.nodes.get(hello.node_id)
             if hello.epoch_seen > (node.epoch if node is not None else 0):
                 raise Refusal(RefusalCode.WRONG_STATE, hello.node_id, "the agent knows a later session")
-            check_number(hello, self._hellos.get(hello.node_id, ("", 0)))
+            self._hellos.take(hello, self._controller.scheduler.state)
             taken = self._is_taken(session)
-            self._hellos[hello.node_id] = (hello.instance, hello.number)
             self._joining[session.node_id] = session
             return joined(hello, now_ms, cause, previous_alive=taken)
 

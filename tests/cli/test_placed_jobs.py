@@ -285,3 +285,17 @@ cluster:
             ("camera", 0): (0, ["0"], []),
             ("camera", 1): (7, [], [{}]),
         }
+
+    async def test_a_placed_job_is_shown_by_its_text_and_shared_devices_once(
+        self, cluster: RealCluster, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "job.yaml"
+        file.write_text(JOB)
+        await verb(cluster, "job", "submit", str(file), "--wait")
+        shown = (await verb(cluster, "job", "get", "placed")).stdout
+        assert "actor 0-1, env 0-1:0-3" in shown
+        assert "actor 0.666 GPU in all as placed" in shown  # a third of each, the others are env's
+        listed = (await verb(cluster, "job", "list")).stdout
+        assert "n0 GPU 0,1" in listed
+        status = (await verb(cluster, "status")).stdout
+        assert "placed ×3" in status

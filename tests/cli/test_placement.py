@@ -56,6 +56,16 @@ def lines(result: Result) -> list[str]:
     return [re.sub(r"[│╭╮╰╯├┤─┬┴┼ ]+", " ", line).strip() for line in result.stdout.splitlines()]
 
 
+def test_a_drawing_keeps_the_ranks_of_long_names(tmp_path: Path) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text("cluster: {component_placement: {a_component_with_quite_a_long_name: 0-3, b: 0}}")
+    assert show(file, "--nodes", "4", "--svg", str(tmp_path / "p.svg")).exit_code == 0
+    texts = [item.text or "" for item in ET.parse(tmp_path / "p.svg").getroot().iter() if item.tag.endswith("}text")]
+    assert [text.partition("…")[2] for text in texts if text.startswith("a_comp") and "…" in text] == [
+        " 0", " 1", " 2", " 3"
+    ]  # fmt: skip
+
+
 class TestSecrets:
     """SE-04: a fault is shown with its line, and what is secret in that line is not."""
 

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from callboard.cli.main import app
-from callboard.placement import ComponentPlacement, parse, render
+from callboard.model.inputs import job_spec, read_yaml
+from callboard.placement import ComponentPlacement, PackedPlacementStrategy, parse, render
 from callboard.placement.cluster import Cluster
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "placement.md"
@@ -41,6 +42,19 @@ def test_the_python_of_the_page_runs() -> None:
     names: dict[str, object] = {"config": EXAMPLES["3. Some shared, some not"]["config"]}
     exec(compile(code, str(PAGE), "exec"), names)
     assert isinstance(names["placement"], ComponentPlacement)
+
+
+def test_the_job_of_the_page_is_a_job_that_is_placed() -> None:
+    (text,) = re.findall(r"## In a job\n.*?```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    spec = job_spec(read_yaml(text))
+    found = parse(spec.placement_config, Cluster.from_nodes("2+2"))
+    assert [(part.name, part.world_size) for part in found.components] == [("actor", 4), ("env", 8)]
+
+
+def test_the_strategy_of_the_page_is_what_it_says() -> None:
+    (code,) = re.findall(r"`(PackedPlacementStrategy\([^`]*)`", PAGE.read_text())
+    placed = eval(code, {"PackedPlacementStrategy": PackedPlacementStrategy, "Cluster": Cluster})
+    assert [one.visible_accelerators for one in placed] == [("0", "2"), ("1", "3")]
 
 
 def test_there_are_ten_examples() -> None:

@@ -108,8 +108,11 @@ class TestInterpolations:
         assert faults(text, "1")
         assert faults(f"cluster: '{reference}'\na: ${{b}}\nb: ${{a}}\n", "1")
 
-    def test_an_unresolved_one_says_so(self) -> None:
-        assert "is an interpolation, which nobody resolved" in refused(of('actor: "${x}"'), "1")
+    @pytest.mark.parametrize("reference", ["${x}", "${oc.env:GPUS,0-3}", "${.a:b:c}", "0-${x}"])
+    def test_an_unresolved_one_says_so_once_and_where(self, reference: str) -> None:
+        (fault,) = faults(of(f'actor: "{reference}"'), "1")
+        assert "is an interpolation, which nobody resolved" in fault.message
+        assert of(f'actor: "{reference}"').splitlines()[1][fault.column - 1 :].startswith("${")
 
     def test_references_can_t_grow_without_end(self) -> None:
         names = "abcdefghijklmnopqrstuvwxyz"
