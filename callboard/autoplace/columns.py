@@ -14,7 +14,10 @@ FEW_STEPS = 500
 """Positions tried before pairs are decided instead; what fits is mostly found in a few dozen."""
 
 MOST_STEPS = 20_000
-"""Positions tried where memory counts, and choices for pairs, before giving up."""
+"""Choices for pairs before giving up."""
+
+MOST_STEPS_WITH_MEMORY = 5_000
+"""Positions tried where memory counts before giving up."""
 
 Masks = Sequence[int]
 """Bit j of entry i: tasks i and j must not overlap."""
@@ -60,10 +63,12 @@ def fit(
         holds: whether the tasks that cover one GPU together fit its memory; None: always.
 
     Raises:
-        TooMany: after :data:`MOST_STEPS` steps.
+        TooMany: after :data:`MOST_STEPS` choices, or :data:`MOST_STEPS_WITH_MEMORY` positions.
     """
     if holds is not None:
-        return _Fitting(apart, widths, capacity, holds, MOST_STEPS).place(tuple(members))
+        if fit(members, apart, widths, capacity) is None:
+            return None
+        return _Fitting(apart, widths, capacity, holds, MOST_STEPS_WITH_MEMORY).place(tuple(members))
     placed: dict[int, int] = {}
     # Tasks that nothing keeps apart don't see each other: each knot of them is placed for itself.
     for knot in _knots(members, apart):
@@ -96,20 +101,26 @@ class _Fitting:
         self.placed: dict[int, int] = {}
         self.steps = 0
 
-    def place(self, rest: tuple[int, ...], last: int = 0) -> dict[int, int] | None:
-        """The placed tasks with ``rest`` beside them, none of these left of ``last``."""
+    def place(self, rest: tuple[int, ...], last: int = 0, after: int = 0) -> dict[int, int] | None:
+        """The placed tasks with ``rest`` beside them, none of these left of ``last``.
+
+        Those that start at ``last`` itself come from place ``after`` of ``rest`` on: in another order they would be
+        the same ranges again.
+        """
         if not rest:
             return self.placed
         starts = sorted({0} | {at + self.widths[other] for other, at in self.placed.items()})
         for start in starts:
-            for task in rest if start >= last else ():
+            for place, task in enumerate(rest) if start >= last else ():
+                if start == last and place < after:
+                    continue
                 self.steps += 1
                 if self.steps > self.most_steps:
                     raise TooMany
                 if not self._fits(task, start):
                     continue
                 self.placed[task] = start
-                if self.place(tuple(other for other in rest if other != task), start) is not None:
+                if self.place((*rest[:place], *rest[place + 1 :]), start, place) is not None:
                     return self.placed
                 del self.placed[task]
         return None

@@ -25,6 +25,13 @@ NODES_BEFORE_SOLVER = 40_000
 FEW_NODES_BEFORE_SOLVER = 4_000
 """The same for more than :data:`ALWAYS_OWN` tasks, where it rarely proves anything."""
 
+NODES_WITH_MEMORY_BEFORE_SOLVER = 300
+"""The same where memory is short and more than :data:`SMALL_WITH_MEMORY` tasks want some: the solver proves in seconds
+what branch and bound may not even find a first plan for."""
+
+SMALL_WITH_MEMORY = 5
+"""Most tasks that branch and bound places well in short memory."""
+
 ALWAYS_OWN = 8
 """Most tasks for which branch and bound is the better way to a proof."""
 
@@ -169,10 +176,9 @@ class _Run:
                 return False
         return True
 
-    def variants(self) -> bool:
+    def variants(self, nodes: int | None) -> bool:
         """Branch and bound that decides late who offloads and who shares; whether it is done."""
         below = self.instance.horizon + 1 if self.best is None else self.best.length
-        nodes = NODES_BEFORE_SOLVER if self.solver else None
         search = Variants(self.instance, Budget(nodes, self.good_enough), self.incumbent)
         done = search.run(below)
         if not done:
@@ -273,7 +279,9 @@ def _mixed(run: _Run) -> bool:
     combinations = prod(len(chains_of(task.options)) for task in run.instance.tasks)
     crowded = any(limit is not None for limit in run.instance.memory)
     if combinations > (FEW_WITH_MEMORY if crowded else FEW_COMBINATIONS):
-        if run.variants():
+        few = crowded and len(run.instance.tasks) > SMALL_WITH_MEMORY
+        nodes = NODES_WITH_MEMORY_BEFORE_SOLVER if few else NODES_BEFORE_SOLVER
+        if run.variants(min(nodes, NODES_BEFORE_SOLVER) if run.solver else None):
             return True
     else:
         searches = combinations_in_order(run.instance)

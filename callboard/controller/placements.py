@@ -181,6 +181,10 @@ def _faults(spec: JobSpec, plan: PlacementPlan) -> Iterable[Fault]:
         field = f"spec.components[{index}]"
         if component.elastic:
             yield Fault(f"{field}.min_workers", f"{component.name} has a placement, so its number of workers is fixed")
+        elif component.places and _where(component.places) != _where(place_of(worker) for worker in planned.workers):
+            # What a job says of itself has both, and equal, so it may be submitted again.
+            said = f"{component.name} states places, and its placement gives others; state one of the two"
+            yield Fault(f"{field}.places", said)
         elif component.min_workers not in (1, planned.world_size):
             yield Fault(
                 f"{field}.workers",
@@ -188,6 +192,10 @@ def _faults(spec: JobSpec, plan: PlacementPlan) -> Iterable[Fault]:
                 "leave workers out or correct one of the two",
             )
         yield from _gpu_faults(field, component, planned)
+
+
+def _where(places: Iterable[WorkerPlace]) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+    return [(place.node_id, place.devices) for place in places]
 
 
 def _gpu_faults(field: str, component: ComponentSpec, planned: PlannedComponent) -> Iterable[Fault]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import structlog
@@ -31,7 +31,7 @@ class Searches:
     def __init__(self) -> None:
         self._running = 0
 
-    async def run(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def run(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The steps of a search (:mod:`callboard.controller.search_child`), the last of which ends it.
 
         Raises:
@@ -42,13 +42,15 @@ class Searches:
             raise LimitReached(f"{MOST} searches run already; try again when one has ended, or search with the CLI")
         self._running += 1
         try:
-            async for step in _steps(request):
-                yield step
+            # Closed here and not when the collector comes by: the child must end with the call.
+            async with aclosing(_steps(request)) as steps:
+                async for step in steps:
+                    yield step
         finally:
             self._running -= 1
 
 
-async def _steps(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def _steps(request: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "callboard.controller.search_child"),
         stdin=asyncio.subprocess.PIPE,

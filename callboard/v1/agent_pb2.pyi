@@ -326,7 +326,7 @@ class Hello(_message.Message):
     pid: _builtins.int
     """Process id of the agent, for people."""
     clock_ms: _builtins.int
-    """Wall clock of the agent in milliseconds since 1970, to measure the skew."""
+    """Wall clock of the agent in milliseconds since 1970, to measure the skew, and to tell which of two runs on a node is later."""
     warm_spares: _builtins.int
     """Warm spares the node is set to keep while there is work about: idle worker hosts that a start may take."""
     number: _builtins.int

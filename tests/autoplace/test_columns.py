@@ -75,6 +75,7 @@ def test_positions_alone_give_up_where_pairs_decide(monkeypatch: pytest.MonkeyPa
     masks = [1 << (i + 1) % 7 | 1 << (i - 1) % 7 for i in range(7)]
     assert fit(range(7), masks, widths, 12) is not None
     assert fit(range(7), masks, widths, capacity) is None
-    monkeypatch.setattr(columns, "MOST_STEPS", 500)
+    assert fit(range(7), masks, widths, capacity, holds=lambda tasks: True) is None
+    monkeypatch.setattr(columns, "MOST_STEPS_WITH_MEMORY", 100)
     with pytest.raises(TooMany):
-        fit(range(7), masks, widths, capacity, holds=lambda tasks: True)
+        fit(range(7), masks, widths, 12, holds=lambda tasks: len(list(tasks)) < 3)

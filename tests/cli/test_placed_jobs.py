@@ -178,6 +178,22 @@ class TestPlacedJobs:
         assert result.exit_code == 2
         assert f"job.json:1:{file.read_text().index('0,9') + 3}: error" in result.output
 
+    async def test_what_the_job_says_otherwise_is_told_at_its_lines(self, cluster: RealCluster, tmp_path: Path) -> None:
+        file = tmp_path / "job.yaml"
+        file.write_text(
+            "name: j\npool: rlhf\ncluster:\n  component_placement: {a: 0, b: 1}\ncomponents:\n"
+            f"  - name: a\n    actor: {ACTOR}\n    workers: 3\n"
+            f"  - {{name: b, actor: '{ACTOR}', resources: {{gpu: 2}}}}\n"
+        )
+        result = await verb(cluster, "job", "submit", str(file))
+        assert result.exit_code == 2
+        column = file.read_text().splitlines()[8].index("gpu") + 1
+        assert "8:5: components[0].workers: a states 3 workers, its placement makes 1" in result.output
+        assert f"9:{column}: components[1].resources.gpu: b asks 2 GPU a worker" in result.output
+        file.write_text(file.read_text().replace("{a: 0, b: 1}", "{c: 1}").replace("    workers: 3\n", ""))
+        result = await verb(cluster, "job", "submit", str(file))
+        assert "4:3: cluster.component_placement: places c, but the job's components are a, b" in result.output
+
     async def test_show_and_submit_read_a_job_alike(self, cluster: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "job.yaml"
         file.write_text(

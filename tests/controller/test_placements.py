@@ -143,6 +143,7 @@ class TestPlacedJobs:
             ({"min_workers": 1, "max_workers": 2}, "number of workers is fixed"),
             ({"resources": common_pb2.Resources(gpu_milli=2000)}, "asks 2 GPU a worker"),
             ({"name": "actr"}, "places actor, but the job's components are actr"),
+            ({"places": [common_pb2.WorkerPlace(node_id="n0")]}, "actor states places, and its placement gives others"),
         ],
     )
     async def test_what_the_job_says_otherwise_is_refused(
@@ -155,6 +156,18 @@ class TestPlacedJobs:
             async with FakeAgent(controller.address, "n0"):
                 refused = await refusal_of(api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=spec)))
         assert any(said in fault.message for fault in refused.faults), refused
+
+    async def test_what_a_job_says_of_itself_may_be_submitted_again(self, tmp_path: Path) -> None:
+        spec = placed_job("rl", "cluster: {component_placement: {actor: 1, env: '0-1:0-3'}}", "actor", "env")
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                first = (await api.submit(spec)).spec
+                again = job_pb2.JobSpec()
+                again.CopyFrom(first)
+                again.name = "again"
+                second = (await api.submit(again)).spec
+        assert [part.places for part in second.components] == [part.places for part in first.components]
 
     async def test_a_repeated_submit_is_the_first_job_though_a_node_joined_meanwhile(self, tmp_path: Path) -> None:
         spec = placed_job("rl", "cluster: {component_placement: {actor: all}}", "actor")

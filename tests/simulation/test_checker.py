@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from callboard.controller.admission import Hellos
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.commands import StopWorker
 from callboard.scheduler.events import Event, WorkerStopped
@@ -14,6 +15,7 @@ from callboard.simulation import Fault, SimulationFailure, SimulationOptions, Si
 from callboard.simulation.hosting import Worker
 from callboard.simulation.journal import Journal
 from callboard.simulation.liveness import Liveness
+from callboard.simulation.network import Message, Network, Stream
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
 
@@ -107,3 +109,26 @@ def test_a_controller_that_gives_up_strict_nodes_too_early_is_caught(monkeypatch
     monkeypatch.setattr("callboard.simulation.liveness.MARGIN_MS", -20_000)
     monkeypatch.setattr(Liveness, "_look_in", impatient)
     assert failure_of(Simulator(OPTIONS)).rule == "R5"
+
+
+def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Network.send
+
+    def stuck(self: Network, stream: Stream, way: str, message: Message) -> None:
+        """Many more Hellos than usual wait in connections that their agents give up."""
+        if message[0] == "hello" and self.faults and self._chance.random() < 0.35:
+            self._arrive(stream, way, message, self._timeline.now_ms + self._chance.randint(5_000, 40_000))
+        else:
+            send(self, stream, way, message)
+
+    def runs() -> Iterator[SimulationReport]:
+        # Its successor must run something and be silent, which not every history brings about.
+        for seed in range(2, 12):
+            yield Simulator(SimulationOptions(seed=seed, events=1_500, nodes=4)).run()
+
+    monkeypatch.setattr(Network, "send", stuck)
+    assert next(runs()).failure is None
+    monkeypatch.setattr(Hellos, "take", lambda *_: None)
+    failure = next((report.failure for report in runs() if report.failure is not None), None)
+    assert failure is not None, "nothing was noticed"
+    assert failure.rule == "R2/I4"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,14 @@ from callboard.cli.session import with_client
 from callboard.cli.waiting import waiting
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
+from callboard.model.faults import Fault
 from callboard.model.inputs import SourceMapping, job_spec, read_yaml
 from callboard.model.inputs.placement_config import KEY
 from callboard.v1.job_pb2 import Explanation
 from callboard.wire.refusals import InvalidRequest
+
+_STEP = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)|\[([0-9]+)\]")
+"""One step of a fault's field: a key or an index."""
 
 
 def submit(
@@ -61,10 +67,10 @@ def submit(
         try:
             plan = await client.validate(spec) if validate else None
             job = None if validate else await client.submit(spec, request_id=request_id)
-        except InvalidRequest:
+        except InvalidRequest as error:
             if exact.placement_config:
                 await refuse_placement(client, source, exact.placement_config)
-            raise
+            raise _at_its_lines(error, spec) from error
         if exact.placement_config and not quiet:
             await show_warnings(client, source, exact.placement_config)
         if plan is not None:
@@ -77,6 +83,22 @@ def submit(
         _print_job(job, output, done=f"Job {job.name} is {job.state}.", quiet=quiet)
 
     with_client(controller, action)
+
+
+def _at_its_lines(error: InvalidRequest, spec: Mapping[str, Any]) -> InvalidRequest:
+    """What the controller says of a job's fields, at the lines where the file has them."""
+    if not isinstance(spec, SourceMapping):
+        return error
+    return InvalidRequest(str(error), faults=tuple(_located(fault, spec) for fault in error.faults))
+
+
+def _located(fault: Fault, source: SourceMapping) -> Fault:
+    if fault.line or not fault.field:
+        return fault
+    field = fault.field.removeprefix("spec.")
+    place = tuple(int(index) if index else key for key, index in _STEP.findall(field))
+    line, column = source.position(place)
+    return replace(fault, field=field, line=line, column=column)
 
 
 def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str, output: Output) -> None:

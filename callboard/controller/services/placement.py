@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import grpc.aio
@@ -57,17 +58,18 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             raise invalid("time_limit_ms", f"{limit_ms} is not 1 … {LONGEST_MS}")
         nodes, revision = await self._driver.read(_inventory)
         asked = {"config": config, "nodes": nodes, "time_limit_s": limit_ms / 1000, "mixed": request.mixed}
-        async for step in self._searches.run(asked):
-            if "progress" in step:
-                incumbent, bound = step["progress"]
-                progress = placement_pb2.SearchProgress(incumbent_seconds=incumbent, lower_bound_seconds=bound)
-                yield placement_pb2.SearchPlacementResponse(progress=progress)
-            elif "found" in step:
-                yield placement_pb2.SearchPlacementResponse(found=found_message(step["found"], revision))
-            elif "faults" in step:
-                raise InvalidInput(Fault(*fault) for fault in step["faults"])
-            else:
-                raise Unschedulable(f"there is no plan: {step['no_plan']}")
+        async with aclosing(self._searches.run(asked)) as steps:
+            async for step in steps:
+                if "progress" in step:
+                    incumbent, bound = step["progress"]
+                    progress = placement_pb2.SearchProgress(incumbent_seconds=incumbent, lower_bound_seconds=bound)
+                    yield placement_pb2.SearchPlacementResponse(progress=progress)
+                elif "found" in step:
+                    yield placement_pb2.SearchPlacementResponse(found=found_message(step["found"], revision))
+                elif "faults" in step:
+                    raise InvalidInput(Fault(*fault) for fault in step["faults"])
+                else:
+                    raise Unschedulable(f"there is no plan: {step['no_plan']}")
 
 
 def _inventory(state: State) -> tuple[list[dict[str, Any]], int]:
