@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -249,10 +250,14 @@ class TestTroubles:
         assert run(ADD, "3").returncode == 2
 
 
+def installed(backend: str) -> bool:
+    """Whether a training step can be made with it: PyTorch is no part of the locked environment."""
+    return backend == "python" or find_spec(backend) is not None
+
+
 class TestActor:
-    @pytest.mark.parametrize("backend", ["numpy", "python"])
+    @pytest.mark.parametrize("backend", [name for name in ("torch", "numpy", "python") if installed(name)])
     def test_it_learns(self, backend: str) -> None:
-        pytest.importorskip("numpy")
         actor = TrainingActor(backend)
         losses = [actor.train_step(number)["loss"] for number in range(1, 6)]
         assert losses == sorted(losses, reverse=True)
@@ -260,16 +265,9 @@ class TestActor:
         assert actor.steps_done == 5
 
     def test_numpy_and_plain_python_agree(self) -> None:
-        pytest.importorskip("numpy")
         losses = [TrainingActor(backend).train_step(1)["loss"] for backend in ("numpy", "python")]
         assert losses[0] == pytest.approx(losses[1])
         assert PASSES > 1
-
-    def test_with_pytorch_it_learns_too(self) -> None:
-        pytest.importorskip("torch")
-        actor = TrainingActor("torch")
-        losses = [actor.train_step(number)["loss"] for number in range(1, 6)]
-        assert losses[-1] < losses[0] / 10
 
 
 class TestSummary:
