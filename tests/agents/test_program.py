@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from callboard.agents.lease_file import boot_s, read_lease
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, until_gone
 from tests.support.fake_controller import FakeController, start_worker
@@ -175,8 +176,12 @@ async def test_nj_02_without_a_fence_the_agent_itself_ends_strict_workers_before
     records = json.loads((tmp_path / "n0" / "processes.json").read_text())
     (fence,) = (int(each["pid"]) for each in records if each["role"] == "fence")
     agent.send_signal(signal.SIGSTOP)
+    # An agent that still runs would start the next fence.
+    await asyncio.to_thread(os.waitid, os.P_PID, agent.pid, os.WSTOPPED | os.WNOWAIT)
     os.kill(fence, signal.SIGKILL)
-    await asyncio.sleep(2.5)  # Longer than the lease.
+    lease = read_lease(tmp_path / "n0")
+    assert lease is not None
+    await asyncio.sleep(max(0.0, lease.until_s - boot_s()))  # Until the lease is over: nothing happens then.
     assert not is_gone(strict)
     agent.send_signal(signal.SIGCONT)
     stopped = await controller.said("worker_stopped")
