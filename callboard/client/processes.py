@@ -10,7 +10,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 # Fields of /proc/<pid>/stat behind the last ")", which ends a name that may hold anything.
-_STATE, _PARENT, _START = 0, 1, 19
+_STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,13 @@ class ProcessId:
     def is_running(self) -> bool:
         """Whether it still runs. A zombie has ended: it holds nothing but its pid."""
         fields = _stat(self.pid)
-        if fields is None or fields[_STATE] in "ZX":
-            return False
-        return int(fields[_START]) == self.start_ticks
+        return fields is not None and not _has_ended(fields) and int(fields[_START]) == self.start_ticks
 
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has ``pid`` now; None when there is none, or only a zombie."""
     fields = _stat(pid)
-    if fields is None or fields[_STATE] in "ZX":
+    if fields is None or _has_ended(fields):
         return None
     return ProcessId(pid, int(fields[_START]))
 
@@ -59,6 +57,11 @@ def descendants(roots: list[ProcessId]) -> list[ProcessId]:
         below.extend(found_here)
         queue.extend(found_here)
     return below
+
+
+def _has_ended(fields: list[str]) -> bool:
+    # A process is shown as a zombie once its first thread has ended; the others keep files and ports open.
+    return fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -135,6 +135,29 @@ def test_a_link_is_no_run_directory(tmp_path: Path) -> None:
         make_private(tmp_path / "link")
 
 
+_ENDS_ITS_FIRST_THREAD = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_runs_until_its_last_thread_has_ended() -> None:
+    """The kernel shows it as a zombie as soon as the first one has: its files and ports are open all the same."""
+    child = subprocess.Popen([sys.executable, "-c", _ENDS_ITS_FIRST_THREAD], stdin=subprocess.PIPE)
+    process = identify(child.pid)
+    assert process is not None
+    stat = Path(f"/proc/{child.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        os.sched_yield()
+    assert process.is_running()
+    assert identify(child.pid) == process
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not process.is_running()
+    child.communicate()
+
+
 def test_a_zombie_does_not_run() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = identify(child.pid)

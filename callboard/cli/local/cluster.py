@@ -167,14 +167,16 @@ class LocalCluster:
         Raises:
             Leftovers: something is left.
         """
-        if self._claimed:
-            try:
-                self._observer.step("stopping")
-            finally:
-                # Also when nobody reads what we say any more.
-                await end_cluster(self.record, hurry=self._hurry)
-        for child in self._children:
-            child.reap()
+        try:
+            if self._claimed:
+                try:
+                    self._observer.step("stopping")
+                finally:
+                    # Also when nobody reads what we say any more.
+                    await end_cluster(self.record, hurry=self._hurry)
+        finally:
+            for child in self._children:
+                child.reap()
 
     def _claim(self) -> None:
         claim_directory(self.plan.directory)

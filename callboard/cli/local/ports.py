@@ -37,14 +37,29 @@ def free_port(host: str = "127.0.0.1") -> int:
 def listening_in(network: str) -> list[str]:
     """ "host:port" of every listening socket of this machine on an address of ``network`` ("127.0.3.0/24")."""
     wanted = ipaddress.IPv4Network(network)
-    return sorted(f"{host}:{port}" for host, port in _listening() if host in wanted)
+    return sorted(f"{host}:{port}" for host, port, _ in _listening() if host in wanted)
 
 
-def _listening() -> Iterator[tuple[ipaddress.IPv4Address, int]]:
+def listeners(address: str) -> list[int]:
+    """Pids of this user's processes that listen on ``address`` ("host:port"); empty when they are another user's."""
+    sockets = {f"socket:[{inode}]" for host, port, inode in _listening() if f"{host}:{port}" == address}
+    return sorted(
+        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _holds(entry, sockets)
+    )
+
+
+def _holds(process: Path, sockets: set[str]) -> bool:
+    try:
+        return any(str(descriptor.readlink()) in sockets for descriptor in (process / "fd").iterdir())
+    except OSError:
+        return False  # Somebody else's, or gone.
+
+
+def _listening() -> Iterator[tuple[ipaddress.IPv4Address, int, int]]:
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:]:
-            _, local, _, state, *_ = line.split()
+            _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
             if state == _LISTENING:
                 host, port = local.split(":")
                 # The last four bytes of an address in IPv6 are the mapped address in IPv4; bytes are swapped.
-                yield ipaddress.IPv4Address(bytes.fromhex(host[-8:])[::-1]), int(port, 16)
+                yield ipaddress.IPv4Address(bytes.fromhex(host[-8:])[::-1]), int(port, 16), int(inode)

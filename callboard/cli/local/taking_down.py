@@ -7,13 +7,14 @@ end by itself is killed with all that descends from it; what left its tree still
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from callboard.cli.local.ending import StillRunning, end_politely, kill_trees, marked
 from callboard.cli.local.plan import network_of
-from callboard.cli.local.ports import is_taken, listening_in
+from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
 from callboard.cli.local.turns import ClusterGone, Turn
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
@@ -31,6 +32,9 @@ WATCHER_GRACE_S = 60.0
 
 TURN_S = 5.0
 """How long an addition may take to write down what it started. It does so in a blink; a stuck one is not waited for."""
+
+PROOF_S = 5.0
+"""How long the kernel may take to give back what the killed held, before we say that it did not."""
 
 _LOOK_S = 0.1
 
@@ -88,17 +92,29 @@ async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
         (controllers, CONTROLLER_GRACE_S),
     ):
         await _end_group(group, grace_s, hurry, tree)
-    left: list[str] = []
-    # What left its tree still carries the mark of its agent.
-    strays = [*tree, *marked(f"{AGENT_MARK}={record.directory}/")]
-    try:
-        await kill_trees([process for process in strays if process.is_running()])
-    except StillRunning as error:
-        left += [f"process {process.pid} still runs" for process in error.processes]
-    left += [f"port {address} is still open" for address in _open_ports(record)]
+    left = await _what_is_left(record, tree)
     remove_directory(record.directory)
     if left:
         raise Leftovers(left)
+
+
+async def _what_is_left(record: ClusterRecord, tree: list[ProcessId]) -> list[str]:
+    """Kills what is left of a cluster until there is nothing, a sentence for each thing that stays."""
+    deadline = time.monotonic() + PROOF_S
+    while True:
+        # What left its tree still carries the mark of its agent. Looked for again each time: a process that was
+        # being forked during one look is there in the next.
+        strays = [*tree, *marked(f"{AGENT_MARK}={record.directory}/")]
+        strays = [process for process in strays if process.is_running()]
+        try:
+            await kill_trees(strays)
+        except StillRunning as error:
+            return [f"process {process.pid} still runs" for process in error.processes]
+        ports = _open_ports(record)
+        if not (strays or ports) or time.monotonic() > deadline:
+            return [f"port {address} is still open ({_who(address)})" for address in ports]
+        if not strays:
+            await asyncio.sleep(_LOOK_S)  # The kernel tells nobody that a port is closed.
 
 
 async def sweep(base: Path) -> None:
@@ -142,3 +158,8 @@ def _open_ports(record: ClusterRecord) -> list[str]:
     host, _, port = record.controller.rpartition(":")
     of_nodes = listening_in(network_of(record.block))
     return [record.controller, *of_nodes] if is_taken(host, int(port)) else of_nodes
+
+
+def _who(address: str) -> str:
+    pids = listeners(address)
+    return f"process {', '.join(map(str, pids))}" if pids else "of a process that this user can't see"
