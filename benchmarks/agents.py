@@ -3,8 +3,8 @@
     python benchmarks/agents.py [--agents 1000 5000 10000] [--seconds 30] [--channels 100] [--json]
 
 For each number: the controller's CPU (per cent of one core), resident memory and the round trip of heartbeats while
-nothing else happens; the same for a bare grpc.aio server that only answers heartbeats; then the controller is killed
-and started again: how long until every agent is welcome, and whether one was dropped. Agents are virtual
+nothing else happens; the same for a bare grpc.aio server that only answers heartbeats; then the server is killed and
+started again: how long until every agent is welcome, and whether one was dropped. Agents are virtual
 (:mod:`benchmarks.agents_swarm`), in one process on the same machine, several on one connection (``--channels``).
 """
 
@@ -49,14 +49,14 @@ class Bare(agent_pb2_grpc.AgentServiceServicer):
                 yield agent_pb2.SessionResponse(heartbeat_reply=reply)
 
 
-async def serve_bare() -> None:
+async def serve_bare(address: str) -> None:
     """The floor: a server of its own, like the controller's in its options."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.keepalive_permit_without_calls", 1)))
     agent_pb2_grpc.add_AgentServiceServicer_to_server(Bare(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
-    sys.stdout.write(f"127.0.0.1:{port}\n")
-    sys.stdout.flush()
+    sys.stderr.write(json.dumps({"event": "listening", "address": f"127.0.0.1:{port}"}) + "\n")
+    sys.stderr.flush()
     await server.wait_for_termination()
 
 
@@ -94,35 +94,22 @@ async def swarm_at(address: str, count: int, channels: int) -> AsyncIterator[Swa
         await process.wait()
 
 
-@asynccontextmanager
-async def bare_server() -> AsyncIterator[tuple[str, int]]:
-    """Address and pid of the floor."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(Path(__file__)), "--serve-bare"), cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        yield (await process.stdout.readline()).decode().strip(), process.pid
-    finally:
-        process.kill()
-        await process.wait()
+class Program:
+    """A server that can be killed and started again at the same address."""
 
-
-class ControllerProgram:
-    """A controller that can be killed and started again at the same address."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, *arguments: str) -> None:
+        """
+        Args:
+            arguments: of the interpreter, less where to listen. The program says on its errors where it does.
+        """
+        self._arguments = arguments
         self.address = "127.0.0.1:0"
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> int:
         """Starts it and returns its pid once it listens."""
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "callboard.controller", "--listen", self.address, "--log-format", "json"),
-            *("--state-dir", str(self._folder), "--log-level", "info"),
-            cwd=ROOT,
-            stderr=asyncio.subprocess.PIPE,
+            *(sys.executable, *self._arguments, "--listen", self.address), cwd=ROOT, stderr=asyncio.subprocess.PIPE
         )
         assert self.process.stderr is not None
         async for line in self.process.stderr:
@@ -146,6 +133,15 @@ class ControllerProgram:
         await self.process.wait()
 
 
+@asynccontextmanager
+async def running(program: Program) -> AsyncIterator[int]:
+    """Its pid."""
+    try:
+        yield await program.start()
+    finally:
+        await program.kill()
+
+
 async def watched(swarm: Swarm, pid: int, seconds: float) -> dict[str, float]:
     """CPU in per cent of one core, memory in MiB, and round trips over so many seconds."""
     process = psutil.Process(pid)
@@ -158,49 +154,57 @@ async def watched(swarm: Swarm, pid: int, seconds: float) -> dict[str, float]:
     return {"cpu_percent": 100 * cpu_s / took_s, "rss_mib": process.memory_info().rss / (1 << 20), **trips}
 
 
+async def storm(program: Program, swarm: Swarm, count: int) -> dict[str, float]:
+    """The server dies and is started again: seconds until it listens and until every agent is welcome, and the seconds
+    of CPU that took it."""
+    await swarm.ask("lost")
+    await program.kill()
+    began = time.perf_counter()
+    pid = await program.start()
+    restart_s = time.perf_counter() - began
+    await swarm.ask(f"joined {count}")
+    back_s = time.perf_counter() - began
+    times = psutil.Process(pid).cpu_times()
+    return {"restart_s": restart_s, "back_s": back_s, "back_cpu_s": times.user + times.system}
+
+
 async def measure(count: int, seconds: float, channels: int) -> dict[str, Any]:
     """Everything about one number of agents."""
     found: dict[str, Any] = {"agents": count}
-    async with bare_server() as (address, pid), swarm_at(address, count, channels) as swarm:
+    bare = Program(str(Path(__file__)), "--serve-bare")
+    async with running(bare) as pid, swarm_at(bare.address, count, channels) as swarm:
         found["bare_join_s"] = (await swarm.ask(f"joined {count}"))["seconds"]
         found["bare"] = await watched(swarm, pid, seconds)
+        found["bare_storm"] = await storm(bare, swarm, count)
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
-        controller = ControllerProgram(Path(folder))
-        pid = await controller.start()
-        try:
-            async with swarm_at(controller.address, count, channels) as swarm:
-                found["join_s"] = (await swarm.ask(f"joined {count}"))["seconds"]
-                await swarm.ask("lost")
-                found["ours"] = await watched(swarm, pid, seconds)
-                found["dropped"] = (await swarm.ask("lost"))["ends"]
-                await controller.kill()
-                began = time.perf_counter()
-                await controller.start()
-                found["restart_s"] = time.perf_counter() - began
-                await swarm.ask(f"joined {count}")
-                found["back_s"] = time.perf_counter() - began
-                await swarm.ask("lost")
-                await swarm.ask("measure 20")
-                again = await swarm.ask("lost")
-                found["dropped_after"] = again["ends"]
-                found["missing_after"] = count - again["welcome"]
-        finally:
-            await controller.kill()
+        options = ("--log-format", "json", "--log-level", "info", "--state-dir", folder)
+        controller = Program("-m", "callboard.controller", *options)
+        async with running(controller) as pid, swarm_at(controller.address, count, channels) as swarm:
+            found["join_s"] = (await swarm.ask(f"joined {count}"))["seconds"]
+            await swarm.ask("lost")
+            found["ours"] = await watched(swarm, pid, seconds)
+            found["dropped"] = (await swarm.ask("lost"))["ends"]
+            found["storm"] = await storm(controller, swarm, count)
+            await swarm.ask("lost")
+            await swarm.ask("measure 20")
+            again = await swarm.ask("lost")
+            found["dropped_after"] = again["ends"]
+            found["missing_after"] = count - again["welcome"]
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The figures for people."""
-    lines = [
-        "| agents | CPU | bare | RSS MiB | bare | beat p50 ms | bare | beat p99 ms | bare | all back s | dropped |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    pairs = ("CPU", "RSS MiB", "beat p50 ms", "beat p99 ms", "all joined s", "all back s")
+    heads = ["agents", *(head for what in pairs for head in (what, "bare")), "dropped"]
+    lines = [f"| {' | '.join(heads)} |", f"{'|---' * len(heads)}|"]
     for row in rows:
         ours, bare = row["ours"], row["bare"]
         lines.append(
             f"| {row['agents']} | {ours['cpu_percent']:.0f} % | {bare['cpu_percent']:.0f} % "
             f"| {ours['rss_mib']:.0f} | {bare['rss_mib']:.0f} | {ours['p50_ms']:.1f} | {bare['p50_ms']:.1f} "
-            f"| {ours['p99_ms']:.1f} | {bare['p99_ms']:.1f} | {row['back_s']:.1f} "
+            f"| {ours['p99_ms']:.1f} | {bare['p99_ms']:.1f} | {row['join_s']:.1f} | {row['bare_join_s']:.1f} "
+            f"| {row['storm']['back_s']:.1f} | {row['bare_storm']['back_s']:.1f} "
             f"| {row['dropped'] + row['dropped_after'] + row['missing_after']} |"
         )
     return "\n".join(lines)
@@ -214,9 +218,10 @@ def main() -> int:
     parser.add_argument("--channels", type=int, default=100, help="connections that the agents share")
     parser.add_argument("--json", action="store_true", help="one line of JSON on stdout, the table on stderr")
     parser.add_argument("--serve-bare", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--listen", default="127.0.0.1:0", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_bare:
-        asyncio.run(serve_bare())
+        asyncio.run(serve_bare(arguments.listen))
         return 0
     rows = []
     for count in arguments.agents:

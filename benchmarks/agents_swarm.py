@@ -2,14 +2,15 @@
 
     python -m benchmarks.agents_swarm ADDRESS COUNT CHANNELS BEAT_S
 
-Reads commands from its input, one a line: ``joined N`` answers once N agents are welcome, ``measure S`` answers after S
-seconds with the round trips of the heartbeats in between, ``lost`` answers how many sessions ended since the last time,
-``end`` ends. Answers are lines of JSON.
+Reads commands from its input, one a line: ``joined N`` answers once N agents are welcome, with the seconds since they
+were started; ``measure S`` answers after S seconds with the round trips of the heartbeats in between; ``lost`` answers
+how many sessions ended since the last time; ``end`` ends. Answers are lines of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import secrets
@@ -23,10 +24,9 @@ from callboard._version import __version__
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 
 GPUS = 8
-FIRST_BACKOFF_S = 0.5
-WELCOME_S = 15.0
-LONGEST_BACKOFF_S = 10.0
-"""As a real agent backs off (callboard.agents.session): doubled each time, a random part of it."""
+WELCOME_S = 20.0
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
+"""As a real agent waits and backs off (callboard.agents.session): doubled each time, a random half of it taken off."""
 
 
 class _Stream:
@@ -54,17 +54,20 @@ class Swarm:
         self._changed = asyncio.Condition()
         self.welcome: set[int] = set()
         self.ends = 0
+        self.began = 0.0
         self.trips_s: list[float] = []
 
     def start(self) -> list[asyncio.Task[None]]:
         """Starts every agent."""
+        self.began = time.perf_counter()
         options = (
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.keepalive_time_ms", 10_000),
             ("grpc.keepalive_timeout_ms", 5_000),
-            # Nobody gives up on a controller that is being started again.
-            ("grpc.max_reconnect_backoff_ms", 2_000),
+            # A real agent connects anew for each try; here a connection's own patience must not hold a hundred back.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 500),
         )
         self._channels = [
             grpc.aio.insecure_channel(self._address, options=(*options, ("grpc.channel_number", n)))
@@ -79,17 +82,18 @@ class Swarm:
 
     async def _agent(self, number: int) -> None:
         stub = agent_pb2_grpc.AgentServiceStub(self._channels[number % len(self._channels)])
-        instance, failures = secrets.token_hex(8), 0
+        instance, backoff_s = secrets.token_hex(8), FIRST_BACKOFF_S
         while True:
-            try:
+            opened = time.perf_counter()
+            # Only why it ended is of no interest here.
+            with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._session(stub, number, instance)
-            except grpc.aio.AioRpcError:
-                failures += 1
-            else:
-                failures = 1
             self.welcome.discard(number)
             self.ends += 1
-            await asyncio.sleep(random.uniform(0, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**failures)))  # noqa: S311
+            if time.perf_counter() - opened > LONGEST_BACKOFF_S:
+                backoff_s = FIRST_BACKOFF_S
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
+            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
 
     async def _session(self, stub: Any, number: int, instance: str) -> None:
         call = stub.Session()
@@ -187,9 +191,8 @@ async def main(address: str, count: int, channels: int, beat_s: float) -> None:
         answer: dict[str, Any] = {}
         match line:
             case ["joined", number]:
-                began = time.perf_counter()
                 await swarm.joined(int(number))
-                answer = {"seconds": time.perf_counter() - began}
+                answer = {"seconds": time.perf_counter() - swarm.began}
             case ["measure", seconds]:
                 swarm.trips_s.clear()
                 await asyncio.sleep(float(seconds))

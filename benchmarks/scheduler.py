@@ -17,16 +17,17 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, Scheduler
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import DeviceInfo, RayInfo, StopOutcome
+from callboard.scheduler.records import DeviceInfo, RayInfo, StopOutcome, WorkerState
 
 DEVICES = 8
+CAPACITY = Resources.parse({"cpu": 64, "memory": "512GiB", "gpu": DEVICES})
 FILLING = 512
 """Workers of the gangs that fill up what a benchmark doesn't look at."""
 
@@ -51,23 +52,20 @@ class Cluster:
         self.now_ms = 1
         self.nodes = nodes
         self.jobs = 0
-        devices = tuple(DeviceInfo(id=str(i)) for i in range(DEVICES))
-        capacity = Resources.parse({"cpu": 64, "memory": "512GiB", "gpu": DEVICES})
         for n in range(nodes):
-            ray = RayInfo(gcs_address="h:1", session="s", ray_node_id=f"r{n}")
-            self.handle(
-                ev.NodeJoined(
-                    now_ms=1,
-                    node_id=f"n{n}",
-                    instance="i",
-                    rank=n,
-                    capacity=capacity,
-                    devices=devices,
-                    simulated=True,
-                    ray=ray,
-                )
-            )
+            self.handle(self.hello(n))
         self.handle(ev.PoolCreated(now_ms=1, spec=PoolSpec(name="pool")))
+
+    def hello(self, number: int) -> ev.NodeJoined:
+        """A node joins, for the first time or again. It asks for no rank; its devices are real ones."""
+        return ev.NodeJoined(
+            now_ms=self.now_ms,
+            node_id=f"n{number}",
+            instance="i",
+            capacity=CAPACITY,
+            devices=tuple(DeviceInfo(id=str(i), uuid=f"GPU-{number}-{i}") for i in range(DEVICES)),
+            ray=RayInfo(gcs_address="h:1", session="s", ray_node_id=f"r{number}"),
+        )
 
     def handle(self, event: ev.Event) -> Outcome:
         """One event."""
@@ -204,6 +202,31 @@ def completions(nodes: int) -> Figure:
     return timed("completion with 1000 waiting", cluster, ends(), whole=True)
 
 
+def joins(nodes: int) -> Figure:
+    """Nodes join a cluster that has so many already."""
+    cluster = Cluster(nodes)
+    return timed("join of a node", cluster, (cluster.hello(nodes + n) for n in range(min(1_000, nodes))))
+
+
+def returns(nodes: int) -> Figure:
+    """The controller was started again, and every node comes back with the workers it runs."""
+    cluster = full(nodes, 10_000)
+    running: dict[str, list[ev.RunningWorker]] = {}
+    for worker in cluster.scheduler.state.workers.values():
+        running.setdefault(worker.node_id, []).append(
+            ev.RunningWorker(
+                generation=worker.generation,
+                job=worker.job,
+                component=worker.component,
+                rank=worker.rank,
+                state=WorkerState.READY,
+            )
+        )
+    cluster.handle(ev.ControllerStarted(now_ms=cluster.now_ms, grace_ms=600_000))
+    hellos = (replace(cluster.hello(n), running=tuple(running.get(f"n{n}", ()))) for n in range(nodes))
+    return timed("node back after a restart", cluster, hellos)
+
+
 def memory(nodes: int) -> dict[str, float]:
     """Bytes per node and per running job."""
     tracemalloc.start()
@@ -224,6 +247,8 @@ BENCHES: dict[str, Callable[[int], Figure]] = {
     "preempt": preemptions,
     "unschedulable": unschedulable,
     "completions": completions,
+    "joins": joins,
+    "returns": returns,
 }
 
 

@@ -19,7 +19,7 @@ from callboard.autoplace.report import nodes_of, placement_of, section_of, summa
 from callboard.autoplace.svg import to_svg
 from callboard.cli import screen
 from callboard.cli.config_source import ConfigSource, load_config
-from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.file_replacing import replace_file, write_new
 
 PICTURES = (".svg", ".png")

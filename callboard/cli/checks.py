@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from callboard.cli.failures import CommandFailed, Failure
+from callboard.cli.failing import CommandFailed, Failure
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
 from callboard.cli.session import failing_in_words
 from callboard.model.names import is_name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from callboard.cli import words
-from callboard.cli.failures import NO_PLAN, CommandFailed, Failure
+from callboard.cli.failing import NO_PLAN, CommandFailed, Failure
 from callboard.cli.session import with_client
 from callboard.client.client import Client
 from callboard.model.cluster_text import parse_cluster

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import read_yaml
 

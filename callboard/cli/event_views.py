@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 from rich.text import Text
 
-from callboard.cli import screen, words
+from callboard.cli import printing, screen, words
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.v1.event_pb2 import Event
@@ -14,9 +14,9 @@ from callboard.v1.event_pb2 import Event
 def print_event(event: Event, output: Output) -> None:
     """Prints one event, complete in itself: others may follow."""
     if output is Output.JSON:
-        screen.print_json(plain(event), compact=True)
+        printing.print_json(plain(event), compact=True)
     elif output is Output.YAML:
-        screen.print_yaml([plain(event)])
+        printing.print_yaml([plain(event)])
     else:
         screen.stdout().print(event_line(event, wide=output is Output.WIDE), soft_wrap=True)
 

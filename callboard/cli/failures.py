@@ -1,13 +1,10 @@
-"""What does a failure say to a person? What happened, why, what to do; and which exit code it has.
-
-Errors are types with fields; this is the edge where they become text (design 09).
-"""
+"""Which errors can a person do something about, and what do they say? The words of each kind, and its exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from callboard.cli.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.clusters import UnsafeRunDirectory
 from callboard.client.errors import (
     JobEnded,
@@ -34,39 +31,6 @@ from callboard.wire.refusals import (
     Unschedulable,
 )
 
-OK = 0
-FAILED = 1
-BAD_INPUT = 2
-NO_PLAN = 3
-UNREACHABLE = 4
-INTERRUPTED = 130
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A failure in words.
-
-    Attributes:
-        what: what happened, one sentence.
-        why: why, one sentence.
-        remedy: what to do, one sentence.
-        exit_code: exit code of the program.
-    """
-
-    what: str
-    why: str
-    remedy: str
-    exit_code: int = FAILED
-
-
-class CommandFailed(Exception):
-    """A verb failed in a way that only it can put into words."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.what)
-        self.failure = failure
-
-
 EXPECTED = (
     CommandFailed,
     CallboardError,
@@ -82,25 +46,11 @@ EXPECTED = (
 
 
 def failure_of(error: Exception) -> Failure:
-    """``error`` in words. The sentences name no controller: :func:`lines` adds it."""
+    """``error`` in words. The sentences name no controller: :func:`~callboard.cli.failing.lines` adds it."""
     for kind, describe in _DESCRIPTIONS:
         if isinstance(error, kind):
             return describe(error)
     return Failure(str(error), "the call was refused.", "Look at `callboard events`.")
-
-
-def lines(failure: Failure, controller: str) -> Iterator[str]:
-    """The failure as lines of text."""
-    yield f"error: {failure.what}"
-    yield f"  why: {failure.why}"
-    yield f"   do: {failure.remedy}"
-    if controller:
-        yield f"   at: controller {controller}"
-
-
-def _invalid_input(error: InvalidInput) -> Failure:
-    listed = "\n       ".join(str(fault) for fault in error.faults)
-    return Failure("The input was refused; nothing was done.", listed, "Correct it and try again.", BAD_INPUT)
 
 
 def _invalid_request(error: CallboardError) -> Failure:
@@ -264,7 +214,7 @@ def _own_words(error: CommandFailed) -> Failure:
 # The first that matches counts: subclasses stand before their bases.
 _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (CommandFailed, _own_words),
-    (InvalidInput, _invalid_input),
+    (InvalidInput, of_faults),
     (NoController, _no_controller),
     (SeveralControllers, _several),
     (RequestTooLarge, _too_large),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from callboard.cli.failures import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import NotReady, PortTaken
 from callboard.cli.local.growth import NoPlaceLeft, NotGrowable

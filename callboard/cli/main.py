@@ -9,27 +9,11 @@ from typing import Annotated
 import typer
 
 from callboard._version import __version__
-from callboard.cli import (
-    autoplace,
-    cluster,
-    demo_verbs,
-    events,
-    growing,
-    jobs,
-    looking,
-    nodes,
-    placement,
-    placement_groups,
-    plan,
-    policy,
-    pools,
-    simulate,
-    status,
-    workers,
-)
+from callboard.cli.verbs import Verbs
 
 app = typer.Typer(
     name="callboard",
+    cls=Verbs,
     help="A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom.",
     epilog="Start here: callboard demo rlhf",
     no_args_is_help=True,
@@ -37,22 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-cluster.add_to(app)
-growing.add_to(app)
-app.add_typer(demo_verbs.app, name="demo")
-status.add_to(app)
-looking.add_to(app)
-app.add_typer(jobs.app, name="job")
-app.add_typer(pools.app, name="pool")
-app.add_typer(placement_groups.app, name="pg")
-app.add_typer(nodes.app, name="node")
-app.add_typer(workers.app, name="worker")
-app.add_typer(policy.app, name="policy")
-app.add_typer(placement.app, name="placement")
-plan.add_to(app)
-events.add_to(app)
-autoplace.add_to(app)
-simulate.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

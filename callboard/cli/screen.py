@@ -6,13 +6,10 @@ columns: whoever reads a pipe wants whole lines.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-import yaml
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -93,16 +90,3 @@ def facts(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
     for name, value in pairs:
         built.add_row(name, value)
     return built
-
-
-def print_json(value: Any, *, compact: bool = False) -> None:
-    """``value`` as JSON on stdout; compact: on one line."""
-    indent = None if compact else 2
-    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-
-
-def print_yaml(value: Any) -> None:
-    """``value`` as YAML on stdout."""
-    sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
-    sys.stdout.flush()

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import typer
 
 from callboard.cli import screen
-from callboard.cli.failures import EXPECTED, INTERRUPTED, failure_of, lines
+from callboard.cli.failing import INTERRUPTED, lines
+from callboard.cli.failures import EXPECTED, failure_of
 from callboard.client.client import Client
 from callboard.client.errors import Unreachable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from callboard.cli import screen
+from callboard.cli import printing, screen
 from callboard.cli.options import Output
 
 
@@ -20,9 +20,9 @@ def show(value: Any, output: Output, picture: Callable[[bool], RenderableType]) 
         picture: makes what people read; is told whether internal ids are wanted.
     """
     if output is Output.JSON:
-        screen.print_json(value)
+        printing.print_json(value)
     elif output is Output.YAML:
-        screen.print_yaml(value)
+        printing.print_yaml(value)
     else:
         wide = output is Output.WIDE
         screen.stdout(wide=wide).print(picture(wide))

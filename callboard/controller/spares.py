@@ -33,9 +33,12 @@ class SpareTargets:
         """
         self._live = live
         self._state = state
+        self._told: bool | None = None
+        """Whether work is about, as every connected agent was told last; None: not known."""
 
-    def started(self, events: Sequence[EventRecord]) -> None:
+    def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - only the state counts
         """Sessions end with a term; each agent is told anew when it joins."""
+        self._told = None
 
     def outage(self) -> None:
         """Nobody is connected then."""
@@ -45,10 +48,14 @@ class SpareTargets:
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """What is about never changes without an entry in the log."""
-        if events:
-            about = is_work_about(self._state())
-            for session in self._live.values():
-                _tell(session, about=about)
+        if not events:
+            return
+        about = is_work_about(self._state())
+        if about is self._told:
+            return  # whoever joined meanwhile was told then: a walk through every session for each join is one too many
+        self._told = about
+        for session in self._live.values():
+            _tell(session, about=about)
 
 
 def tell_spares(session: AgentSession, state: State) -> None:

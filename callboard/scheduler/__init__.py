@@ -27,30 +27,60 @@ wholly placed or holds nothing; I4 resources are free only after the agent prove
 preempted by one it outranks, nor by itself; I6 every stop ends by its deadline in STOPPED or QUARANTINED; I7 what is
 nominated goes to nobody but the nominee or one who may preempt it; I8 an accepted job is never lost; I9 stale
 generations, epochs and terms change nothing; I10 free + held + used + quarantined = capacity on every node.
+
+Importing this package is cheap: a name below loads its module when it is first asked for.
 """
 
-from callboard.scheduler.explain import Explanation, PlannedWorker
-from callboard.scheduler.invariants import InvariantBroken, check_invariants
-from callboard.scheduler.ledger import DeviceUse, NodeUse, PoolUse
-from callboard.scheduler.machine import Outcome, Scheduler
-from callboard.scheduler.refusals import ImpossibleTransition, Reason, Refusal, RefusalCode
-from callboard.scheduler.state import State
-from callboard.scheduler.stats import GroupStats
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DeviceUse",
-    "Explanation",
-    "GroupStats",
-    "ImpossibleTransition",
-    "InvariantBroken",
-    "NodeUse",
-    "Outcome",
-    "PlannedWorker",
-    "PoolUse",
-    "Reason",
-    "Refusal",
-    "RefusalCode",
-    "Scheduler",
-    "State",
-    "check_invariants",
-]
+if TYPE_CHECKING:
+    # What a type checker sees; a test keeps it equal to _PUBLIC.
+    from callboard.scheduler.explain import Explanation as Explanation
+    from callboard.scheduler.explain import PlannedWorker as PlannedWorker
+    from callboard.scheduler.invariants import InvariantBroken as InvariantBroken
+    from callboard.scheduler.invariants import check_invariants as check_invariants
+    from callboard.scheduler.ledger import DeviceUse as DeviceUse
+    from callboard.scheduler.ledger import NodeUse as NodeUse
+    from callboard.scheduler.ledger import PoolUse as PoolUse
+    from callboard.scheduler.machine import Outcome as Outcome
+    from callboard.scheduler.machine import Scheduler as Scheduler
+    from callboard.scheduler.refusals import ImpossibleTransition as ImpossibleTransition
+    from callboard.scheduler.refusals import Reason as Reason
+    from callboard.scheduler.refusals import Refusal as Refusal
+    from callboard.scheduler.refusals import RefusalCode as RefusalCode
+    from callboard.scheduler.state import State as State
+    from callboard.scheduler.stats import GroupStats as GroupStats
+
+_PUBLIC = MappingProxyType(
+    {
+        "DeviceUse": "callboard.scheduler.ledger",
+        "Explanation": "callboard.scheduler.explain",
+        "GroupStats": "callboard.scheduler.stats",
+        "ImpossibleTransition": "callboard.scheduler.refusals",
+        "InvariantBroken": "callboard.scheduler.invariants",
+        "NodeUse": "callboard.scheduler.ledger",
+        "Outcome": "callboard.scheduler.machine",
+        "PlannedWorker": "callboard.scheduler.explain",
+        "PoolUse": "callboard.scheduler.ledger",
+        "Reason": "callboard.scheduler.refusals",
+        "Refusal": "callboard.scheduler.refusals",
+        "RefusalCode": "callboard.scheduler.refusals",
+        "Scheduler": "callboard.scheduler.machine",
+        "State": "callboard.scheduler.state",
+        "check_invariants": "callboard.scheduler.invariants",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value  # The next access finds it without coming here.
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.model.quantities import MILLI, Resources, format_amount
+from callboard.model.quantities import format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
-from callboard.scheduler.fitting import fit
 from callboard.scheduler.grouping import charged_beside, new_kind, node_filter, reuse
 from callboard.scheduler.pinned import place_reasons
 from callboard.scheduler.quota import shortages
@@ -16,9 +15,10 @@ from callboard.scheduler.records import (
     NodeRecord,
 )
 from callboard.scheduler.refusals import Reason
-from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
+from callboard.scheduler.rooms import NodeFilter, could_return
+from callboard.scheduler.shortfall import Shortfall, lacks, lacks_for_all, shortfall
 from callboard.scheduler.state import State
-from callboard.scheduler.view import Room, View
+from callboard.scheduler.view import View
 from callboard.scheduler.wording import missing
 
 MAX_SUBJECTS = 50
@@ -79,7 +79,8 @@ def group_reasons(state: State, view: View, ask: Ask) -> list[Reason]:
 def node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reason]:
     """What each node lacks for the workers of an ask; empty when they fit."""
     wanted = node_filter(spec, state.pools[ask.pool].spec)
-    if fit(Rooms(state, view, wanted), ask.slots, spec.placement) is not None:
+    short = shortfall(state, view, wanted, ask.slots, spec.placement)
+    if short is None:
         return []
     reasons: list[Reason] = place_reasons(state, view, wanted, ask.slots)
     if reasons:
@@ -90,18 +91,15 @@ def node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reas
     unmet = _unmet_selectors(nodes, ask)
     if unmet:
         return unmet
-    # Where the first component asks for labels of its own, nodes without them are no help.
-    required = (*wanted.required, *ask.slots[0].selector)
     for node in nodes[:MAX_SUBJECTS]:
-        reasons += _one_node(view, node, required, ask, spec.placement)
+        reasons += _one_node(short, node, wanted, spec.placement)
     if len(nodes) > MAX_SUBJECTS:
         reasons.append(Reason("MORE_NODES", "nodes", f"and {len(nodes) - MAX_SUBJECTS} nodes more"))
     largest = _largest(state, view, ask)
     if largest is not None:
         reasons.insert(0, largest)
-    placed = _most_that_fit(state, view, wanted, ask, spec.placement)
-    if placed:
-        count = len(ask.slots)
+    if short.placed:
+        count, placed = len(ask.slots), short.placed
         reasons.insert(0, Reason("ROOM_FOR", "nodes", f"room for {placed} of {count} workers", "", count, placed))
     return reasons
 
@@ -120,24 +118,12 @@ def _unmet_selectors(nodes: Sequence[NodeRecord], ask: Ask) -> list[Reason]:
     ]
 
 
-def _most_that_fit(state: State, view: View, wanted: NodeFilter, ask: Ask, placement: Strategy) -> int:
-    """How many of an ask's workers, from the first on, find room together; by bisection."""
-    low, high = 0, len(ask.slots) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fit(Rooms(state, view, wanted), ask.slots[:middle], placement) is None:
-            high = middle - 1
-        else:
-            low = middle
-    return low
-
-
-def _one_node(
-    view: View, node: NodeRecord, required: Sequence[tuple[str, str]], ask: Ask, placement: Strategy
-) -> list[Reason]:
-    subject = f"nodes/{node.node_id}"
+def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement: Strategy) -> list[Reason]:
+    """What a node lacks for the workers that find no room, beside those that do."""
+    subject, view = f"nodes/{node.node_id}", short.view
     labels = dict(node.labels)
-    for key, value in required:
+    # Where the first of them asks for labels of its own, nodes without them are no help.
+    for key, value in (*wanted.required, *short.rest[0].selector):
         own = {"node": node.node_id, "node_group": node.node_group}
         if labels.get(key, own.get(key)) != value:
             return [Reason("LABEL_MISMATCH", subject, f"{node.node_id} lacks the label {key}={value}")]
@@ -147,12 +133,13 @@ def _one_node(
     if not node.usable and not ever:
         why = "still ends unwanted workers" if node.ghosts else f"is {node.state}"
         return [Reason("NODE_STATE", subject, f"{node.node_id} {why}")]
-    room = view.room(node)
-    ask_here = ask.resources if placement is Strategy.STRICT_PACK else ask.slots[0].resources
-    lacking = lacks(room, ask_here)
-    if not lacking and placement is Strategy.STRICT_SPREAD:
+    room = short.room(node)
+    if placement is not Strategy.STRICT_SPREAD:
+        lacking = lacks_for_all(room, short.rest)
+    elif node.node_id in short.taken:
         return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
-    # Where one worker fits and all of them don't, what the whole ask lacks says how far the node goes.
+    else:
+        lacking = lacks(room, short.rest[0].resources)
     return [
         Reason(
             "NODE_LACKS",
@@ -162,7 +149,7 @@ def _one_node(
             asked,
             have,
         )
-        for resource, asked, have in lacking or lacks(room, ask.resources)
+        for resource, asked, have in lacking
     ]
 
 
@@ -170,21 +157,6 @@ def _quarantined(view: View, node: NodeRecord, resource: str) -> str:
     """That some of what a node lacks is there, but held by a process that can't be proved gone."""
     amount = 0 if view.assumption.empty else view.state.node_use(node.node_id).quarantined.get(resource)
     return f" ({format_amount(resource, amount)} quarantined)" if amount else ""
-
-
-def lacks(room: Room, ask: Resources) -> list[tuple[str, int, int]]:
-    """(resource, asked, free) of everything a node is short of for one ask."""
-    free = room.free()
-    found = []
-    for resource, asked in ask.items():
-        have = max(0, free.get(resource))
-        if resource == "gpu" and ask.gpu_milli >= MILLI:
-            have = room.whole_devices() * MILLI
-        elif resource == "gpu":
-            have = max([0, *room.device_milli])
-        if have < asked:
-            found.append((resource, asked, have))
-    return found
 
 
 def _largest(state: State, view: View, ask: Ask) -> Reason | None:

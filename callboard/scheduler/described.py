@@ -1,7 +1,7 @@
 """What would a job need, and would it fit a cluster that is only described? Before anything is launched.
 
-A scheduler of its own gets the described nodes and is asked as a controller is (`explain_spec`), so a plan says what
-the controller would say on an empty cluster of these nodes.
+A state of its own gets the described nodes and is asked as a controller's is (`explain_spec`), so a plan says what the
+controller would say on an empty cluster of these nodes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from callboard.model.cluster_text import NodeText
 from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, total
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
-from callboard.scheduler.events import NodeJoined, PoolCreated
-from callboard.scheduler.explain import PlannedWorker
-from callboard.scheduler.machine import Scheduler
-from callboard.scheduler.records import DeviceInfo
+from callboard.scheduler.explain import PlannedWorker, explain_spec
+from callboard.scheduler.records import DeviceInfo, NodeRecord, NodeState, PoolRecord, Put
 from callboard.scheduler.rooms import NodeFilter
+from callboard.scheduler.state import State
 
 UNBOUNDED_CPU_MILLI = 1_000_000_000
 UNBOUNDED_MEMORY = 1 << 60
@@ -103,19 +102,19 @@ def plan_job(spec: JobSpec, nodes: Sequence[NodeText]) -> JobPlan:
         spec: the job, settled (:func:`callboard.model.inputs.settling.settled`).
         nodes: the cluster.
     """
-    scheduler = _described(spec, nodes)
-    whole = scheduler.explain_spec(spec, 0)
+    state = described_state(spec, nodes)
+    whole = explain_spec(state, spec, 0)
     if whole.workers:
         return JobPlan(spec, _filled(spec, nodes, whole.workers), ())
-    placed = _as_many_as_fit(scheduler, spec)
-    workers = scheduler.explain_spec(replace(spec, components=placed), 0).workers if placed else ()
+    placed = _as_many_as_fit(state, spec)
+    workers = explain_spec(state, replace(spec, components=placed), 0).workers if placed else ()
     filled = _filled(spec, nodes, workers)
     fitting = {component.name: component.min_workers for component in placed}
     unplaced = tuple(
         Unplaced(
             component.name,
             component.min_workers - fitting.get(component.name, 0),
-            _why(scheduler, spec, component, filled) or (whole.summary,),
+            _why(state, spec, component, filled) or (whole.summary,),
         )
         for component in spec.components
         if fitting.get(component.name, 0) < component.min_workers
@@ -128,25 +127,25 @@ def node_name(rank: int) -> str:
     return f"node-{rank}"
 
 
-def _described(spec: JobSpec, nodes: Sequence[NodeText]) -> Scheduler:
-    scheduler = Scheduler()
+def described_state(spec: JobSpec, nodes: Sequence[NodeText]) -> State:
+    """What a scheduler would know once these nodes joined and the job's pools were made, without quotas."""
+    state = State()
     for pool in dict.fromkeys((spec.pool, *asks_by_pool(spec))):
-        scheduler.handle(PoolCreated(now_ms=0, spec=PoolSpec(name=pool)))
+        state.apply(Put(PoolRecord(spec=PoolSpec(name=pool))))
     for rank, node in enumerate(nodes):
-        scheduler.handle(
-            NodeJoined(
-                now_ms=0,
-                node_id=node_name(rank),
-                instance=node_name(rank),
-                rank=rank,
-                node_group=_group(node),
-                capacity=_capacity(node),
-                devices=tuple(DeviceInfo(id=str(i), model=node.gpu_model) for i in range(node.gpus)),
-                simulated=True,
-                runtime="process",
-            )
+        record = NodeRecord(
+            node_id=node_name(rank),
+            rank=rank,
+            state=NodeState.READY,
+            node_group=_group(node),
+            capacity=_capacity(node),
+            devices=tuple(DeviceInfo(id=str(i), model=node.gpu_model) for i in range(node.gpus)),
+            simulated=True,
+            runtime="process",
+            epoch=1,
         )
-    return scheduler
+        state.apply(Put(record))
+    return state
 
 
 def _group(node: NodeText) -> str:
@@ -170,23 +169,21 @@ def _stated(node: NodeText, left: Resources) -> Resources:
     )
 
 
-def _as_many_as_fit(scheduler: Scheduler, spec: JobSpec) -> tuple[ComponentSpec, ...]:
+def _as_many_as_fit(state: State, spec: JobSpec) -> tuple[ComponentSpec, ...]:
     """Components cut to what fits beside those before them, GPUs first."""
     placed: tuple[ComponentSpec, ...] = ()
     for component in sorted(spec.components, key=lambda component: -component.resources.gpu_milli):
-        fitting = _most(scheduler, spec, placed, component)
+        fitting = _most(state, spec, placed, component)
         if fitting:
             placed = (*placed, _cut(component, fitting))
     return placed
 
 
-def _why(
-    scheduler: Scheduler, spec: JobSpec, component: ComponentSpec, filled: Sequence[PlannedNode]
-) -> tuple[str, ...]:
+def _why(state: State, spec: JobSpec, component: ComponentSpec, filled: Sequence[PlannedNode]) -> tuple[str, ...]:
     """What one more worker of a component lacks on every node; nothing where it is the strategy that forbids it."""
     labels = (*component.node_selector, *(() if spec.node_selector_soft else spec.node_selector))
     wanted = NodeFilter(tuple(sorted(set(labels))))
-    admitted = [node for node in filled if wanted.admits(scheduler.state.nodes[node.node_id])]
+    admitted = [node for node in filled if wanted.admits(state.nodes[node.node_id])]
     if not admitted:
         listed = ", ".join(f"{key}={value}" for key, value in labels)
         return (f"no node has {listed}" if listed else "there is no node",)
@@ -204,13 +201,13 @@ def _why(
     return tuple(short)
 
 
-def _most(scheduler: Scheduler, spec: JobSpec, placed: tuple[ComponentSpec, ...], component: ComponentSpec) -> int:
+def _most(state: State, spec: JobSpec, placed: tuple[ComponentSpec, ...], component: ComponentSpec) -> int:
     """How many workers of a component fit beside what is placed; by bisection."""
     low, high = 0, component.min_workers
     while low < high:
         middle = (low + high + 1) // 2
         trial = replace(spec, components=(*placed, _cut(component, middle)))
-        if scheduler.explain_spec(trial, 0).workers:
+        if explain_spec(state, trial, 0).workers:
             low = middle
         else:
             high = middle - 1

@@ -82,6 +82,7 @@ def set_target(
         {"direction": "up" if workers > before else "down", "reason": reason},
     )
     _shrink(tx, job.uid, component, workers)
+    stopping.finish_if_all_returned(tx, job.uid)
     grow(tx, job.uid)
 
 

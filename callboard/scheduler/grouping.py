@@ -108,7 +108,7 @@ def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
     if view.assumption.empty or not pool.pg_pool.enable:
         return None
     best: tuple[tuple[int, ...], GroupUse] | None = None
-    for group_id in state.groups_of_pool.get(ask.pool, ()):
+    for group_id in state.group_index.of_pool.get(ask.pool, ()):
         group = state.groups[group_id]
         if not may_use(pool.pg_pool, spec, group) or not view.open_to_subject(group):
             continue

@@ -15,7 +15,6 @@ from callboard.scheduler.records import (
     GroupKind,
     GroupRecord,
     GroupState,
-    NodeState,
     PoolRecord,
     Removal,
 )
@@ -173,7 +172,7 @@ def remove_stray(tx: Transaction, ray_id: str, ray_session: str, reason: str, po
     Args:
         pool: pool it was made for; empty: nobody knows any more.
     """
-    going = tx.state.groups_by_state[GroupState.REMOVING]
+    going = tx.state.group_index.by_state[GroupState.REMOVING]
     if not ray_id or any(tx.state.groups[group_id].ray_id == ray_id for group_id in going):
         return
     fields = {"ray_id": ray_id, "ray_session": ray_session, "removal": Removal.FAILED, "reason": reason}
@@ -268,7 +267,7 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
         return
     existing = {
         group.reserved_index: group
-        for group_id in tx.state.groups_of_pool.get(pool.spec.name, ())
+        for group_id in tx.state.group_index.of_pool.get(pool.spec.name, ())
         if (group := tx.state.groups[group_id]).group_kind is GroupKind.RESERVED
     }
     for index, shape in enumerate(pool.spec.pg_pool.reserved):
@@ -296,7 +295,7 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
 
 def lose_node(tx: Transaction, node_id: str, reason: str) -> None:
     """A node's Ray part is gone: its groups go, and what its agent still owed to Ray is asked of another."""
-    for group_id in list(tx.state.groups_on_node.get(node_id, ())):
+    for group_id in list(tx.state.group_index.on_node.get(node_id, ())):
         group = tx.state.groups[group_id]
         if group.state in _TAKEN_APART:
             doom(tx, group_id, Removal.NODE_LOST, reason)
@@ -304,16 +303,20 @@ def lose_node(tx: Transaction, node_id: str, reason: str) -> None:
 
 
 def reassign_removals(tx: Transaction, left: str = "") -> None:
-    """Gives removals whose agent is gone to another agent."""
-    for group_id in list(tx.state.groups_by_state[GroupState.REMOVING]):
-        group = tx.state.groups[group_id]
-        executor = tx.state.nodes.get(group.executor)
-        gone = executor is None or executor.node_id == left or executor.state in (NodeState.LOST, NodeState.LEFT)
-        if gone:
-            chosen = orders.pick_executor(tx.state, group)
-            if chosen and chosen != left:
-                group = tx.change_group(group_id, executor=chosen)
-                tx.command(orders.remove_group(group))
+    """Gives removals whose agent is gone to another agent.
+
+    Args:
+        left: node whose agent can't remove any more, though it may still be there.
+    """
+    index = tx.state.group_index
+    theirs = [
+        group_id for group_id in index.by_executor.get(left, ()) if group_id in index.by_state[GroupState.REMOVING]
+    ]
+    waiting = [tx.state.groups[group_id] for group_id in dict.fromkeys((*index.orphans, *theirs))]
+    for group in sorted(waiting, key=lambda group: group.number):
+        chosen = orders.pick_executor(tx.state, group)
+        if chosen and chosen != left:
+            tx.command(orders.remove_group(tx.change_group(group.group_id, executor=chosen)))
 
 
 def count_use(tx: Transaction, group: GroupRecord, *, fresh: bool, reused: bool) -> None:

@@ -126,7 +126,7 @@ def _nominations(state: State) -> None:
         if group.nominee and group.group_id not in state.jobs[group.nominee].groups:
             _fail("I7", f"{group.group_id} is held for a job that doesn't know it")
     claims: Counter[tuple[str, int]] = Counter()
-    for group_id in state.groups_by_state[GroupState.NOMINATED]:
+    for group_id in state.group_index.by_state[GroupState.NOMINATED]:
         for bundle in state.groups[group_id].bundles:
             for share in bundle.devices:
                 claims[bundle.node_id, share.index] += share.milli
@@ -159,8 +159,6 @@ def _indexes(state: State) -> None:
         "nominated",
         "elastic",
         "leaving_extras",
-        "doomed",
-        "groups_of_pool",
         "jobs_holding",
         "requests",
     ):
@@ -176,16 +174,24 @@ def _indexes(state: State) -> None:
         _fail("index", f"holders is {state.holders.known()}, should be {fresh.holders.known()}")
     if state.free.keys() != fresh.free.keys():
         _fail("index", f"free is {state.free.keys()}, should be {fresh.free.keys()}")
-    for kind in ("jobs_by_state", "groups_by_state"):
-        mine, theirs = getattr(state, kind), getattr(fresh, kind)
-        if {key: set(value) for key, value in mine.items()} != {key: set(value) for key, value in theirs.items()}:
-            _fail("index", f"{kind} is {mine!r}, should be {theirs!r}")
+    if _plain(state.jobs_by_state) != _plain(fresh.jobs_by_state):
+        _fail("index", f"jobs_by_state is {state.jobs_by_state!r}, should be {fresh.jobs_by_state!r}")
+    _node_and_group_indexes(state, fresh)
     for node_id, book in state.ledger.nodes.items():
         other = fresh.ledger.nodes[node_id]
         for part in ("booked", "claimed", "used", "quarantined"):
             mine, theirs = getattr(book, part).resources(), getattr(other, part).resources()
             if mine != theirs:
                 _fail("index", f"{part} of {node_id} is {mine}, should be {theirs}")
+
+
+def _node_and_group_indexes(state: State, fresh: State) -> None:
+    if state.roster.known() != fresh.roster.known():
+        _fail("index", f"roster is {state.roster.known()}, should be {fresh.roster.known()}")
+    for name in ("of_pool", "by_state", "by_executor", "orphans", "idle", "doomed"):
+        mine, theirs = getattr(state.group_index, name), getattr(fresh.group_index, name)
+        if _plain(mine) != _plain(theirs):
+            _fail("index", f"{name} of the groups is {mine!r}, should be {theirs!r}")
 
 
 def _plain(index: object) -> object:

@@ -34,9 +34,8 @@ from callboard.scheduler.records import (
     WorkerState,
 )
 from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.roster import GONE, uuids_of
 from callboard.scheduler.transaction import Transaction
-
-_GONE = (NodeState.LOST, NodeState.LEFT)
 
 
 def joined(tx: Transaction, event: NodeJoined) -> Admission:
@@ -45,8 +44,12 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
     _refuse_if_taken(tx, event, old)
     rank = _rank(tx, event, old)
     epoch = old.epoch + 1 if old else 1
-    ready = event.runtime != "ray" or event.ray is not None
-    state = NodeState.READY if ready else NodeState.JOINING
+    if old is not None and old.ray is not None:
+        replaced = event.ray is None or event.ray.ray_node_id != old.ray.ray_node_id
+        if replaced:
+            _lose_groups(tx, event.node_id, "its Ray node was replaced")
+    expected = {worker.generation for worker in tx.state.workers_on(event.node_id)}
+    ghosts = [running for running in event.running if running.generation not in expected]
     fields: dict[str, Any] = {
         "rank": rank,
         "labels": event.labels,
@@ -65,14 +68,19 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "hardware": event.hardware,
         "lost_devices": _lost_devices(old, event),
         "joined_ms": tx.now_ms,
+        "ghosts": tuple(ghost.generation for ghost in ghosts),
     }
+    ready = event.runtime != "ray" or event.ray is not None
+    state = NodeState.READY if ready else NodeState.JOINING
     why = "its agent joined" if old is None else "its agent is back"
+    why = why if ready else f"{why}; its Ray node is not up yet"
     if old is None:
-        tx.put(NodeRecord(node_id=event.node_id, state=NodeState.JOINING, **fields))
-    elif old.ray is not None and (event.ray is None or event.ray.ray_node_id != old.ray.ray_node_id):
-        _lose_groups(tx, event.node_id, "its Ray node was replaced")
-    tx.move_node(event.node_id, state, why if ready else f"{why}; its Ray node is not up yet", **fields)
+        tx.add_node(event.node_id, state, why, **fields)
+    else:
+        tx.move_node(event.node_id, state, why, **fields)
     keep = _compare(tx, event)
+    for ghost in ghosts:
+        tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
     for command in orders.owed(tx.state, event.node_id):
         if command not in tx.commands:
             tx.command(command)
@@ -85,7 +93,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
 def ray_changed(tx: Transaction, event: NodeRayChanged) -> None:
     """A node's Ray part is up, or down. Its agent ends and reports the workers of a dead one itself."""
     node = _current(tx, event.node_id, event.epoch)
-    if node is None or node.state in _GONE or node.ray == event.ray:
+    if node is None or node.state in GONE or node.ray == event.ray:
         return
     if node.ray is not None:
         _lose_groups(tx, node.node_id, "its Ray node ended")
@@ -112,7 +120,7 @@ def suspected(tx: Transaction, event: NodeSuspected) -> None:
 def lost(tx: Transaction, event: NodeLost) -> None:
     """A node is given up. What ran there no longer charges its pools, but the devices stay taken until it is back."""
     node = _current(tx, event.node_id, event.epoch)
-    if node is None or node.state in _GONE:
+    if node is None or node.state in GONE:
         return
     tx.move_node(node.node_id, NodeState.LOST, event.reason, ray=None)
     _give_up(tx, node, event.reason)
@@ -122,7 +130,7 @@ def lost(tx: Transaction, event: NodeLost) -> None:
 def left(tx: Transaction, event: NodeLeft) -> None:
     """An agent said goodbye: it ended its workers before it did."""
     node = _current(tx, event.node_id, event.epoch)
-    if node is None or node.state in _GONE:
+    if node is None or node.state in GONE:
         return
     tx.move_node(node.node_id, NodeState.LEFT, event.reason or "its agent said goodbye", ray=None, ghosts=())
     _give_up(tx, node, f"{node.node_id} left")
@@ -152,7 +160,7 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
                 preempting.preempt(tx, victim, None, within_ms=within_ms)
         elif job.state in (JobState.RUNNING, JobState.STARTING):
             preempting.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
-    for group_id in list(tx.state.groups_on_node.get(node.node_id, ())):
+    for group_id in list(tx.state.group_index.on_node.get(node.node_id, ())):
         groups.doom(tx, group_id, Removal.NODE_LOST, reason)
 
 
@@ -177,12 +185,12 @@ def removed(tx: Transaction, event: NodeRemoved) -> None:
     node = tx.state.nodes.get(event.node_id)
     if node is None:
         raise Refusal(RefusalCode.NOT_FOUND, subject, f"there is no node {event.node_id}", "name")
-    if node.state not in _GONE:
+    if node.state not in GONE:
         message = (
             f"node {event.node_id} is {node.state}, so its agent is there; drain it, end its agent, then remove it"
         )
         raise Refusal(RefusalCode.WRONG_STATE, subject, message, "name")
-    owed = sorted(tx.state.groups_on_node.get(event.node_id, ()))
+    owed = sorted(tx.state.group_index.on_node.get(event.node_id, ()))
     if owed:
         message = (
             f"on node {event.node_id} {', '.join(owed)} must still be removed; that needs an agent in its Ray cluster"
@@ -196,7 +204,7 @@ def removed(tx: Transaction, event: NodeRemoved) -> None:
 def session_lost(tx: Transaction, event: RaySessionLost) -> None:
     """Ray's head died: the groups of its session are void. Their workers are reported by their agents."""
     for group_state in (GroupState.CREATING, GroupState.READY, GroupState.REMOVING):
-        for group_id in list(tx.state.groups_by_state[group_state]):
+        for group_id in list(tx.state.group_index.by_state[group_state]):
             group = tx.state.groups[group_id]
             if group.ray_session and group.ray_session != event.session:
                 continue
@@ -212,8 +220,7 @@ def end_reconciling_if_complete(tx: Transaction) -> None:
     """Work is admitted again once every node that was there before the restart is back or given up (QL-03)."""
     if not tx.state.meta.reconcile_until_ms:
         return
-    awaited = [node for node in tx.state.nodes.values() if node.state in (NodeState.SUSPECT, NodeState.JOINING)]
-    if not awaited:
+    if not tx.state.roster.awaited:
         tx.count(reconcile_until_ms=0)
         tx.event("scheduler.reconciled", "scheduler", "", "every known node is back or given up")
 
@@ -226,45 +233,39 @@ def _refuse_if_taken(tx: Transaction, event: NodeJoined, old: NodeRecord | None)
             f"a live agent has the node id {event.node_id} already (on {old.hostname}); stop it or choose another id",
             "hello.node_id",
         )
-    uuids = {device.uuid for device in event.devices if device.uuid}
-    for node in tx.state.nodes.values():
-        if node.node_id == event.node_id or node.state in _GONE or event.simulated or node.simulated:
-            continue
-        shared = uuids & {device.uuid for device in node.devices if device.uuid}
-        if shared:
+    for uuid in sorted(uuids_of(event)):
+        owner = tx.state.roster.owner_of(uuid)
+        if owner is not None and owner != event.node_id:
             raise Refusal(
                 RefusalCode.NODE_TAKEN,
                 f"nodes/{event.node_id}",
-                f"node {node.node_id} offers the device {min(shared)} already; give each agent devices of its own",
+                f"node {owner} offers the device {uuid} already; give each agent devices of its own",
                 "hello.inventory.devices",
             )
 
 
 def _rank(tx: Transaction, event: NodeJoined, old: NodeRecord | None) -> int:
     """The rank asked for, the one the node had, or the lowest free one. A node that is gone holds no rank."""
-    taken = {
-        node.rank: node.node_id
-        for node in tx.state.nodes.values()
-        if node.node_id != event.node_id and node.state not in _GONE
-    }
+    roster = tx.state.roster
     if event.rank >= 0:
-        if event.rank in taken:
+        holder = roster.holder_of(event.rank)
+        if holder is not None and holder != event.node_id:
             raise Refusal(
                 RefusalCode.NODE_TAKEN,
                 f"nodes/{event.node_id}",
-                f"rank {event.rank} belongs to node {taken[event.rank]}; ask for another or for none",
+                f"rank {event.rank} belongs to node {holder}; ask for another or for none",
                 "hello.rank",
             )
         return event.rank
-    if old is not None and old.rank not in taken:
+    if old is not None and roster.holder_of(old.rank) in (None, event.node_id):
         return old.rank
-    return next(rank for rank in range(len(taken) + 1) if rank not in taken)
+    return roster.lowest_free_rank()
 
 
 def _compare(tx: Transaction, event: NodeJoined) -> tuple[int, ...]:
     """Generations that go on. One we hold for READY that the agent doesn't know has died; one it runs that we don't
-    want is ended before the node takes work (I4)."""
-    reported = {worker.generation: worker for worker in event.running}
+    want is a ghost, ended before the node takes work (I4)."""
+    reported = {worker.generation for worker in event.running}
     keep: list[int] = []
     for worker in tx.state.workers_on(event.node_id):
         if worker.generation in reported:
@@ -279,11 +280,6 @@ def _compare(tx: Transaction, event: NodeJoined) -> tuple[int, ...]:
                     message="not there any more when its agent came back",
                 ),
             )
-    ghosts = [running for running in event.running if running.generation not in keep]
-    for ghost in ghosts:
-        tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
-    node = tx.state.nodes[event.node_id]
-    tx.put(evolve(node, ghosts=tuple(ghost.generation for ghost in ghosts)))
     return tuple(keep)
 
 
@@ -297,7 +293,7 @@ def _give_up(tx: Transaction, node: NodeRecord, reason: str) -> None:
 
 
 def _lose_groups(tx: Transaction, node_id: str, reason: str) -> None:
-    for group_id in list(tx.state.groups_on_node.get(node_id, ())):
+    for group_id in list(tx.state.group_index.on_node.get(node_id, ())):
         _requeue_assigned(tx, group_id, f"placement group {group_id}: {reason}")
     groups.lose_node(tx, node_id, reason)
 

@@ -129,26 +129,28 @@ def creation_timeout_ms(state: State, pool_name: str) -> int:
 def pick_executor(state: State, group: GroupRecord) -> str:
     """Node whose agent acts on a group in Ray: one with a bundle, else any that is connected; empty if none is."""
     holders = [state.nodes[bundle.node_id] for bundle in group.bundles if bundle.node_id in state.nodes]
-    for candidates in (holders, state.nodes.values()):
-        connected = [node for node in candidates if node.state in (NodeState.READY, NodeState.DRAINING)]
-        if connected:
-            return min(connected, key=lambda node: node.rank).node_id
-    return ""
+    connected = [node for node in holders if node.state in (NodeState.READY, NodeState.DRAINING)]
+    if connected:
+        return min(connected, key=lambda node: node.rank).node_id
+    return state.roster.first_connected()
 
 
 def owed(state: State, node_id: str) -> Iterator[Command]:
     """Every command that the agent of a node has been or should have been told and has not answered."""
+    peers: dict[tuple[str, str, int], Peers] = {}
     for worker in state.workers_on(node_id):
         if worker.state is WorkerState.STARTING:
-            yield start_worker(state, worker, peers_of(state, worker))
+            key = (worker.job, worker.component, worker.attempt)
+            if key not in peers:
+                peers[key] = peers_of(state, worker)
+            yield start_worker(state, worker, peers[key])
         elif worker.state in (WorkerState.STOPPING, WorkerState.QUARANTINED):
             yield stop_worker(worker)
-    for group_state in (GroupState.CREATING, GroupState.REMOVING):
-        for group_id in state.groups_by_state[group_state]:
-            group = state.groups[group_id]
-            if group.executor != node_id:
-                continue
-            if group_state is GroupState.CREATING:
-                yield create_group(group, creation_timeout_ms(state, group.pool))
-            else:
-                yield remove_group(group)
+    going: list[RemoveGroup] = []
+    for group_id in state.group_index.by_executor.get(node_id, ()):
+        group = state.groups[group_id]
+        if group.state is GroupState.CREATING:
+            yield create_group(group, creation_timeout_ms(state, group.pool))
+        else:
+            going.append(remove_group(group))
+    yield from going

@@ -11,7 +11,7 @@ from callboard.scheduler.records import (
     PreemptionRecord,
     Rule,
 )
-from callboard.scheduler.stopping import shed, stop
+from callboard.scheduler.stopping import finish_if_all_returned, shed, stop
 from callboard.scheduler.transaction import Transaction
 
 KEPT_PREEMPTIONS = 1_000
@@ -57,6 +57,7 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, wit
     if victim.generation:
         cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
         shed(tx, tx.state.workers[victim.generation], f"preempted {by}", cancel_ms, kill_ms)
+        finish_if_all_returned(tx, uid)
         return
     stop(tx, uid, JobState.PREEMPTING, f"preempted {by}", checkpoint=True, within_ms=within_ms)
 

@@ -67,7 +67,7 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
     tx.put(evolve(pool, spec=event.spec, spec_version=pool.spec_version + 1, destroyed_reserved=(), revision=revision))
     if event.spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
         _drain_pool(tx, event.spec.name)
-    for group_id in list(tx.state.groups_of_pool.get(event.spec.name, ())):
+    for group_id in list(tx.state.group_index.of_pool.get(event.spec.name, ())):
         group = tx.state.groups[group_id]
         index = group.reserved_index
         if group.group_kind is GroupKind.RESERVED and (
@@ -102,7 +102,7 @@ def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
     tx.put(evolve(pool, deleting=True, revision=revision))
     for uid in inside:
         cancel(tx, JobCancelled(now_ms=tx.now_ms, uid=uid, reason=f"pool {event.name} is being deleted"))
-    for group_id in list(tx.state.groups_of_pool.get(event.name, ())):
+    for group_id in list(tx.state.group_index.of_pool.get(event.name, ())):
         groups.doom(tx, group_id, Removal.POOL_DELETED, "its pool is being deleted")
     finish_deletion(tx, event.name)
     return event.name
@@ -111,7 +111,7 @@ def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
 def finish_deletion(tx: Transaction, name: str) -> None:
     """Drops a deleting pool once it has no job and no group left."""
     pool = tx.state.pools.get(name)
-    if pool is not None and pool.deleting and not jobs_in(tx, name) and not tx.state.groups_of_pool.get(name):
+    if pool is not None and pool.deleting and not jobs_in(tx, name) and not tx.state.group_index.of_pool.get(name):
         tx.drop("pool", name)
         tx.event("pool.deleted", f"pools/{name}", "DELETED", "nothing of it is left")
 

@@ -158,7 +158,7 @@ def nominate(tx: Transaction, uid: str, plan: Plan, *, patient: bool = False) ->
     if plan.waits and not waits_for and not patient:
         leaving = (JobState.STOPPING, JobState.PREEMPTING)
         waits_for = [other for job_state in leaving for other in tx.state.jobs_by_state[job_state]]
-        waits_for += list(tx.state.groups_by_state[GroupState.REMOVING])
+        waits_for += list(tx.state.group_index.by_state[GroupState.REMOVING])
     job = tx.change_job(uid, nominated=True, patient=patient, groups=tuple(group_ids), waits_for=tuple(waits_for))
     victims = ", ".join(tx.state.jobs[victim.uid].name for victim in plan.victims)
     tx.event(

@@ -14,8 +14,9 @@ from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import NOTHING, Resources, total
 from callboard.scheduler.deadlines import Deadlines
 from callboard.scheduler.free_index import FreeIndex
+from callboard.scheduler.group_index import GroupIndex
 from callboard.scheduler.holders import Holders
-from callboard.scheduler.indexes import add, mark, remove
+from callboard.scheduler.indexes import add, remove
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.records import (
     ENDED,
@@ -40,6 +41,7 @@ from callboard.scheduler.records import (
     WorkerRecord,
     WorkerState,
 )
+from callboard.scheduler.roster import GONE, Roster
 from callboard.scheduler.shapes import Shape, Shapes
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 
@@ -96,14 +98,9 @@ class State:
         """What is known of whether a shape could ever fit; forgotten when a node or a quota changes."""
         self.queue: list[QueueKey] = []
         """PENDING jobs in the order they are looked at; the last item of a key is the uid."""
-        self.groups_of_pool: dict[str, dict[str, None]] = {}
-        self.groups_on_node: dict[str, dict[str, None]] = {}
-        self.groups_by_state: dict[GroupState, dict[str, None]] = {state: {} for state in GroupState}
+        self.roster = Roster()
+        self.group_index = GroupIndex(self._is_there)
         self.holders = Holders()
-        self.idle_groups: dict[str, None] = {}
-        """Dynamic groups that no job has."""
-        self.doomed: dict[str, None] = {}
-        """Groups that are removed as soon as nobody holds them."""
         self.nominated: dict[str, None] = {}
         self.elastic: dict[str, None] = {}
         """RUNNING jobs with a component whose number of workers may change."""
@@ -201,13 +198,13 @@ class State:
     @property
     def leaving(self) -> bool:
         """Whether anything is on its way out: jobs, extra workers, placement groups."""
-        by_job, by_group = self.jobs_by_state, self.groups_by_state
+        by_job, by_group = self.jobs_by_state, self.group_index.by_state
         return bool(
             by_job[JobState.STOPPING]
             or by_job[JobState.PREEMPTING]
             or by_group[GroupState.REMOVING]
             or self.leaving_extras
-            or self.doomed
+            or self.group_index.doomed
         )
 
     def workers_in(self, group_id: str) -> list[WorkerRecord]:
@@ -259,7 +256,7 @@ class State:
             return used
         idle = [
             bundle.resources
-            for group_id in self.groups_of_pool.get(pool, ())
+            for group_id in self.group_index.of_pool.get(pool, ())
             if (group := self.groups[group_id]).group_kind is GroupKind.RESERVED
             and group.state in (GroupState.CREATING, GroupState.READY)
             and not self._workers_in_group.get(group_id)
@@ -298,8 +295,16 @@ class State:
 
     def _index_node(self, old: NodeRecord | None, new: NodeRecord | None) -> None:
         self.fits_ever.clear()
+        self.roster.update(old, new)
         self.ledger.node_changed(old, new)
+        was_there = old is not None and old.state not in GONE
+        if was_there != (new is not None and new.state not in GONE):
+            self.group_index.node_came_or_went((new or cast("NodeRecord", old)).node_id)
         self.room_version += 1
+
+    def _is_there(self, node_id: str) -> bool:
+        node = self.nodes.get(node_id)
+        return node is not None and node.state not in GONE
 
     def _index_pool(self, old: PoolRecord | None, new: PoolRecord | None) -> None:
         if old is None or new is None or old.spec is not new.spec:
@@ -422,20 +427,7 @@ class State:
 
     def _index_group(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         self.ledger.group_changed(old, new)
-        self._index_group_bundles(old, new)
-        if old is None and new is not None:
-            add(self.groups_of_pool, new.pool, new.group_id)
-        elif old is not None and new is None:
-            remove(self.groups_of_pool, old.pool, old.group_id)
-        if old is None or new is None or old.state is not new.state:
-            if old is not None:
-                del self.groups_by_state[old.state][old.group_id]
-            if new is not None:
-                self.groups_by_state[new.state][new.group_id] = None
-        group_id = (new or cast("GroupRecord", old)).group_id
-        idle = new is not None and new.group_kind is GroupKind.DYNAMIC and not new.job
-        mark(self.idle_groups, group_id, wanted=idle)
-        mark(self.doomed, group_id, wanted=new is not None and new.destroy)
+        self.group_index.update(old, new)
         if old is not None and _frees(old, new):
             self.room_version += 1
         if new is None:
@@ -444,16 +436,6 @@ class State:
             self.deadlines.add(new.deadline_ms, "group", new.group_id)
         if new.idle_since_ms and (idle_end_ms := self._idle_end_ms(new)):
             self.deadlines.add(idle_end_ms, "idle", new.group_id)
-
-    def _index_group_bundles(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
-        if old is not None and new is not None and old.bundles is new.bundles:
-            return
-        if old is not None:
-            for bundle in old.bundles:
-                self.groups_on_node.get(bundle.node_id, {}).pop(old.group_id, None)
-        if new is not None:
-            for bundle in new.bundles:
-                self.groups_on_node.setdefault(bundle.node_id, {})[new.group_id] = None
 
     def _idle_end_ms(self, group: GroupRecord) -> int:
         if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee:

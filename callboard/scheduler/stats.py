@@ -28,7 +28,7 @@ class GroupStats:
 def group_stats(state: State, pool: str) -> GroupStats:
     """Counts of the groups that exist or are being made; those being removed or not yet made don't count."""
     counts = {kind: [0, 0] for kind in GroupKind}
-    for group_id in state.groups_of_pool.get(pool, ()):
+    for group_id in state.group_index.of_pool.get(pool, ()):
         group = state.groups[group_id]
         if group.state not in (GroupState.CREATING, GroupState.READY):
             continue

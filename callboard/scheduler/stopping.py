@@ -89,6 +89,18 @@ def drop_extra(tx: Transaction, worker: WorkerRecord) -> None:
         tx.change_job(job.uid, groups=left)
 
 
+def finish_if_all_returned(tx: Transaction, uid: str) -> None:
+    """A job succeeds when the entry method of every worker that has one returned. An extra worker that had to go is not
+    waited for."""
+    job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
+    entered = {component.name for component in spec.components if component.entry}
+    if job.state is not JobState.RUNNING or not entered:
+        return
+    peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt]
+    if all(worker.finished for worker in peers if worker.component in entered):
+        stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
+
+
 def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
     """A job lost a worker: the rest is stopped, then it starts again if its restart budget allows.
 

@@ -233,6 +233,13 @@ class Transaction:
         self.put(new)
         return new
 
+    def add_node(self, node_id: str, state: NodeState, reason: str, **fields: Any) -> NodeRecord:
+        """Adds a node, whole from the start: what is journaled and indexed of a join is one record."""
+        revision = self.event(f"node.{state.value.lower()}", f"nodes/{node_id}", state.value, reason)
+        new = NodeRecord(node_id=node_id, state=state, reason=reason, revision=revision, **fields)
+        self.put(new)
+        return new
+
     def move_node(self, node_id: str, state: NodeState, reason: str, **fields: Any) -> NodeRecord:
         """Moves a node to a state, with further fields."""
         node = self.state.nodes[node_id]

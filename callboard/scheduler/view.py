@@ -237,7 +237,7 @@ class View:
             return NOTHING
         return total(
             bundle.resources
-            for group_id in self.state.groups_of_pool.get(pool, ())
+            for group_id in self.state.group_index.of_pool.get(pool, ())
             if (group := self.state.groups[group_id]).group_kind is GroupKind.RESERVED
             and (holders := self.state.workers_in(group_id))
             and all(self._is_gone(worker) for worker in holders)
@@ -250,7 +250,7 @@ class View:
             return 0
         return sum(
             1
-            for group_id in self.state.groups_of_pool.get(pool, ())
+            for group_id in self.state.group_index.of_pool.get(pool, ())
             if (group := self.state.groups[group_id]).group_kind is GroupKind.DYNAMIC
             and group.state is not GroupState.REMOVING
             and group_id not in self.assumption.trimmed
@@ -260,7 +260,7 @@ class View:
 
     def trimmable(self) -> list[str]:
         """Dynamic groups nobody uses (once what is assumed has happened), oldest idle first."""
-        ids = dict.fromkeys(self.state.idle_groups)
+        ids = dict.fromkeys(self.state.group_index.idle)
         ids |= dict.fromkeys(worker.group_id for worker in self._gone_workers())
         groups = [self.state.groups[group_id] for group_id in ids]
         found = [group for group in groups if group.group_kind is GroupKind.DYNAMIC and self.unused(group)]
@@ -296,7 +296,7 @@ class View:
             return {}
         back: list[GroupRecord] = [state.groups[group_id] for group_id in assumption.trimmed]
         if assumption.future:
-            back += [state.groups[group_id] for group_id in state.groups_by_state[GroupState.REMOVING]]
+            back += [state.groups[group_id] for group_id in state.group_index.by_state[GroupState.REMOVING]]
         for uid in self._ignored:
             job = state.jobs.get(uid)
             if job is not None and job.nominated:

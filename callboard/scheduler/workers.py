@@ -94,7 +94,7 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
     if job.state is JobState.STARTING and tx.state.all_ready(job):
         tx.move_job(job.uid, JobState.RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
         elastic.grow(tx, job.uid)
-        _finish_if_all_returned(tx, job.uid)
+        stopping.finish_if_all_returned(tx, job.uid)
 
 
 def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
@@ -183,18 +183,7 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
         return
     tx.put(evolve(worker, finished=True))
     tx.event("worker.finished", tx.worker_subject(worker), worker.state.value, "its entry method returned")
-    _finish_if_all_returned(tx, worker.job)
-
-
-def _finish_if_all_returned(tx: Transaction, uid: str) -> None:
-    """A job succeeds when the entry method of every worker that has one returned."""
-    job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
-    entered = {component.name for component in spec.components if component.entry}
-    if job.state is not JobState.RUNNING or not entered:
-        return
-    peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt]
-    if all(worker.finished for worker in peers if worker.component in entered):
-        stopping.stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
+    stopping.finish_if_all_returned(tx, worker.job)
 
 
 def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
@@ -202,6 +191,7 @@ def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
     if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
         stopping.drop_extra(tx, worker)
         starting.announce(tx, worker.job, f"{worker.component}/{worker.rank} left")
+        stopping.finish_if_all_returned(tx, worker.job)
     else:
         stopping.settle(tx, worker.job)
 

@@ -10,7 +10,7 @@ import pytest
 
 from callboard.cli import config_source
 from callboard.cli.config_source import config_names, load_config
-from callboard.cli.failures import BAD_INPUT, CommandFailed
+from callboard.cli.failing import BAD_INPUT, CommandFailed
 from callboard.cli.file_replacing import replace_file, write_new
 from callboard.model.faults import InvalidInput
 

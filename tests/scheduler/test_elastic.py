@@ -137,7 +137,7 @@ def test_nj10_a_drained_node_is_emptied_with_notice_and_takes_nothing_new() -> N
     assert world.workers("fixed")[0].node_id == "n2"
     assert world.state.nodes["n1"].state is NodeState.DRAINING
     assert not world.state.workers_on("n1")
-    assert not world.state.groups_on_node.get("n1")
+    assert not world.state.group_index.on_node.get("n1")
     world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=False))
     assert world.state.nodes["n1"].usable
 

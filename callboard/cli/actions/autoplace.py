@@ -25,14 +25,14 @@ from callboard.autoplace.report import (
     table_lines,
 )
 from callboard.autoplace.rlinf_config import ProfileMissing
-from callboard.cli import screen
+from callboard.cli import printing, screen
 from callboard.cli.autoplace import PlanOutput
 from callboard.cli.autoplace_outputs import Outputs, length_of
 from callboard.cli.autoplace_search import Searching
 from callboard.cli.autoplace_task import Task, task_of
 from callboard.cli.cluster_source import ClusterSource, described_cluster, live_cluster
 from callboard.cli.config_source import ConfigSource, load_config
-from callboard.cli.failures import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.file_faults import fault_lines
 from callboard.cli.session import failing_in_words
 from callboard.model.faults import InvalidInput
@@ -144,7 +144,7 @@ def _counts(gpus: Sequence[int]) -> str:
 
 def _show(answer: Answer, task: Task, output: PlanOutput, *, quiet: bool) -> None:
     if output is PlanOutput.JSON:
-        screen.print_json({**as_plain(answer), **task.facts})
+        printing.print_json({**as_plain(answer), **task.facts})
         return
     notes = [*task.notes, *notes_of(answer)]
     if output is PlanOutput.YAML:

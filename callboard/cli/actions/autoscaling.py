@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 from rich.table import Table
 
-from callboard.cli import screen, words
+from callboard.cli import printing, screen, words
 from callboard.cli.actions.growing import cluster_to_grow
 from callboard.cli.autoscale.loop import Autoscaler, Limits, Provider
 from callboard.cli.autoscale.providers import CommandProvider, LocalProvider
@@ -33,9 +33,9 @@ def show_demand(*, controller: str, output: Output) -> None:
     async def action(client: Client) -> None:
         demands = await client.demand()
         if output is Output.JSON:
-            screen.print_json([plain(entry) for entry in demands])
+            printing.print_json([plain(entry) for entry in demands])
         elif output is Output.YAML:
-            screen.print_yaml([plain(entry) for entry in demands])
+            printing.print_yaml([plain(entry) for entry in demands])
         elif demands:
             screen.stdout(wide=output is Output.WIDE).print(_table(demands))
         else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from callboard.cli import screen
+from callboard.cli import printing, screen
 from callboard.cli.checks import check_nodes
 from callboard.cli.demo import elastic as elastic_demo
 from callboard.cli.demo.prologue import DoesNotFit
 from callboard.cli.demo.rlhf import DemoOptions, as_plain, play
 from callboard.cli.demo.story import Story, Verdict
 from callboard.cli.demo.training_story import TrainingStory
-from callboard.cli.failures import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
+from callboard.cli.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.session import failing_in_words
@@ -38,7 +38,7 @@ def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str
         except DoesNotFit as error:
             raise _too_small(error) from error
     if as_json:
-        screen.print_json(as_plain(verdicts), compact=True)
+        printing.print_json(as_plain(verdicts), compact=True)
     if not all(verdict.passed for verdict in verdicts):
         raise typer.Exit(FAILED)
 
@@ -64,7 +64,7 @@ def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float,
         except LOCAL_ERRORS as error:
             raise in_words(error) from error
     if as_json:
-        screen.print_json(result.as_plain(), compact=True)
+        printing.print_json(result.as_plain(), compact=True)
     if not result.passed:
         raise typer.Exit(FAILED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.cli import screen
+from callboard.cli import printing, screen
 from callboard.cli.event_views import print_event
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
@@ -21,7 +21,7 @@ def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller:
         if not events and not follow:
             screen.stderr().print(f"No such events at {client.address}.")
         if output is Output.JSON and not follow:
-            screen.print_json([plain(event) for event in events])
+            printing.print_json([plain(event) for event in events])
             return
         for event in events:
             print_event(event, output)

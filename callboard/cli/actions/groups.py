@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from callboard.cli import pool_views, screen
+from callboard.cli import pool_views, printing, screen
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
@@ -16,9 +16,9 @@ def show_list(*, pool: str, controller: str, output: Output) -> None:
     async def action(client: Client) -> None:
         groups = await client.list_placement_groups(pool=pool)
         if output is Output.JSON:
-            screen.print_json([plain(group) for group in groups])
+            printing.print_json([plain(group) for group in groups])
         elif output is Output.YAML:
-            screen.print_yaml([plain(group) for group in groups])
+            printing.print_yaml([plain(group) for group in groups])
         elif groups:
             screen.stdout(wide=output is Output.WIDE).print(pool_views.group_table(groups, wide=output is Output.WIDE))
         else:

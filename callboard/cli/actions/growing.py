@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from callboard.cli import screen, words
-from callboard.cli.failures import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.local.growth import Added, add_worker
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words

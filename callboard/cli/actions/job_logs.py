@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import BufferedReader
 
 from callboard.cli import screen
-from callboard.cli.failures import CommandFailed, Failure
+from callboard.cli.failing import CommandFailed, Failure
 from callboard.cli.file_changes import FileChanges
 from callboard.cli.session import with_client
 from callboard.cli.worker_logs import WorkerLogs, logs_of, logs_of_ended

@@ -10,10 +10,10 @@ from typing import Any
 
 import typer
 
-from callboard.cli import job_views, screen, words
+from callboard.cli import job_views, printing, screen, words
 from callboard.cli.actions.config_jobs import config_job, read_text
 from callboard.cli.actions.placement import refuse_placement, show_warnings
-from callboard.cli.failures import NO_PLAN
+from callboard.cli.failing import NO_PLAN
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
@@ -114,9 +114,9 @@ def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str,
     async def action(client: Client) -> None:
         jobs = await client.list_jobs(pool=pool, states=wanted)
         if output is Output.JSON:
-            screen.print_json([plain(job) for job in jobs])
+            printing.print_json([plain(job) for job in jobs])
         elif output is Output.YAML:
-            screen.print_yaml([plain(job) for job in jobs])
+            printing.print_yaml([plain(job) for job in jobs])
         elif jobs:
             jobs = await with_reasons(client, jobs)
             screen.stdout(wide=output is Output.WIDE).print(job_views.job_table(jobs, wide=output is Output.WIDE))
@@ -199,9 +199,9 @@ def explain(name: str, *, controller: str, output: Output) -> None:
         job = await client.get_job(name)
         explanation = await job.explain()
         if output is Output.JSON:
-            screen.print_json(plain(explanation))
+            printing.print_json(plain(explanation))
         elif output is Output.YAML:
-            screen.print_yaml(plain(explanation))
+            printing.print_yaml(plain(explanation))
         else:
             screen.stdout().print(job_views.explanation_view(job.name, job.state, explanation))
 
@@ -237,9 +237,9 @@ async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) 
 
 def _print_job(job: JobHandle, output: Output, *, done: str, quiet: bool) -> None:
     if output is Output.JSON:
-        screen.print_json(plain(job.job))
+        printing.print_json(plain(job.job))
     elif output is Output.YAML:
-        screen.print_yaml(plain(job.job))
+        printing.print_yaml(plain(job.job))
     elif not done:
         screen.stdout(wide=output is Output.WIDE).print(job_views.job_view(job.job, wide=output is Output.WIDE))
     elif not quiet:
@@ -249,9 +249,9 @@ def _print_job(job: JobHandle, output: Output, *, done: str, quiet: bool) -> Non
 
 def _show_plan(plan: Explanation, output: Output) -> None:
     if output is Output.JSON:
-        screen.print_json(plain(plan))
+        printing.print_json(plain(plan))
     elif output is Output.YAML:
-        screen.print_yaml(plain(plan))
+        printing.print_yaml(plain(plan))
     else:
         screen.stdout().print(job_views.explanation_view("", "", plan))
     if plan.verdict == "UNSCHEDULABLE":

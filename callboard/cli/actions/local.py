@@ -9,7 +9,7 @@ import typer
 
 from callboard.cli import screen
 from callboard.cli.checks import check_gpus, check_name, check_nodes
-from callboard.cli.failures import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.interrupts import Interrupts, run_interruptible

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from callboard.cli import screen, words
-from callboard.cli.failures import FAILED
+from callboard.cli.failing import FAILED
 from callboard.cli.looking_views import environment_view, findings_view, top_view
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from callboard.cli import node_views, screen, words
-from callboard.cli.failures import CommandFailed, Failure
+from callboard.cli import node_views, printing, screen, words
+from callboard.cli.failing import CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
@@ -19,9 +19,9 @@ def show_list(*, controller: str, output: Output) -> None:
     async def action(client: Client) -> None:
         nodes = await client.list_nodes()
         if output is Output.JSON:
-            screen.print_json([plain(node) for node in nodes])
+            printing.print_json([plain(node) for node in nodes])
         elif output is Output.YAML:
-            screen.print_yaml([plain(node) for node in nodes])
+            printing.print_yaml([plain(node) for node in nodes])
         elif nodes:
             screen.stdout(wide=output is Output.WIDE).print(node_views.node_table(nodes, wide=output is Output.WIDE))
         else:

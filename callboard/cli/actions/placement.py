@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from callboard.cli import placement_svg, placement_views, screen
-from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.cli import placement_svg, placement_views, printing, screen
+from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.file_faults import fault_lines
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words, with_client
@@ -109,9 +109,9 @@ def _type(node: node_pb2.Node, model: str) -> str:
 
 def _print(plan: PlacementPlan, output: Output) -> None:
     if output is Output.JSON:
-        screen.print_json(placement_views.plain(plan))
+        printing.print_json(placement_views.plain(plan))
     elif output is Output.YAML:
-        screen.print_yaml(placement_views.plain(plan))
+        printing.print_yaml(placement_views.plain(plan))
     else:
         wide = output is Output.WIDE
         console = screen.stdout(wide=wide)

@@ -8,17 +8,18 @@ from typing import Any
 
 import typer
 
-from callboard.cli.failures import BAD_INPUT, NO_PLAN, failure_of, lines
+from callboard.cli.failing import BAD_INPUT, NO_PLAN, lines, of_faults
 from callboard.cli.options import Output
+from callboard.cli.printing import print_json, print_yaml
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.colocation import member_names
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs import job_spec, read_yaml
+from callboard.model.inputs.job import job_spec
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.reading import faults_of
 from callboard.model.inputs.roles import read_role_file
 from callboard.model.inputs.settling import settled
-from callboard.model.inputs.source import SourceMapping
+from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import NOTHING, Resources, total
 from callboard.model.roles import PRESETS
 from callboard.model.specs import ComponentSpec, JobSpec
@@ -33,20 +34,16 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         text = _cluster_text(source, nodes)
         plan = plan_job(spec, parse_cluster(text)) if text else None
     except InvalidInput as error:
-        for line in lines(failure_of(error), ""):
+        for line in lines(of_faults(error), ""):
             typer.echo(line, err=True)
         raise typer.Exit(BAD_INPUT) from error
     value = as_plain(spec, plan)
     if output is Output.JSON:
-        from callboard.cli.screen import print_json  # noqa: PLC0415 - what people read needs more
-
         print_json(value)
     elif output is Output.YAML:
-        from callboard.cli.screen import print_yaml  # noqa: PLC0415 - as above
-
         print_yaml(value)
     else:
-        from callboard.cli.plan_views import plan_view  # noqa: PLC0415 - as above
+        from callboard.cli.plan_views import plan_view  # noqa: PLC0415 - what people read needs more
         from callboard.cli.screen import stdout  # noqa: PLC0415 - as above
 
         stdout(wide=output is Output.WIDE).print(plan_view(value))

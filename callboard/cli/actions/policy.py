@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from callboard.cli import screen
+from callboard.cli import printing, screen
 from callboard.cli.actions.jobs import read_file
 from callboard.cli.changes import changed, is_file, read_changes
 from callboard.cli.options import Output
@@ -45,9 +45,9 @@ def change(changes: Sequence[str], *, validate: bool, controller: str, output: O
 def _print(policy: PreemptionPolicy, output: Output) -> None:
     mapping = policy_mapping(policy)
     if output is Output.JSON:
-        screen.print_json(mapping)
+        printing.print_json(mapping)
     elif output is Output.YAML:
-        screen.print_yaml(mapping)
+        printing.print_yaml(mapping)
     else:
         screen.stdout().print(screen.facts((name, _words(value)) for name, value in mapping.items()))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from callboard.cli import pool_views, screen
+from callboard.cli import pool_views, printing, screen
 from callboard.cli.actions.jobs import read_file
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
@@ -54,9 +54,9 @@ def show_list(*, controller: str, output: Output) -> None:
     async def action(client: Client) -> None:
         pools = await client.list_pools()
         if output is Output.JSON:
-            screen.print_json([plain(pool) for pool in pools])
+            printing.print_json([plain(pool) for pool in pools])
         elif output is Output.YAML:
-            screen.print_yaml([plain(pool) for pool in pools])
+            printing.print_yaml([plain(pool) for pool in pools])
         elif pools:
             screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_table(pools, wide=output is Output.WIDE))
         else:
@@ -81,8 +81,8 @@ def show(name: str, *, controller: str, output: Output) -> None:
 def print_pool(pool: Pool, output: Output, *, quiet: bool) -> None:
     """Prints a pool that was made or changed."""
     if output is Output.JSON:
-        screen.print_json(plain(pool))
+        printing.print_json(plain(pool))
     elif output is Output.YAML:
-        screen.print_yaml(plain(pool))
+        printing.print_yaml(plain(pool))
     elif not quiet:
         screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_table([pool], wide=output is Output.WIDE))

@@ -9,9 +9,9 @@ from typing import Any
 
 from callboard.agents.worker_timings import SUFFIX
 from callboard.autoplace.profile import Measured, Timing, components, measured, profile_data, read_timings
-from callboard.cli import screen
+from callboard.cli import printing, screen
 from callboard.cli.autoplace import PlanOutput
-from callboard.cli.failures import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.session import failing_in_words, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import run_directory
@@ -74,13 +74,13 @@ def _show(timings: Sequence[Timing], *, warmup: int, workflow: bool, output: Pla
         {"workflow": {"components": components(found)}} if workflow else {"profile_data": profile_data(found)}
     )
     if output is PlanOutput.JSON:
-        screen.print_json({**section, "measured": [_plain(each) for each in found]})
+        printing.print_json({**section, "measured": [_plain(each) for each in found]})
         return
     if output is PlanOutput.TEXT:
         columns = ("component", "GPUs", "envs", "seconds", "spread", "iterations", "warm-up")
         rows = [_row(each) for each in found]
         screen.stderr().print(screen.table(columns, rows, right=columns[1:]))
-    screen.print_yaml(section)
+    printing.print_yaml(section)
 
 
 def _row(each: Measured) -> tuple[str, ...]:

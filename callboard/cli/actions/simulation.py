@@ -9,8 +9,8 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from callboard.cli import screen
-from callboard.cli.failures import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
+from callboard.cli import printing, screen
+from callboard.cli.failing import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words
 from callboard.simulation import SimulationFailure, SimulationOptions, SimulationReport, parse_faults, simulate
@@ -48,9 +48,9 @@ def run(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if output is Output.JSON:
-        screen.print_json(report.as_plain())
+        printing.print_json(report.as_plain())
     elif output is Output.YAML:
-        screen.print_yaml(report.as_plain())
+        printing.print_yaml(report.as_plain())
     else:
         _show(report)
     if report.failure is not None:

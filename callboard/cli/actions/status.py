@@ -7,7 +7,7 @@ import asyncio
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from callboard.cli import job_views, pool_views, screen, words
+from callboard.cli import job_views, pool_views, printing, screen, words
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
@@ -36,7 +36,7 @@ def show(*, controller: str, output: Output) -> None:
                 "pools": [plain(pool) for pool in pools],
                 "jobs": [plain(job) for job in jobs],
             }
-            (screen.print_json if output is Output.JSON else screen.print_yaml)(everything)
+            (printing.print_json if output is Output.JSON else printing.print_yaml)(everything)
         else:
             jobs = await with_reasons(client, jobs)
             screen.stdout(wide=output is Output.WIDE).print(

@@ -7,7 +7,7 @@ from rich.live import Live
 
 from callboard.cli import job_views, screen, words
 from callboard.cli.event_views import print_event
-from callboard.cli.failures import FAILED
+from callboard.cli.failing import FAILED
 from callboard.cli.options import Output
 from callboard.cli.session import with_client
 from callboard.client.client import Client

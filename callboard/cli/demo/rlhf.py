@@ -19,7 +19,8 @@ from callboard.cli.demo.programme import ACTS
 from callboard.cli.demo.prologue import choose_scale, open_house
 from callboard.cli.demo.stage import Stage
 from callboard.cli.demo.story import Story, Verdict
-from callboard.cli.failures import EXPECTED, Failure, failure_of
+from callboard.cli.failing import Failure
+from callboard.cli.failures import EXPECTED, failure_of
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import LocalCluster, NotReady
 from callboard.cli.local.interrupts import Interrupts

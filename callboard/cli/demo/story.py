@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from callboard.cli import screen, words
-from callboard.cli.failures import Failure
+from callboard.cli.failing import Failure
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.model.quantities import format_milli
 from callboard.v1.job_pb2 import Job

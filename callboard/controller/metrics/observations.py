@@ -85,7 +85,7 @@ class Observations:
 
     def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - nothing is counted twice
         """A term began: what was counted before it is not counted again."""
-        self._next_preemption = max(self._state().preemptions, default=0) + 1
+        self._next_preemption = self._state().meta.next_preemption
         self._yielding = {n for n, record in self._state().preemptions.items() if record.outcome is None}
 
     def outage(self) -> None:
@@ -139,16 +139,15 @@ class Observations:
             self.restarts.inc()
 
     def _preemptions(self) -> None:
-        known = self._state().preemptions
-        newest = max(known, default=0)
-        for number in range(self._next_preemption, newest + 1):
+        known, end = self._state().preemptions, self._state().meta.next_preemption
+        for number in range(self._next_preemption, end):
             record = known.get(number)
             if record is None:
                 continue
             self._yielding.add(number)
             if record.preemptor:
                 self._starting.setdefault(record.preemptor, []).append(record.decided_ms)
-        self._next_preemption = max(self._next_preemption, newest + 1)
+        self._next_preemption = max(self._next_preemption, end)
         for number in sorted(self._yielding):
             record = known.get(number)
             if record is None:
@@ -159,7 +158,8 @@ class Observations:
                 self._series.add((record.pool, labels))
                 self.preemptions.labels(*labels).inc()
                 self.execution.observe(max(0, record.yield_ms) / 1000)
-        self._starting = {uid: times for uid, times in self._starting.items() if uid in self._state().jobs}
+        if self._starting:
+            self._starting = {uid: times for uid, times in self._starting.items() if uid in self._state().jobs}
 
     def forget_gone(self) -> None:
         """Drops the series of pools that no longer exist."""

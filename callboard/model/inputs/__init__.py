@@ -5,23 +5,46 @@ Messages of the API pass through the same models with :class:`Exact` amounts (:m
 of rules guards every entry. What is not stated takes the default of :mod:`callboard.model.specs`.
 
 Not checked here: whether pools, nodes, interpreters or quotas exist — that needs the state of the cluster.
+
+Importing this package is cheap: a name below loads its module (and pydantic) when it is first asked for.
 """
 
-from __future__ import annotations
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from callboard.model.inputs.exact import Exact, JsonText
-from callboard.model.inputs.job import job_spec
-from callboard.model.inputs.policy import policy_overrides, preemption_policy
-from callboard.model.inputs.pool import pool_spec
-from callboard.model.inputs.source import SourceMapping, read_yaml
+if TYPE_CHECKING:
+    # What a type checker sees; a test keeps it equal to _PUBLIC.
+    from callboard.model.inputs.exact import Exact as Exact
+    from callboard.model.inputs.exact import JsonText as JsonText
+    from callboard.model.inputs.job import job_spec as job_spec
+    from callboard.model.inputs.policy import policy_overrides as policy_overrides
+    from callboard.model.inputs.policy import preemption_policy as preemption_policy
+    from callboard.model.inputs.pool import pool_spec as pool_spec
+    from callboard.model.inputs.source import SourceMapping as SourceMapping
+    from callboard.model.inputs.source import read_yaml as read_yaml
 
-__all__ = [
-    "Exact",
-    "JsonText",
-    "SourceMapping",
-    "job_spec",
-    "policy_overrides",
-    "pool_spec",
-    "preemption_policy",
-    "read_yaml",
-]
+_PUBLIC = MappingProxyType(
+    {
+        "Exact": "callboard.model.inputs.exact",
+        "JsonText": "callboard.model.inputs.exact",
+        "SourceMapping": "callboard.model.inputs.source",
+        "job_spec": "callboard.model.inputs.job",
+        "policy_overrides": "callboard.model.inputs.policy",
+        "pool_spec": "callboard.model.inputs.pool",
+        "preemption_policy": "callboard.model.inputs.policy",
+        "read_yaml": "callboard.model.inputs.source",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    value: object = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value  # The next access finds it without coming here.
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
