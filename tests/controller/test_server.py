@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +148,9 @@ class TestHealthAndReflection:
 
 class TestTheEnd:
     async def test_gc_02_watches_and_sessions_hold_nothing_up(self, tmp_path: Path) -> None:
+        """Its grace is longer than a test may take, so it did not wait for them."""
         async with (
-            ControllerProcess(tmp_path, "--stop-grace-ms", "2000") as process,
+            ControllerProcess(tmp_path, "--stop-grace-ms", "300000") as process,
             api_at(process.address) as api,
             FakeAgent(process.address) as agent,
         ):
@@ -159,7 +159,6 @@ class TestTheEnd:
                 await watch.read()
             for watch in watches[:3]:
                 watch.cancel()
-            begun = time.monotonic()
             process.signal(signal.SIGTERM)
             for watch in watches[3:]:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -167,7 +166,6 @@ class TestTheEnd:
                 assert parse_error(caught.value).reason is ErrorReason.STOPPING
             assert await agent.over() is grpc.StatusCode.UNAVAILABLE
             assert await process.ended() == 0
-            assert time.monotonic() - begun < 3
 
     async def test_the_port_is_free_and_the_state_released_at_once(self, tmp_path: Path) -> None:
         async with running(options_for(tmp_path)) as first:

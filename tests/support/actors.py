@@ -23,6 +23,8 @@ class Plain:
         self.thread = threading.get_ident()
         self.setup_context: object = None
         self.restored: object = None
+        self.inside = 0
+        self.meeting = threading.Barrier(2)
 
     def environment(self) -> dict[str, str]:
         """What a child of the worker would see."""
@@ -51,10 +53,17 @@ class Plain:
         """Yield."""
         yield from range(to)
 
-    def nap(self, seconds: float) -> float:
-        """Be busy."""
-        time.sleep(seconds)
-        return seconds
+    def meet(self) -> None:
+        """Return once two are here at the same time."""
+        self.meeting.wait()
+
+    def company(self) -> int:
+        """How many are here at the same time, given a while to come."""
+        self.inside += 1
+        time.sleep(0.05)
+        seen = self.inside
+        self.inside -= 1
+        return seen
 
 
 class Broken:
@@ -174,10 +183,12 @@ class Wedged:
 class Asynchronous:
     """An async class."""
 
-    async def overlap(self, seconds: float) -> float:
-        """Wait without blocking others."""
-        await asyncio.sleep(seconds)
-        return seconds
+    def __init__(self) -> None:
+        self.meeting = asyncio.Barrier(10)
+
+    async def meet(self) -> None:
+        """Return once ten are here at the same time."""
+        await self.meeting.wait()
 
     async def count(self, to: int) -> AsyncIterator[int]:
         """Yield."""
