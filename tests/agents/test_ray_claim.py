@@ -13,7 +13,7 @@ from tests.agents.conftest import assert_nothing_left
 from tests.agents.test_ray import joined, run_node
 from tests.support.fake_controller import FakeController
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 async def test_gv_14_the_agents_of_a_second_controller_stay_out_until_the_first_ones_are_gone(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def order(hooks_s: float) -> StopOrder:
 async def test_pc_11_a_request_that_ignores_its_cancellation_does_not_move_the_timeout() -> None:
     host = Deaf()
     exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         yielded = await ask_to_yield(host, HOOKS, order(0.05), exited)
     assert yielded.detail == "cancel() took too long"
     assert not host.answer.done(), "it was left alone, not waited for"
@@ -87,6 +87,6 @@ async def test_pc_11_an_end_in_the_same_tick_as_the_deadline_is_no_hang() -> Non
         asking = asyncio.create_task(ask_to_yield(host, HOOKS, order(0.001), exited))
         await asyncio.sleep(0.001)
         exited.set_result("")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             yielded = await asking
         assert yielded.detail in {"the process ended by itself", "cancel() took too long"}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from callboard.autoplace import NoPlan, Plan, Problem, Status, search
-from callboard.autoplace.exact import Combination, Node, Shortest, _Times
+from callboard.autoplace.combination import Combination, Node, Times
+from callboard.autoplace.exact import Shortest
 from callboard.model import InvalidInput
 from tests.autoplace.test_search import plans_as_text
 
@@ -99,7 +100,7 @@ def test_ap_11_no_state_is_visited_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: list[Node] = []
     visit = Shortest._visit
 
-    def counting(self: Shortest, search: Combination, node: Node, times: _Times) -> None:
+    def counting(self: Shortest, search: Combination, node: Node, times: Times) -> None:
         seen.append((id(search), node))  # type: ignore[arg-type]
         visit(self, search, node, times)
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from callboard.autoplace import Problem, search
 from callboard.autoplace.bounds import bounds_of, destructive
 from callboard.autoplace.exact import combinations_in_order
-from callboard.autoplace.tasks import instance_of
+from callboard.autoplace.instances import instance_of
 from tests.autoplace.instances import plain, recorded, workflows
 
 

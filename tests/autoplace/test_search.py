@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from callboard.autoplace import Layout, NoPlan, Problem, Status, cpsat, search, synchronous
-from callboard.autoplace.tasks import instance_of
+from callboard.autoplace.instances import instance_of
 from tests.autoplace.brute import best_seconds
 from tests.autoplace.instances import plain, recorded, workflows
 

@@ -44,7 +44,7 @@ class Machine:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=120,
             check=False,
         )
 

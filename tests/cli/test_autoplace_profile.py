@@ -116,7 +116,7 @@ class TestOfAJob:
         monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path))  # Its agents keep their files below.
         worker: dict[str, Any] = {"actor": "tests.support.timed_actor:Timed", "entry": "run", "workers": 2}
         submitted = await cluster.client.submit(job("timed", resources={"cpu": 1, "gpu": 1}, **worker))
-        await submitted.finished(timeout=30)
+        await submitted.finished(timeout=90)
         shown = await verb(cluster, "profile", "timed", "-o", "json")
         assert shown.exit_code == 0, shown.output
         (found,) = json.loads(shown.stdout)["measured"]

@@ -116,7 +116,7 @@ class TestSlurm:
         await script("up.sh")
         job = int((tmp_path / "pid").read_text())
         states: list[str] = []
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(90):
             async for event in bare.client.watch(start_revision=1, subject="nodes/auto-1"):
                 states.append(event.state)
                 if event.state == "READY":

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_six_acts_through_the_sdk(run_dir: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment["PYTHONPATH"] = str(ROOT)
@@ -28,7 +28,7 @@ def test_the_six_acts_through_the_sdk(run_dir: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
             check=False,
         )
 

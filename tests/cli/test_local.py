@@ -25,7 +25,7 @@ def test_ctrl_c_ends_a_cluster_and_leaves_nothing(machine: Machine) -> None:
     status = machine.run("status", "-o", "json")
     assert [node["state"] for node in json.loads(status.stdout)["nodes"]] == ["READY", "READY"]
     up.send_signal(signal.SIGINT)
-    output, _ = up.communicate(timeout=40)
+    output, _ = up.communicate(timeout=120)
     assert up.returncode == 0
     assert "nothing is left" in output
     assert [process for process in programs(record) if process.is_running()] == []
@@ -38,7 +38,7 @@ def test_sigterm_while_it_starts_leaves_nothing(machine: Machine, after: str) ->
     wait_for_line(up, after)
     records = machine.clusters()
     up.send_signal(signal.SIGTERM)
-    up.communicate(timeout=40)
+    up.communicate(timeout=120)
     assert [process for record in records for process in programs(record) if process.is_running()] == []
     assert not machine.run_dir.exists()
 
@@ -171,7 +171,7 @@ def test_bad_options_are_refused_before_anything_starts(machine: Machine, argume
 def test_down_ends_a_cluster_that_an_up_watches_over(machine: Machine) -> None:
     up = machine.up()
     assert machine.run("down").returncode == 0
-    output, _ = up.communicate(timeout=20)
+    output, _ = up.communicate(timeout=120)
     assert up.returncode == 0, output
     assert "error" not in output
     assert not machine.run_dir.exists()

@@ -35,7 +35,7 @@ with SyncClient() as client:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_framework_of_roles_on_real_ray(run_dir: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment["PYTHONPATH"] = str(ROOT)
@@ -47,7 +47,7 @@ def test_a_framework_of_roles_on_real_ray(run_dir: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=280,
             check=False,
         )
 

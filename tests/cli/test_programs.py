@@ -46,8 +46,8 @@ def test_a_controller_by_itself_is_found_and_joined(machine: Machine) -> None:
     assert node["name"] == "nodes/n7"
     assert node["labels"] == {"zone": "a"}
     agent.send_signal(signal.SIGTERM)
-    agent.communicate(timeout=30)
+    agent.communicate(timeout=120)
     assert agent.returncode == 0
     controller.send_signal(signal.SIGINT)
-    controller.communicate(timeout=20)
+    controller.communicate(timeout=120)
     assert machine.clusters() == []

@@ -11,7 +11,7 @@ import pytest
 from callboard.client.jobs import JobHandle
 from tests.cli.cluster import RealCluster
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def component(name: str, folder: Path, *, workers: int = 1, gpu: float = 1) -> dict[str, Any]:

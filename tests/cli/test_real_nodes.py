@@ -7,7 +7,7 @@ from typing import Any
 from callboard.v1 import job_pb2
 from tests.cli.cluster import RealCluster, job
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def needing(workers: int, name: str, wait: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def training(name: str = "train", **keys: Any) -> dict[str, Any]:
 
 async def running(cluster: RealCluster, spec: dict[str, Any]) -> Any:
     job = await cluster.client.submit(spec)
-    await job.running(timeout=40)
+    await job.running(timeout=90)
     return job
 
 
@@ -89,7 +89,7 @@ class TestColocation:
         spec = training()
         spec["components"][1]["actor"] = "tests.support.actors:Broken"
         job = await cluster.client.submit(spec)
-        await job.finished(timeout=40)
+        await job.finished(timeout=90)
         assert job.state == "FAILED"
         assert "trajectories: ValueError: no weights here" in job.job.state_reason
 
@@ -124,7 +124,7 @@ class TestEnvironment:
         await running(cluster, {"name": "quiet", "pool": "rlhf", "components": [component]})
         careless = part("b", "Careless", secret_env={"DB": SECRETS["DB_URL"], "API_TOKEN": SECRETS["HF_TOKEN"]})
         failing = await cluster.client.submit({"name": "loud", "pool": "rlhf", "components": [careless]})
-        await failing.finished(timeout=40)
+        await failing.finished(timeout=90)
         assert "can't log in with ********" in failing.job.state_reason
         shown = [
             (await verb(cluster, *line)).output
@@ -200,5 +200,5 @@ class TestDoctor:
         while int(found.get("peak_memory_bytes", 0)) == 0:
             (found,) = json.loads((await verb(cluster, "top", "--once", "-o", "json")).stdout)["workers"]
         os.kill(worker.pid, signal.SIGKILL)
-        await job.finished(timeout=40)
+        await job.finished(timeout=90)
         assert "killed by signal 9" in job.job.state_reason

@@ -24,7 +24,7 @@ class TestReads:
     async def test_mu_05_a_status_of_three_jobs_shows_no_internal_ids(self, cluster: RealCluster) -> None:
         for number in range(3):
             await cluster.client.submit(job(f"job-{number}"))
-        await (await cluster.client.get_job("job-0")).running(timeout=30)
+        await (await cluster.client.get_job("job-0")).running(timeout=90)
         uids = [found.uid for found in await cluster.client.list_jobs()]
         for line in (("status",), ("job", "list"), ("worker", "list"), ("node", "get", "n0")):
             shown = await verb(cluster, *line)
@@ -47,10 +47,10 @@ class TestReads:
         async with grpc.aio.insecure_channel(bare.address) as channel:
             stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # made for both
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
-            (answer,) = [answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=10)]
+            (answer,) = [answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=60)]
             listed = {service.name for service in answer.list_services_response.service}
             described = reflection_pb2.ServerReflectionRequest(file_containing_symbol="callboard.v1.JobService")
-            (found,) = [answer async for answer in stub.ServerReflectionInfo(iter([described]), timeout=10)]
+            (found,) = [answer async for answer in stub.ServerReflectionInfo(iter([described]), timeout=60)]
         ours = {"Agent", "Event", "Job", "Node", "Placement", "PlacementGroup", "Pool", "Scheduler"}
         assert listed == {f"callboard.v1.{name}Service" for name in ours} | {
             "grpc.health.v1.Health",
@@ -60,11 +60,11 @@ class TestReads:
 
 
 class TestVerbs:
-    @pytest.mark.timeout(90)
+    @pytest.mark.timeout(300)
     async def test_a_job_is_followed_with_its_log_to_its_end(self, cluster: RealCluster, tmp_path: Path) -> None:
         talker = job("talk", "tests.support.actors:Talker", kwargs={"gate": str(tmp_path / "gate")}, entry="run")
         handle = await cluster.client.submit(talker)
-        await handle.running(timeout=30)
+        await handle.running(timeout=90)
         watching = await program(cluster, "job", "watch", "talk")
         following = await program(cluster, "job", "logs", "talk", "--follow")
         assert "Job talk is RUNNING" in await first_line(watching)
@@ -80,7 +80,7 @@ class TestVerbs:
     ) -> None:
         (tmp_path / "gate").touch()
         quick = job("quick", "tests.support.actors:Talker", kwargs={"gate": str(tmp_path / "gate")}, entry="run")
-        await (await cluster.client.submit(quick)).finished(timeout=30)
+        await (await cluster.client.submit(quick)).finished(timeout=90)
         monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path))
         shown = await verb(cluster, "job", "logs", "quick", "--tail", "1")
         assert (shown.exit_code, shown.stdout) == (0, "goodbye\n"), shown.output
@@ -101,28 +101,28 @@ class TestVerbs:
         stale = await verb(cluster, "pool", "set", "rlhf", "nominal.gpu=1", "--etag", "1")
         assert stale.exit_code == 1
         assert "changed since it was read" in stale.stderr
-        await (await cluster.client.submit(job("holds"))).running(timeout=30)
+        await (await cluster.client.submit(job("holds"))).running(timeout=90)
         refused = await verb(cluster, "pool", "delete", "rlhf")
         assert (refused.exit_code, "--force" in refused.stderr) == (1, True)
         assert (await verb(cluster, "pool", "delete", "rlhf", "--force")).exit_code == 0
-        await (await cluster.client.get_job("holds")).finished(timeout=30)
+        await (await cluster.client.get_job("holds")).finished(timeout=90)
         with pytest.raises(NotFound):
             await cluster.client.get_pool("rlhf")
 
     async def test_a_node_is_drained_and_taken_back(self, cluster: RealCluster) -> None:
         handle = await cluster.client.submit(job("moves"))
-        await handle.running(timeout=30)
+        await handle.running(timeout=90)
         assert (await verb(cluster, "node", "drain", "n0", "--within", "5s")).exit_code == 0
         await handle.until(lambda found: found.state == job_pb2.JobState.JOB_STATE_PENDING, "yield", 30)
         assert "DRAINING" in (await verb(cluster, "node", "get", "n0")).stdout
         assert (await verb(cluster, "node", "uncordon", "n0")).exit_code == 0
-        await handle.running(timeout=30)
+        await handle.running(timeout=90)
         assert handle.job.attempt == 2
 
     async def test_an_elastic_component_is_scaled(self, cluster: RealCluster) -> None:
         elastic = job("grows", resources={"cpu": 1}, min_workers=1, max_workers=3)
         handle = await cluster.client.submit(elastic)
-        await handle.running(timeout=30)
+        await handle.running(timeout=90)
         for count in (1, 2):
             shown = await verb(cluster, "job", "scale", "grows", "w", str(count))
             assert shown.exit_code == 0, shown.output
@@ -135,11 +135,11 @@ class TestVerbs:
         spec = job("owned") | {"owner": {"session": {"lease": "1s"}}}
         uid = (await owner.submit(spec)).job.uid
         handle = await cluster.client.get_job(uid)
-        await handle.running(timeout=30)
+        await handle.running(timeout=90)
         with pytest.raises(TimeoutError):
             await handle.finished(timeout=2.5)  # More than two leases.
         await owner.close()
-        ended = await handle.finished(timeout=30)
+        ended = await handle.finished(timeout=90)
         assert ended.state == job_pb2.JobState.JOB_STATE_CANCELLED
 
 
@@ -160,7 +160,7 @@ def test_mu_07_two_controllers_and_no_address_is_an_error_that_lists_them(machin
     assert f"127.0.0.1:{port}" in shown.stderr
     for controller in (first, second):
         controller.send_signal(signal.SIGTERM)
-        controller.communicate(timeout=20)
+        controller.communicate(timeout=120)
     assert machine.clusters() == []
 
 

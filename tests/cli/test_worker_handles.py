@@ -21,7 +21,7 @@ with SyncClient() as cb:
     cb.ensure_pool("rlhf", nominal={"cpu": 4})
     job = cb.submit({"name": "plain", "pool": "rlhf", "restart": {"max_restarts": 1, "backoff_base": "10ms"},
                      "components": [{"name": "w", "actor": "tests.support.actors:Plain", "resources": {"cpu": 1}}]})
-    job.running(timeout=60)
+    job.running(timeout=90)
     (handle,) = job.workers()
     shown["echo"] = ray.get(handle.echo.remote(7))
     shown["stream"] = [ray.get(ref) for ref in handle.options(stream=True).count.remote(12)]
@@ -64,7 +64,7 @@ def drive(program: str, *arguments: str) -> object:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
@@ -73,7 +73,7 @@ def drive(program: str, *arguments: str) -> object:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_handles_call_stream_and_follow_from_any_driver(machine: Machine, tmp_path: Path) -> None:
     started = machine.run("up", "--detach", "--agents", "1", "--port", str(free_port()))
     assert started.returncode == 0, started.stderr

@@ -21,7 +21,7 @@ from callboard.client.jobs import JobHandle
 from tests.agents.conftest import assert_nothing_left, started_by
 from tests.support.controller_process import ControllerProcess
 
-WAIT_S = 40.0
+WAIT_S = 90.0
 """For a job to get where it must: an agent's start with a new driver takes 2 to 6 s on two busy cores."""
 
 

@@ -12,7 +12,7 @@ from callboard.wire.refusals import NotFound
 from tests.agents.conftest import until_gone
 from tests.recovery.conftest import WAIT_S, Site
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120), pytest.mark.ray]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), pytest.mark.ray]
 
 on_ray = pytest.mark.parametrize("site", ["ray"], indirect=True)
 

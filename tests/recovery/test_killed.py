@@ -16,7 +16,7 @@ from callboard.v1.job_pb2 import Job, JobState
 from tests.agents.conftest import is_gone
 from tests.recovery.conftest import WAIT_S, Site
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 WHO = ("agent", "driver", "controller", "both")
 

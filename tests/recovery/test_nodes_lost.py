@@ -17,9 +17,9 @@ from callboard.v1.job_pb2 import JobState, Worker, WorkerState
 from callboard.wire.amounts import resources_from_proto
 from tests.cli.cluster import RealCluster, job
 
-WAIT_S = 40.0
+WAIT_S = 90.0
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

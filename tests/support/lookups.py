@@ -26,7 +26,7 @@ JOB = {
     "components": [{"name": "w", "actor": "tests.support.actors:Plain", "resources": {"cpu": 1, "gpu": 1}}],
 }
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @dataclass(frozen=True)
