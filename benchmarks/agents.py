@@ -133,6 +133,12 @@ class Program:
         await self.process.wait()
 
 
+def controller_in(folder: Path) -> Program:
+    """A controller with its state in a folder."""
+    options = ("--log-format", "json", "--log-level", "info", "--state-dir", str(folder))
+    return Program("-m", "callboard.controller", *options)
+
+
 @asynccontextmanager
 async def running(program: Program) -> AsyncIterator[int]:
     """Its pid."""
@@ -177,8 +183,7 @@ async def measure(count: int, seconds: float, channels: int) -> dict[str, Any]:
         found["bare"] = await watched(swarm, pid, seconds)
         found["bare_storm"] = await storm(bare, swarm, count)
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
-        options = ("--log-format", "json", "--log-level", "info", "--state-dir", folder)
-        controller = Program("-m", "callboard.controller", *options)
+        controller = controller_in(Path(folder))
         async with running(controller) as pid, swarm_at(controller.address, count, channels) as swarm:
             found["join_s"] = (await swarm.ask(f"joined {count}"))["seconds"]
             await swarm.ask("lost")

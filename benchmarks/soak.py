@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 
-from benchmarks.agents import ControllerProgram, Swarm, swarm_at
+from benchmarks.agents import Swarm, controller_in, running, swarm_at
 from callboard.client.client import Client
 
 GROWTH = 1.2
@@ -37,20 +37,20 @@ async def soak(jobs: int, agents: int, at_once: int) -> list[dict[str, Any]]:
     """Samples after each tenth of the jobs."""
     samples: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="callboard-soak-") as folder:
-        controller = ControllerProgram(Path(folder))
-        pid = await controller.start()
-        try:
-            async with swarm_at(controller.address, agents, agents) as swarm, Client(controller.address) as client:
-                await swarm.ask(f"joined {agents}")
-                await client.ensure_pool("soak", pg_pool={"max_dynamic": 64})
-                done = 0
-                for part in range(11):
-                    samples.append(await _sample(swarm, pid, done))
-                    print(json.dumps(samples[-1]), file=sys.stderr, flush=True)
-                    if part < 10:
-                        done += await _run(client, f"part-{part}", jobs // 10, at_once)
-        finally:
-            await controller.kill()
+        controller = controller_in(Path(folder))
+        async with (
+            running(controller) as pid,
+            swarm_at(controller.address, agents, agents) as swarm,
+            Client(controller.address) as client,
+        ):
+            await swarm.ask(f"joined {agents}")
+            await client.ensure_pool("soak", pg_pool={"max_dynamic": 64})
+            done = 0
+            for part in range(11):
+                samples.append(await _sample(swarm, pid, done))
+                print(json.dumps(samples[-1]), file=sys.stderr, flush=True)
+                if part < 10:
+                    done += await _run(client, f"part-{part}", jobs // 10, at_once)
     return samples
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import time
 from importlib.util import find_spec
 from typing import Any
@@ -30,10 +31,16 @@ STEP_S = 60.0
 
 
 class TrainingActor:
-    """A small model, trained with PyTorch where it is installed, else with NumPy. It needs no Ray and no callboard."""
+    """A small model, trained with PyTorch where it is installed, else with NumPy, else by hand.
+
+    It needs no Ray and no callboard.
+    """
 
     def __init__(self) -> None:
-        self.step_of = self._with_torch() if find_spec("torch") else self._with_numpy()
+        if find_spec("torch"):
+            self.step_of = self._with_torch()
+        else:
+            self.step_of = self._with_numpy() if find_spec("numpy") else self._by_hand()
 
     def train_step(self, step: int) -> dict[str, Any]:
         """Step number `step`: what there is to say, how long it took, which GPUs it saw."""
@@ -79,6 +86,27 @@ class TrainingActor:
             miss = inputs @ weights - targets
             weights = weights - 0.05 * inputs.T @ miss / len(inputs)
             return "CPU", float(miss @ miss / len(inputs))
+
+        return step
+
+    @staticmethod
+    def _by_hand() -> Any:
+        chance = random.Random(7)  # noqa: S311 - the same data in every run
+        inputs = [[chance.gauss(0, 1) for _ in range(8)] for _ in range(1024)]
+        targets = [sum(row) for row in inputs]
+        weights = [0.0] * 8
+
+        def step() -> tuple[str, float]:
+            nonlocal weights
+            misses = [
+                sum(w * x for w, x in zip(weights, row, strict=True)) - target
+                for row, target in zip(inputs, targets, strict=True)
+            ]
+            slopes = [
+                sum(miss * x for miss, x in zip(misses, column, strict=True)) for column in zip(*inputs, strict=True)
+            ]
+            weights = [w - 0.05 * slope / len(inputs) for w, slope in zip(weights, slopes, strict=True)]
+            return "CPU", sum(miss * miss for miss in misses) / len(inputs)
 
         return step
 

@@ -68,7 +68,8 @@ pip_install() {
     local dir=$1
     shift
     if has_uv; then
-        uv pip install --quiet --python "$dir/bin/python" "$@"
+        # pip compiles what it installs; without, every start of a program does, where Python may write no cache.
+        uv pip install --quiet --compile-bytecode --python "$dir/bin/python" "$@"
         return
     fi
     # An environment that uv made has no pip.

@@ -13,6 +13,7 @@ import structlog
 
 from callboard.agents.outbox import Outbox
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
+from callboard.model.hardware import is_piece
 from callboard.model.quantities import MILLI
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -148,11 +149,14 @@ def ray_bundles(bundles: Sequence[agent_pb2.Bundle]) -> list[BundleBooking]:
 
 
 def ray_amounts(resources: common_pb2.Resources) -> dict[str, float]:
-    """Amounts in Ray's units. Ray refuses an empty bundle, so nothing at all becomes one byte."""
+    """Amounts in Ray's units, without declared hardware, which Ray doesn't know.
+
+    Ray refuses an empty bundle, so nothing at all becomes one byte.
+    """
     amounts = {
         "CPU": resources.cpu_milli / 1000,
         "GPU": resources.gpu_milli / 1000,
         "memory": resources.memory_bytes,
-        **{name: milli / 1000 for name, milli in resources.custom_milli.items()},
+        **{name: milli / 1000 for name, milli in resources.custom_milli.items() if not is_piece(name)},
     }
     return {name: amount for name, amount in amounts.items() if amount} or {"memory": 1}

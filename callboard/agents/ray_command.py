@@ -29,6 +29,10 @@ SETTINGS = {
 }
 
 
+DASHBOARD_HOST = "127.0.0.1"
+"""Where Ray's dashboard listens, whatever the node's own address is: it can start jobs, and speaks without TLS."""
+
+
 class RayNodeError(Exception):
     """The node could not be started; the text is one sentence."""
 
@@ -68,7 +72,7 @@ def ray_start(spec: RayNodeSpec) -> list[str]:
         dashboard = spec.dashboard_port
         command += [f"--include-dashboard={'true' if dashboard is not None else 'false'}"]
         # Even without a dashboard Ray starts its server process, and it takes the port it is told.
-        command += [f"--dashboard-port={dashboard or free_port(spec.node_ip)}"]
+        command += [f"--dashboard-host={DASHBOARD_HOST}", f"--dashboard-port={dashboard or free_port(DASHBOARD_HOST)}"]
     else:
         command += [f"--address={spec.gcs_address}"]
     if spec.object_store_bytes is not None:
@@ -115,18 +119,19 @@ def service_ports(spec: RayNodeSpec) -> dict[str, int]:
 
 def check_ports(spec: RayNodeSpec) -> None:
     """Raise `PortTaken` when a port we ask for is in use: Ray would report success (NJ-04)."""
-    asked = set(service_ports(spec).values()) if spec.port_base is not None else set()
+    own = set(service_ports(spec).values()) if spec.port_base is not None else set()
+    asked = {(spec.node_ip, port) for port in own}
     if spec.head:
-        asked.add(gcs_port(spec))
+        asked.add((spec.node_ip, gcs_port(spec)))
         if spec.dashboard_port:
-            asked.add(spec.dashboard_port)
-    for port in sorted(asked):
+            asked.add((DASHBOARD_HOST, spec.dashboard_port))
+    for host, port in sorted(asked):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((spec.node_ip, port))
+                probe.bind((host, port))
             except OSError as error:
-                raise PortTaken(f"port {port} on {spec.node_ip} is in use ({error.strerror})") from error
+                raise PortTaken(f"port {port} on {host} is in use ({error.strerror})") from error
 
 
 def gcs_port(spec: RayNodeSpec) -> int:

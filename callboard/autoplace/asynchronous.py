@@ -8,18 +8,19 @@ period that was found.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
+from callboard.autoplace.batches import end_of, start_of
 from callboard.autoplace.building import HYBRID, seconds_of, spans_of
-from callboard.autoplace.cyclic import Rule, Steady, least_period
-from callboard.autoplace.exact import Budget, Found, Stopped
-from callboard.autoplace.groups import Group, Groups, least_load
+from callboard.autoplace.groups import Groups, Split, least_load
 from callboard.autoplace.plan import Plan, Span, Spans, Status
-from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
-from callboard.autoplace.stopping import Stop
+from callboard.autoplace.problem import Layout, NoPlan, Problem, Unplaceable
+from callboard.autoplace.solution import Found
+from callboard.autoplace.splits import Candidate, SplitSearch, partitions_of
+from callboard.autoplace.stopping import Budget, Stop, Stopped
 from callboard.autoplace.tasks import Instance
 
 MOST_TASKS = 10
@@ -30,157 +31,6 @@ NODES_OF_PURE = 2_000
 
 NODES_OF_FIRST = 500
 """The same when the time is over before there is a plan; far less than a second."""
-
-Split = tuple[Group, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A split with its steady state."""
-
-    split: Split
-    steady: Steady
-
-    @property
-    def layout(self) -> str:
-        """``collocated``, ``disaggregated`` or ``hybrid``."""
-        on_gpus = [group for group in self.split if group.widths]
-        if len(on_gpus) <= 1:
-            return Layout.COLLOCATED.value
-        shared = any(len(group.members) > 1 for group in on_gpus)
-        return HYBRID if shared else Layout.DISAGGREGATED.value
-
-
-class _Search:
-    """Looks for the shortest period of one kind of layout."""
-
-    def __init__(self, problem: Problem, instance: Instance, groups: Groups, budget: Budget) -> None:
-        assert isinstance(problem.objective, Async)
-        self.instance = instance
-        self.groups = groups
-        self.budget = budget
-        self.staleness = problem.objective.staleness
-        self.best: Candidate | None = None
-        self.below = math.inf
-        self.on_found: Callable[[Candidate], None] = lambda found: None  # noqa: ARG005
-
-    def run(self, partitions: Iterator[tuple[tuple[int, ...], ...]], least: float) -> None:
-        """Tries every split of these partitions; ends early at the period ``least``, which none can beat.
-
-        Raises:
-            Stopped: the budget is spent.
-        """
-        for partition in partitions:
-            for split in self._splits(partition, ()):
-                self.try_split(split)
-                if self.below <= least + 1:
-                    return
-
-    def _splits(self, partition: tuple[tuple[int, ...], ...], chosen: Split) -> Iterator[Split]:
-        """The groups of a partition that fit together and whose loads are below the best period."""
-        self.budget.spend()
-        if len(chosen) == len(partition):
-            yield chosen
-            return
-        free = list(self.instance.capacity)
-        for group in chosen:
-            for pool, width in group.widths:
-                free[pool] -= width
-        fitting = [
-            group
-            for group in self.groups.of(partition[len(chosen)])
-            if all(width <= free[pool] for pool, width in group.widths)
-        ]
-        last = len(chosen) + 1 == len(partition)
-        for group in sorted(fitting, key=lambda g: (g.load, g.gpus)):
-            if group.load >= self.below:
-                break
-            yield from self._splits(partition, (*chosen, group))
-            if last and len(self.instance.capacity) == 1 and not any(group.tails):
-                break  # The fastest that fits is the best for the last of them.
-
-    def try_split(self, split: Split) -> None:
-        """Tries every order of turns of one split.
-
-        Raises:
-            Stopped: the budget is spent.
-        """
-        least = max(group.load for group in split)
-        sync = 0 if self.groups.syncs_inside(split) else self.groups.sync
-        rules = batch_rules(self.instance, split, sync, self.staleness)
-        pairs = [(i, j) for group in split for a, i in enumerate(group.members) for j in group.members[:a]]
-        self._turns(split, rules, sorted(pairs), least)
-
-    def _turns(self, split: Split, rules: list[Rule], pairs: list[tuple[int, int]], least: float) -> None:
-        """Chooses, pair by pair, how many periods apart two members of a group take their turns."""
-        self.budget.spend()
-        size = 2 * len(self.instance.tasks) + 1
-        steady = least_period(size, rules, least, self.below)
-        if steady is None:
-            return
-        if not pairs:
-            self.best = Candidate(split, steady)
-            self.below = steady.period
-            self.on_found(self.best)
-            return
-        (i, j), rest = pairs[0], pairs[1:]
-        reach = min(math.ceil(self.staleness) + 1, 2 * len(self.instance.tasks))
-        for shift in sorted(range(-reach, reach + 2), key=lambda shift: (abs(shift - 0.5), shift)):
-            # i ends before the turn of j, `shift` periods on; j before that of i, 1 − `shift` periods on.
-            apart = [
-                Rule(_end(i), _start(j), 0.0, float(shift)),
-                Rule(_end(j), _start(i), 0.0, float(1 - shift)),
-            ]
-            self._turns(split, rules + apart, rest, steady.period)
-
-
-def batch_rules(instance: Instance, split: Split, sync: int, staleness: float) -> list[Rule]:
-    """What is asked of one batch, of two batches of one task, and of the latency."""
-    rules: list[Rule] = []
-    options = {task: option for group in split for task, option in zip(group.members, group.options, strict=True)}
-    tails = {task: tail for group in split for task, tail in zip(group.members, group.tails, strict=True)}
-    for group in split:
-        for task, span in zip(group.members, group.spans, strict=True):
-            rules += [
-                Rule(0, _start(task), 0.0, 0.0),
-                Rule(_start(task), _end(task), float(span), 0.0),
-                Rule(_end(task), _start(task), 0.0, 1.0),  # done before its next batch
-                # The whole batch, its weight sync included, within (η + 1) periods of variable 0.
-                Rule(_end(task), 0, float(tails[task] + sync), staleness + 1.0),
-            ]
-    for arc in instance.arcs:
-        i, j = arc.source, arc.target
-        whole, piece = arc.delay(options[i], options[j])
-        if arc.barrier:
-            rules.append(Rule(_end(i), _start(j), float(tails[i] + whole), 0.0))
-            continue
-        # What hides under the next batch still has to arrive: the end of j's span plus its own tail.
-        rules += [
-            Rule(_start(i), _start(j), float(options[i].piece + piece), 0.0),
-            Rule(_end(i), _end(j), float(tails[i] + piece + options[j].piece - tails[j]), 0.0),
-        ]
-        if whole:
-            rules.append(Rule(_start(i), _end(j), float(options[i].piece + whole + options[j].piece), 0.0))
-    return rules
-
-
-def partitions_of(tasks: tuple[int, ...], alone: frozenset[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every way to split tasks into groups, few members per group first; those ``alone`` share with nobody."""
-
-    def grow(rest: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], ...]]:
-        if not rest:
-            yield ()
-            return
-        first, others = rest[0], rest[1:]
-        for mask in range(1 << len(others)):
-            members = (first, *(task for k, task in enumerate(others) if mask >> k & 1))
-            if len(members) > 1 and alone & set(members):
-                continue
-            left = tuple(task for k, task in enumerate(others) if not mask >> k & 1)
-            for tail in grow(left):
-                yield (members, *tail)
-
-    yield from grow(tasks)
 
 
 class _Hunt:
@@ -221,7 +71,7 @@ class _Hunt:
                 self._found(search.best)
         return self._any() if layout is Layout.ANY else sure
 
-    def _first(self, partition: list[tuple[tuple[int, ...], ...]]) -> _Search:
+    def _first(self, partition: list[tuple[tuple[int, ...], ...]]) -> SplitSearch:
         """However little time there was, some plan: a few nodes that nobody stops."""
         search = self._search(Budget(NODES_OF_FIRST))
         with suppress(Stopped):  # The number of nodes is the rule here, not a failure.
@@ -249,8 +99,8 @@ class _Hunt:
     def _cpu_only(self) -> frozenset[int]:
         return frozenset(range(len(self.instance.tasks))) - self.groups.on_gpus
 
-    def _search(self, budget: Budget) -> _Search:
-        return _Search(self.problem, self.instance, self.groups, budget)
+    def _search(self, budget: Budget) -> SplitSearch:
+        return SplitSearch(self.problem, self.instance, self.groups, budget)
 
     def _found(self, candidate: Candidate) -> None:
         period = candidate.steady.period
@@ -303,7 +153,7 @@ def _leaner(problem: Problem, instance: Instance, groups: Groups, best: Candidat
         for group in sorted(groups.of(best.split[place].members), key=lambda g: g.gpus):
             if group.gpus >= best.split[place].gpus:
                 break
-            search = _Search(problem, instance, groups, Budget(NODES_OF_PURE))
+            search = SplitSearch(problem, instance, groups, Budget(NODES_OF_PURE))
             search.below = best.steady.period + 1
             split = (*best.split[:place], group, *best.split[place + 1 :])
             if group.load > best.steady.period or not _room(instance, split):
@@ -344,8 +194,8 @@ def _plan(hunt: _Hunt, best: Candidate, *, done: bool) -> Plan:
     found = Found(
         length=math.ceil(best.steady.period),
         options=tuple(where[task][0].options[where[task][1]] for task in range(size)),
-        starts=tuple(round(times[_start(task)]) for task in range(size)),
-        ends=tuple(round(times[_end(task)]) for task in range(size)),
+        starts=tuple(round(times[start_of(task)]) for task in range(size)),
+        ends=tuple(round(times[end_of(task)]) for task in range(size)),
         columns=tuple(columns),
     )
     tails = {task: where[task][0].tails[where[task][1]] for task in range(size)}
@@ -394,11 +244,3 @@ def _no_plan(problem: Problem, reason: str) -> NoPlan:
             for c in problem.components
         )
     )
-
-
-def _start(task: int) -> int:
-    return 2 * task + 1
-
-
-def _end(task: int) -> int:
-    return 2 * task + 2

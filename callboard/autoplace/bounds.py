@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from callboard.autoplace.exact import Combination
+from callboard.autoplace.combination import Combination
+from callboard.autoplace.propagation import propagate
 from callboard.autoplace.tasks import Instance, Option
 
 SHARES = 32
@@ -52,7 +53,7 @@ def destructive(search: Combination, least: int, most: int) -> int:
         return most
     while least < most:
         middle = (least + most) // 2
-        if search.propagate(root, middle + 1) is None:
+        if propagate(search, root, middle + 1) is None:
             least = middle + 1
         else:
             most = middle

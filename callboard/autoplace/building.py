@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.autoplace.exact import Found
 from callboard.autoplace.plan import Span
 from callboard.autoplace.problem import Layout, Problem
+from callboard.autoplace.solution import Found
 from callboard.autoplace.tasks import Instance, Option
 
 HYBRID = "hybrid"

@@ -42,6 +42,10 @@ class Group:
         return sum(width for _, width in self.widths)
 
 
+Split = tuple[Group, ...]
+"""Groups that have each task once."""
+
+
 class Groups:
     """The groups that each set of tasks can be, from the leanest to the fastest.
 

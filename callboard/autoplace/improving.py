@@ -6,7 +6,11 @@ the freed tasks anew and choose all GPU counts. In a fixed order, so that it giv
 
 from __future__ import annotations
 
-from callboard.autoplace.exact import Budget, Combination, Found, Shortest, Stopped
+from callboard.autoplace.branching import around
+from callboard.autoplace.combination import Combination
+from callboard.autoplace.exact import Shortest
+from callboard.autoplace.solution import Found
+from callboard.autoplace.stopping import Budget, Stopped
 
 SIZES = (4, 5, 6)
 """Tasks freed at a time."""
@@ -28,7 +32,7 @@ def improved(search: Combination, found: Found, budget: Budget) -> Found:
         while again and not budget.stopped():
             again = False
             for free in _windows(found, size):
-                start = search.around(found, free)
+                start = around(search, found, free)
                 if start is None:
                     continue
                 shortest = Shortest(found.length, Budget(NODES, budget.stopped))

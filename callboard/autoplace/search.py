@@ -15,11 +15,12 @@ from callboard.autoplace.asynchronous import search_async
 from callboard.autoplace.building import seconds_of, spans_of
 from callboard.autoplace.checker import check_plan
 from callboard.autoplace.cpsat import installed
+from callboard.autoplace.instances import instance_of
+from callboard.autoplace.outcome import Outcome
 from callboard.autoplace.plan import Plan, Spans, Status
 from callboard.autoplace.problem import Async, Layout, NoPlan, Problem, Unplaceable
 from callboard.autoplace.stopping import Stop
-from callboard.autoplace.synchronous import Outcome, search_sync
-from callboard.autoplace.tasks import instance_of
+from callboard.autoplace.synchronous import search_sync
 from callboard.autoplace.uniform import uniform_plan
 
 Progress = Callable[[float, float], None]

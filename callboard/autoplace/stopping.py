@@ -1,9 +1,10 @@
-"""When must a search end? When somebody says so, or when an alarm that was set goes off; no clock is read here."""
+"""When must a search end? When somebody says so, an alarm goes off, or its nodes are spent; no clock is read here."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -52,3 +53,33 @@ class Stop:
         """Whether to end, after at most ``seconds``."""
         self._rung.wait(seconds)
         return self()
+
+
+class Stopped(Exception):
+    """The search was stopped before it was done: by its caller or by its number of nodes."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """How much may be spent.
+
+    Attributes:
+        nodes: nodes left; None: any number.
+        stopped: asked at every node.
+    """
+
+    nodes: int | None = None
+    stopped: Callable[[], bool] = lambda: False
+
+    def spend(self) -> None:
+        """One node.
+
+        Raises:
+            Stopped: nothing is left.
+        """
+        if self.nodes is not None:
+            if self.nodes <= 0:
+                raise Stopped
+            self.nodes -= 1
+        if self.stopped():
+            raise Stopped

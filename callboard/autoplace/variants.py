@@ -15,8 +15,11 @@ from dataclasses import replace
 from itertools import product
 
 from callboard.autoplace.chains import Chain
-from callboard.autoplace.exact import Budget, Combination, Found, Shortest, Stopped, tidied
+from callboard.autoplace.combination import Combination
+from callboard.autoplace.exact import Shortest, tidied
 from callboard.autoplace.improving import improved
+from callboard.autoplace.solution import Found
+from callboard.autoplace.stopping import Budget, Stopped
 from callboard.autoplace.tasks import Instance, Option
 
 OptionSet = tuple[Option, ...]

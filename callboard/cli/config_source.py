@@ -23,6 +23,9 @@ SUFFIXES = (".yaml", ".yml")
 
 _HYDRA = "callboard[hydra]"
 
+# Sections that a placement is read from. What only adds to others can be left out.
+_DECIDING = ("_global_", "algorithm", "cluster", "data", "profile_data", "runner")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSource:
@@ -35,6 +38,7 @@ class ConfigSource:
         config: the whole of it: a mapping, or OmegaConf's DictConfig.
         composed: other files belong to it.
         folder: where the configs are, when one was stated.
+        left_out: why files that belong to it were not read; empty: they were, or there are none.
     """
 
     file: Path
@@ -43,10 +47,14 @@ class ConfigSource:
     config: Mapping[str, Any]
     composed: bool
     folder: Path | None
+    left_out: str = ""
 
 
 def load_config(name: str, config_path: Path | None) -> ConfigSource:
     """The config that a command line names.
+
+    RLinf's embodied configs name the settings of their simulator and their model, which lie in its own folders. Where
+    these aren't, the file alone is read, for it says everything about placement itself.
 
     Args:
         name: path of a YAML file, or name of a config below ``config_path``.
@@ -69,13 +77,18 @@ def load_config(name: str, config_path: Path | None) -> ConfigSource:
         raise InvalidInput(
             Fault(fault.field or str(file), fault.message, fault.line, fault.column) for fault in error.faults
         ) from error
-    if _composes(own):
+    if not _composes(own):
+        return ConfigSource(file=file, text=text, own=own, config=_alone(own, text), composed=False, folder=config_path)
+    try:
         config = _composed(file, config_path)
-    elif "${" in text and find_spec("omegaconf") is not None:
-        config = importlib.import_module("omegaconf").OmegaConf.create(dict(own))
-    else:
-        config = own
-    return ConfigSource(file=file, text=text, own=own, config=config, composed=_composes(own), folder=config_path)
+    except (CommandFailed, InvalidInput) as error:
+        if config_path is not None or any(_decides(entry) for entry in _defaults(own)):
+            raise
+        why = error.failure.cause if isinstance(error, CommandFailed) else error.faults[0].message
+        return ConfigSource(
+            file=file, text=text, own=own, config=_alone(own, text), composed=False, folder=None, left_out=why
+        )
+    return ConfigSource(file=file, text=text, own=own, config=config, composed=True, folder=config_path)
 
 
 def config_names(folder: Path) -> list[str]:
@@ -110,15 +123,32 @@ def _file_of(name: str, config_path: Path | None) -> Path:
     )
 
 
-def _composes(own: Mapping[str, Any]) -> bool:
-    """Whether other files belong to it. Overrides of Hydra's own settings decide nothing here."""
+def _alone(own: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+    """What the file itself says, its interpolations resolved where OmegaConf is installed."""
+    if "${" not in text or find_spec("omegaconf") is None:
+        return own
+    found: Mapping[str, Any] = importlib.import_module("omegaconf").OmegaConf.create(dict(own))
+    return found
+
+
+def _defaults(own: Mapping[str, Any]) -> list[str]:
+    """The other files that belong to it. Overrides of Hydra's own settings decide nothing here."""
     defaults = own.get("defaults")
-    entries = defaults if isinstance(defaults, list) else []
-    return any(
-        entry != "_self_"
-        and not str(next(iter(entry)) if isinstance(entry, dict) else entry).startswith("override hydra/")
-        for entry in entries
-    )
+    entries = [
+        " ".join(f"{key}/{value}" for key, value in entry.items()) if isinstance(entry, dict) else str(entry)
+        for entry in (defaults if isinstance(defaults, list) else [])
+    ]
+    return [entry for entry in entries if entry != "_self_" and not entry.startswith("override hydra/")]
+
+
+def _composes(own: Mapping[str, Any]) -> bool:
+    return bool(_defaults(own))
+
+
+def _decides(entry: str) -> bool:
+    """Whether a default may add to what a placement is read from: ``env/sim@env.train`` does not."""
+    _, at, package = entry.partition("@")
+    return not at or package.split("/")[0].split(".")[0] in _DECIDING
 
 
 def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
 
+import typer
 from rich.text import Text
 
+from callboard.cli import screen
+from callboard.cli.failing import BAD_INPUT
 from callboard.cli.file_secrets import Span, secret_spans
 from callboard.model.faults import Fault
 
 _LONGEST = 160
+
+# "is required": its subject is the field, which stands before it wherever no line is shown.
+_WITHOUT_SUBJECT = re.compile(r"(?:is|has|needs|must|can't)\b")
+
+
+def refuse(name: str, text: str, faults: Sequence[Fault]) -> NoReturn:
+    """Shows every fault of a text and ends with 2."""
+    console = screen.stderr()
+    count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
+    for line in fault_lines(name, text, faults):
+        console.print(line, soft_wrap=True)
+    console.print(f"error: {name} has {count}; nothing was done.", style="bold red", markup=False, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+def warn(name: str, text: str, warnings: Iterable[Fault]) -> None:
+    """Shows what is allowed and may not be meant."""
+    for line in fault_lines(name, text, warnings, kind="warning"):
+        screen.stderr().print(line, soft_wrap=True)
+
+
+def name_of(file: Path) -> str:
+    """What a file is called; "-" is the standard input."""
+    return "input" if str(file) == "-" else str(file)
 
 
 def fault_lines(name: str, text: str, faults: Iterable[Fault], *, kind: str = "error") -> Iterator[Text]:
@@ -26,12 +56,23 @@ def fault_lines(name: str, text: str, faults: Iterable[Fault], *, kind: str = "e
     style = "bold red" if kind == "error" else "yellow"
     for fault in faults:
         place = f"{name}:{fault.line}:{fault.column}" if fault.line else name
-        said = fault.message if fault.line or not fault.field else f"{fault.field}: {fault.message}"
-        yield Text.assemble((f"{place}: ", "bold"), (f"{kind}: ", style), _one_line(said))
+        yield Text.assemble((f"{place}: ", "bold"), (f"{kind}: ", style), _one_line(_said(fault)))
         if 1 <= fault.line <= len(lines):
             secrets = secret_spans(text) if secrets is None else secrets
             line = _without(lines[fault.line - 1], secrets.get(fault.line, ()))
             yield from _source(line, fault.line, fault.column, style)
+
+
+def _said(fault: Fault) -> str:
+    if not fault.field:
+        return fault.message
+    if not fault.line:
+        return f"{fault.field}: {fault.message}"
+    if not _WITHOUT_SUBJECT.match(fault.message):
+        return fault.message
+    # A missing key has the place of the mapping that it is missing in, so the place doesn't name it.
+    key = fault.field if '"' in fault.field else fault.field.rpartition(".")[2]
+    return f"{key} {fault.message}"
 
 
 def _without(line: str, secrets: Iterable[Span]) -> str:

@@ -182,6 +182,8 @@ class JobHandle:
         async for event in watch_events(
             self._connection, start_revision=start_revision, event_filter=EventFilter(subject=subject)
         ):
+            if event.facts.get("uid", self.job.uid) != self.job.uid:
+                continue  # another job of the name, that ends or has come
             yield event
             if event.subject == subject and event.state in ENDED:
                 return

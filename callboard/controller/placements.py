@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-import yaml
-
 from callboard.model.colocation import unfused
-from callboard.model.describe import masked
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.quantities import MILLI, format_milli
-from callboard.model.specs import ComponentSpec, JobSpec, WorkerPlace
-from callboard.placement import (
-    Accelerator,
-    Cluster,
-    HardwareUnit,
-    Node,
-    PlacementPlan,
-    PlannedComponent,
-    PlannedWorker,
-    plan_placement,
-    render,
-)
+from callboard.model.inputs.located import Misfit, Misfits, path_of
+from callboard.model.specs import JobSpec
+from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
+from callboard.placement.jobs import digest_of, place_job
 from callboard.scheduler.records import NodeRecord, NodeState
 from callboard.wire.refusals import InventoryChanged
 
@@ -73,18 +60,16 @@ def placed(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec:
         return spec
     nodes = list(nodes)
     _check_planned_for(spec, nodes)
-    asking = [component.name for component in spec.components if component.resources.gpu_milli]
-    plan = plan_placement(spec.placement_config, cluster_of(nodes), gpu_components=asking)
-    faults = list(_faults(spec, plan))
-    if faults:
-        raise InvalidInput(faults)
-    components = tuple(
-        component if component.name not in plan.by_name else _with_places(component, plan.by_name[component.name])
-        for component in spec.components
-    )
-    return replace(
-        spec, components=components, placement_config=_kept(plan), placement_digest=_digest(spec.placement_config)
-    )
+    try:
+        return place_job(spec, cluster_of(nodes))
+    except Misfits as error:
+        raise InvalidInput(map(_fault, error.found)) from None
+
+
+def _fault(misfit: Misfit) -> Fault:
+    """What a job says differently is at its place in the request, what its text says at its place in the text."""
+    field = path_of(misfit.place)
+    return Fault(field if misfit.place[0] == "cluster" else f"spec.{field}", misfit.message)
 
 
 def _check_planned_for(spec: JobSpec, nodes: Iterable[NodeRecord]) -> None:
@@ -99,23 +84,10 @@ def _check_planned_for(spec: JobSpec, nodes: Iterable[NodeRecord]) -> None:
         )
 
 
-def _kept(plan: PlacementPlan) -> str:
-    """The text that a job keeps: the placement alone, in its normal form. A whole config may hold secrets, and so may
-    the variables of its node groups, which are kept with the places (:mod:`callboard.controller.secret_store`)."""
-    config = yaml.safe_load(render(plan))
-    del config["cluster"]["nodes"]
-    for group in config["cluster"].get("node_groups", ()):
-        for settings in group.get("env_configs", ()):
-            if "env_vars" in settings:
-                settings["env_vars"] = [masked(tuple(pair.items())) for pair in settings["env_vars"]]
-    kept: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=120)
-    return kept
-
-
 def as_before(spec: JobSpec, first: JobSpec) -> JobSpec:
     """A repeated request resolved as it was the first time, whatever became of the nodes; one that says something else
     stays different."""
-    if first.placement_digest != _digest(spec.placement_config):
+    if first.placement_digest != digest_of(spec.placement_config):
         return spec
     resolved = {component.name: component for component in unfused(first).components}
     components = tuple(
@@ -136,78 +108,3 @@ def as_before(spec: JobSpec, first: JobSpec) -> JobSpec:
         placement_config=first.placement_config,
         placement_digest=first.placement_digest,
     )
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _with_places(component: ComponentSpec, planned: PlannedComponent) -> ComponentSpec:
-    places = tuple(place_of(worker) for worker in planned.workers)
-    return replace(
-        component,
-        min_workers=len(places),
-        max_workers=len(places),
-        resources=replace(component.resources, gpu_milli=0),
-        places=places,
-    )
-
-
-def place_of(worker: PlannedWorker) -> WorkerPlace:
-    """Where one worker must run."""
-    settings = ",".join(unit.config_json for unit in worker.hardware)
-    return WorkerPlace(
-        node_id=worker.node_id,
-        devices=tuple((device.position, device.milli) for device in worker.devices),
-        observes=worker.observer,
-        env=worker.env,
-        interpreter=worker.interpreter,
-        node_group=worker.placement.node_group_label or "",
-        hardware_json=f"[{settings}]" if settings else "",
-    )
-
-
-def _faults(spec: JobSpec, plan: PlacementPlan) -> Iterable[Fault]:
-    """What the job and its placement say differently."""
-    known = {component.name for component in spec.components}
-    for name in plan.by_name:
-        if name not in known:
-            listed = ", ".join(sorted(known))
-            yield Fault("cluster.component_placement", f"places {name}, but the job's components are {listed}")
-    for index, component in enumerate(spec.components):
-        planned = plan.by_name.get(component.name)
-        if planned is None:
-            continue
-        field = f"spec.components[{index}]"
-        if component.elastic:
-            yield Fault(f"{field}.min_workers", f"{component.name} has a placement, so its number of workers is fixed")
-        elif component.places and _where(component.places) != _where(place_of(worker) for worker in planned.workers):
-            # What a job says of itself has both, and equal, so it may be submitted again.
-            said = f"{component.name} states places, and its placement gives others; state one of the two"
-            yield Fault(f"{field}.places", said)
-        elif component.min_workers not in (1, planned.world_size):
-            yield Fault(
-                f"{field}.workers",
-                f"{component.name} states {component.min_workers} workers, its placement makes {planned.world_size}; "
-                "leave workers out or correct one of the two",
-            )
-        yield from _gpu_faults(field, component, planned)
-
-
-def _where(places: Iterable[WorkerPlace]) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
-    return [(place.node_id, place.devices) for place in places]
-
-
-def _gpu_faults(field: str, component: ComponentSpec, planned: PlannedComponent) -> Iterable[Fault]:
-    asked = component.resources.gpu_milli
-    if not asked:
-        return
-    for worker in planned.workers:
-        held, whole = sum(device.milli for device in worker.devices), len(worker.devices) * MILLI
-        if asked not in (held, whole):
-            yield Fault(
-                f"{field}.resources.gpu",
-                f"{component.name} asks {format_milli(asked)} GPU a worker, its placement gives rank "
-                f"{worker.placement.rank} {format_milli(held)}; leave gpu out or correct one of the two",
-            )
-            return

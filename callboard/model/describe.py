@@ -193,6 +193,7 @@ def _place(place: WorkerPlace, *, secrets: bool) -> dict[str, Any]:
         "interpreter": place.interpreter or None,
         "node_group": place.node_group or None,
         "hardware_json": place.hardware_json or None,
+        "hardware": dict(place.hardware) or None,
     }
     return _without_none(stated)
 

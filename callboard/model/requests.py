@@ -114,8 +114,8 @@ class JobSpec(_Request):
     Attributes:
         pool: pool to charge.
         components: at least one.
-        name: unique among jobs that have not ended. Not stated: the first component's name with a random end, chosen
-            once, so that a repeated submit asks for the same job.
+        name: unique among jobs that neither have ended nor are ending. Not stated: the first component's name with a
+            random end, chosen once, so that a repeated submit asks for the same job.
         priority: −1000 … 1000, default 5.
         labels: for preemption rules and people.
         placement: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.

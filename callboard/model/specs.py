@@ -157,6 +157,8 @@ class WorkerPlace:
         interpreter: Python interpreter of the node's ``env_configs``; empty: the component's.
         node_group: label of the node group that its placement counts ranks in; empty: none.
         hardware_json: settings of the declared hardware it was given, a JSON array; empty: none.
+        hardware: (piece, share in milli) of each piece of its node's declared hardware that it holds, sorted; see
+            :mod:`callboard.model.hardware`.
     """
 
     node_id: str
@@ -166,6 +168,7 @@ class WorkerPlace:
     interpreter: str = ""
     node_group: str = ""
     hardware_json: str = ""
+    hardware: tuple[tuple[str, int], ...] = ()
 
     @property
     def gpu_milli(self) -> int:
@@ -274,7 +277,10 @@ class ComponentSpec:
     def resources_of(self, rank: int) -> Resources:
         """Resources of the worker of a rank."""
         place = self.place_of(rank)
-        return self.resources if place is None else replace(self.resources, gpu_milli=place.gpu_milli)
+        if place is None:
+            return self.resources
+        held = replace(self.resources, gpu_milli=place.gpu_milli)
+        return held + Resources.of(custom=dict(place.hardware)) if place.hardware else held
 
     def resources_of_first(self, workers: int) -> Resources:
         """Sum over the workers of the lowest ranks."""
@@ -288,13 +294,13 @@ class JobSpec:
     """The unit of submission; started all or nothing (I3).
 
     Attributes:
-        name: name, unique among jobs that have not ended.
+        name: name, unique among jobs that neither have ended nor are ending.
         pool: pool to charge.
         components: at least one.
         priority_milli: priority in milli.
         labels: labels for preemption rules and people.
         placement: where workers lie to each other.
-        gang: all or nothing.
+        gang: all or nothing. Without, a component of a fixed number of workers is elastic from one worker on.
         session_lease_ms: cancelled when its client is gone this long; 0: detached.
         preemptible: whether it may be preempted.
         min_runtime_ms: runs this long before it may be preempted.

@@ -36,13 +36,13 @@ from callboard.placement.components import (
     ComponentPlacement,
     HybridComponentPlacement,
     component_placement_for,
-    placed_names,
 )
 from callboard.placement.config import PlacementConfig
 from callboard.placement.diagnostics import Diagnostic
 from callboard.placement.model_parallel import ModelParallelComponentPlacement
 from callboard.placement.picture import DevicePicture, Holder, NodePicture, picture
 from callboard.placement.plan import NodeDemand, PlacedDevice, PlacementPlan, PlannedComponent, PlannedWorker
+from callboard.placement.reading import placed_names
 from callboard.placement.record import Placement, PlacementMode, RolloutSyncMode
 from callboard.placement.render import parse, plan_placement, render
 from callboard.placement.strategies import (

@@ -11,8 +11,8 @@ from callboard.placement.config import Entry
 from callboard.placement.diagnostics import Report
 from callboard.placement.numbering import Kind, Numbering, Span
 from callboard.placement.plan import WHOLE_DEVICE, NodeDemand, PlacedDevice, PlannedWorker
+from callboard.placement.processes import Ranks
 from callboard.placement.record import Placement
-from callboard.placement.strategies import Ranks
 
 User = tuple[Entry, Numbering, Sequence[Ranks]]
 """A component with the resource ranks of each of its processes."""

@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from functools import cached_property
 
 from callboard.model.faults import InvalidInput
 from callboard.placement.charging import Charges, Located
-from callboard.placement.cluster import Cluster, Node, need_cluster
-from callboard.placement.config import KEY, REASONING, Entry, PlacementConfig, components_of, read_config
-from callboard.placement.diagnostics import Report, Where, capped, nearest_of
-from callboard.placement.fields import rank_list
-from callboard.placement.grammar import Part, compile_segments
-from callboard.placement.numbering import Kind, Numbering, kind_of, number
+from callboard.placement.cluster import Cluster
+from callboard.placement.config import REASONING, PlacementConfig, components_of
+from callboard.placement.diagnostics import Report, nearest_of
+from callboard.placement.layouts import Laying, Layout
 from callboard.placement.plan import PlacementPlan, PlannedComponent
+from callboard.placement.processes import place
+from callboard.placement.reading import Read, read_source
 from callboard.placement.record import Placement, PlacementMode, RolloutSyncMode
-from callboard.placement.source import open_document
-from callboard.placement.strategies import (
-    FlexiblePlacementStrategy,
-    NodePlacementStrategy,
-    PlacementStrategy,
-    Ranks,
-    check_processes,
-    place,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A component whose text fits the cluster.
-
-    Attributes:
-        entry: what was asked for.
-        numbering: what its ranks mean.
-        parts: its segments with their counts.
-        strategy: what it compiled to.
-        processes: resource ranks of each process.
-    """
-
-    entry: Entry
-    numbering: Numbering
-    parts: tuple[Part, ...]
-    strategy: PlacementStrategy
-    processes: Sequence[Ranks]
-
-    def resources(self) -> list[tuple[int, str, int]]:
-        """What it uses as (node rank, kind, position), whatever it is called in its groups."""
-        spans = self.numbering.spans
-        found: list[tuple[int, str, int]] = []
-        at = 0
-        for part in self.parts:
-            end = part.first + part.resources
-            while spans[at].end <= part.first:
-                at += 1
-            index = at
-            while index < len(spans) and spans[index].first < end:
-                span = spans[index]
-                own = range(max(part.first, span.first) - span.first, min(end, span.end) - span.first)
-                found.extend([(span.node.rank, span.kind.value, position) for position in own])
-                index += 1
-        return found
+from callboard.placement.strategies import PlacementStrategy
 
 
 class ComponentPlacement:
@@ -82,7 +37,7 @@ class ComponentPlacement:
 
     def __init__(self, config: object, cluster: Cluster | None = None, *, gpu_components: Iterable[str] = ()) -> None:
         report = Report()
-        if isinstance(config, _Read):
+        if isinstance(config, Read):
             report, self._config, used, given = config.report, config.config, config.cluster, config.given
         else:
             read = read_source(config, cluster, reasoning=self._reasoning)
@@ -92,7 +47,7 @@ class ComponentPlacement:
             raise InvalidInput(report.faults)
         self._cluster = used
         _check_nodes(self._config, used, report)
-        laying = _Laying(self._config, used, given or used, frozenset(gpu_components), report)
+        laying = Laying(self._config, used, given or used, frozenset(gpu_components), report)
         laid = {
             entry.component: layout for entry in self._config.entries if (layout := laying.lay_out(entry)) is not None
         }
@@ -221,56 +176,6 @@ class HybridComponentPlacement(ComponentPlacement):
     """Any component on any set of resources, as in embodied work: environments, rollouts, actors."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A config that was read: it is not read twice to learn which class places it."""
-
-    report: Report
-    config: PlacementConfig
-    cluster: Cluster | None
-    given: Cluster | None
-
-
-def read_source(config: object, cluster: Cluster | None, *, reasoning: bool | None = None) -> _Read:
-    """What ``config`` asks for, faults collected.
-
-    Args:
-        config: as of :class:`ComponentPlacement`.
-        cluster: the nodes that are there; None: those that the config describes.
-        reasoning: whether to place by model parallelism; None: as the config's own task says.
-
-    Raises:
-        InvalidInput: it is no YAML and no mapping.
-        TypeError: ``cluster`` is no cluster.
-    """
-    if cluster is not None:
-        need_cluster(cluster)
-    report = Report()
-    if isinstance(config, PlacementConfig):
-        if cluster is None:
-            report.fault(Where("nodes"), "which nodes are there? give a cluster")
-        if reasoning is not None:
-            config = replace(config, task_type=REASONING if reasoning else "")
-        return _Read(report, config, cluster.with_groups(config.groups) if cluster else None, cluster)
-    found, used = read_config(open_document(config, report), cluster, report, reasoning=reasoning)
-    return _Read(report, found, used, cluster)
-
-
-def placed_names(config: object) -> list[str]:
-    """Names of the components that a config places, in its order, whatever else is wrong with it.
-
-    Raises:
-        InvalidInput: it is no YAML and no mapping, or what should be names is none.
-    """
-    report = Report()
-    names = components_of(read_config(open_document(config, report), Cluster(()), report)[0].entries)
-    if not names:
-        told = [fault for fault in report.faults if KEY in fault.field and fault.line]
-        if told:
-            raise InvalidInput(capped(told))
-    return list(names)
-
-
 def component_placement_for(
     config: object, cluster: Cluster | None = None, *, gpu_components: Iterable[str] = ()
 ) -> ComponentPlacement:
@@ -307,114 +212,3 @@ def _check_nodes(config: PlacementConfig, cluster: Cluster, report: Report) -> N
                 config.where,
                 f"node {node.rank} ({node.node_id}) had {node.lost_accelerators} accelerators more than it reports now",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Laying:
-    """Lays entries over the cluster.
-
-    Attributes:
-        config: what was asked for.
-        cluster: the nodes that may be used.
-        given: the nodes that are there.
-        needing: components that need GPUs although their config does not say so.
-        report: where faults go.
-    """
-
-    config: PlacementConfig
-    cluster: Cluster
-    given: Cluster
-    needing: frozenset[str]
-    report: Report
-
-    def lay_out(self, entry: Entry) -> Layout | None:
-        """``entry`` on the cluster, or None with faults."""
-        report = self.report
-        if self.config.defective.intersection(entry.node_groups) or not entry.node_groups:
-            return None  # told where the group is defined
-        numbering = number(
-            self.cluster, entry.node_groups, entry.group_where, report, defective=sorted(self.config.defective)
-        )
-        if numbering is None or self._lacks_gpus(entry, numbering) or self._needs_more_nodes(entry, numbering):
-            return None
-        if not entry.segments:
-            return None  # told where the text was read
-        _say_kinds(entry, self.cluster, numbering, report)
-        parts = compile_segments(entry.segments, numbering.total, numbering.resource, entry.where, report)
-        if parts is None:
-            return None
-        processes: list[Ranks] = []
-        faults_before = len(report.faults)
-        for part in parts:
-            ranks, first = part.ranks(), len(processes)
-            check_processes(ranks, numbering, entry.where, report, first=first, segment=part.segment)
-            processes.extend(ranks)
-        if len(report.faults) > faults_before:
-            return None
-        strategy: PlacementStrategy
-        if numbering.nodes_only:
-            strategy = NodePlacementStrategy([ranks[0] for ranks in processes], entry.node_groups)
-        else:
-            strategy = FlexiblePlacementStrategy.trusted(processes, entry.node_groups)
-        return Layout(entry, numbering, parts, strategy, processes)
-
-    def _lacks_gpus(self, entry: Entry, numbering: Numbering) -> bool:
-        """Rule 10: nodes are no substitute for the GPUs that a component asks for."""
-        if any(span.kind is Kind.ACCELERATOR for span in numbering.spans):
-            return False
-        if not entry.needs_gpus and entry.component not in self.needing:
-            return False
-        ranks = rank_list(sorted({span.node.rank for span in numbering.spans}))
-        groups = ",".join(numbering.labels)
-        said = f"it asks for GPUs, but no accelerators were found on nodes {ranks} by the node group {groups}"
-        self.report.fault(entry.where, said, read=entry.text)
-        return True
-
-    def _needs_more_nodes(self, entry: Entry, numbering: Numbering) -> bool:
-        """PS-17: a placement beyond ``num_nodes`` says so, when the nodes that are left out would do."""
-        wanted, given = self.config.num_nodes, self.given
-        highest = max((segment.last for segment in entry.segments), default=-1)
-        if wanted is None or highest < numbering.total or self.cluster.num_nodes >= given.num_nodes:
-            return False
-        wider = number(given.with_groups(self.config.groups), entry.node_groups, entry.group_where, Report())
-        if wider is None or highest >= wider.total:
-            return False
-        needed = wider.spans[wider.index_of(highest)].node.rank
-        count = sum(1 for node in given.nodes if node.rank <= needed)
-        self.report.fault(
-            entry.where,
-            f"num_nodes is {wanted}, but the placement needs {count} nodes: {numbering.resource} rank {highest} is on "
-            f"node {needed}",
-            read=str(wanted),
-            allowed=f"{count} or more",
-        )
-        return True
-
-
-def _say_kinds(entry: Entry, cluster: Cluster, numbering: Numbering, report: Report) -> None:
-    """Rule 10: what ranks mean on nodes without accelerators is said aloud."""
-    for label in numbering.labels:
-        group = cluster.groups_by_label[label]
-        if group.ignore_hardware or group.hardware_type or label == "node":
-            continue
-        nodes = [cluster.by_rank[rank] for rank in group.node_ranks if rank in cluster.by_rank]
-        bare = [node for node in nodes if not node.accelerators]
-        if not bare:
-            continue
-        if kind_of(group, nodes) is Kind.NODE:
-            report.warn(
-                entry.where,
-                f"no accelerators found on nodes {_ranks_of(nodes)} of the group {label}: resource = node, one "
-                "process per node",
-            )
-        else:
-            many = "nodes" if len(bare) > 1 else "node"
-            report.warn(
-                entry.where,
-                f"{many} {_ranks_of(bare)} of the group {label} left out: no accelerators there; ranks count those of "
-                "the others",
-            )
-
-
-def _ranks_of(nodes: Sequence[Node]) -> str:
-    return rank_list([node.rank for node in nodes])

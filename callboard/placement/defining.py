@@ -20,7 +20,8 @@ from callboard.placement.cluster import (
 )
 from callboard.placement.describing import described_nodes, interpreter_path, settings_json
 from callboard.placement.diagnostics import Report, Where
-from callboard.placement.source import Items, Leaf, Table, Value, kind_of, open_document
+from callboard.placement.source import open_document
+from callboard.placement.tree import Items, Leaf, Table, Value, kind_of
 
 MAX_GROUPS = 1000
 """Most node groups of a config."""

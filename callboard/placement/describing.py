@@ -16,7 +16,7 @@ from callboard.placement.cluster import (
     Node,
 )
 from callboard.placement.diagnostics import Report
-from callboard.placement.source import Items, Leaf, Table, Value, kind_of
+from callboard.placement.tree import Items, Leaf, Table, Value, kind_of
 
 MAX_ACCELERATORS = 1024
 """Most accelerators of a described node."""

@@ -11,7 +11,7 @@ from typing import Any
 from callboard.model.inputs.located import shown_text
 from callboard.model.names import LABEL_PATTERN, is_label
 from callboard.placement.diagnostics import Report, Where, unknown
-from callboard.placement.source import Items, Leaf, Table, Value, kind_of, traps
+from callboard.placement.tree import Items, Leaf, Table, Value, kind_of, traps
 
 MAX_ITEMS = 100_000
 """Most items of a list of nodes, ranks or hardware."""

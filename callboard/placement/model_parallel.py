@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from callboard.placement.components import ComponentPlacement, Layout
+from callboard.placement.components import ComponentPlacement
 from callboard.placement.config import PlacementConfig
 from callboard.placement.diagnostics import Report, Where
+from callboard.placement.layouts import Layout
 from callboard.placement.record import PlacementMode, RolloutSyncMode
 from callboard.placement.strategies import PackedPlacementStrategy
 

@@ -16,7 +16,7 @@ from callboard.placement.components import component_placement_for
 from callboard.placement.config import Entry, PlacementConfig
 from callboard.placement.fields import rank_list
 from callboard.placement.plan import PlacementPlan
-from callboard.placement.source import traps
+from callboard.placement.tree import traps
 
 _SHORT_MODEL = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from callboard.model.quantities import format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
-from callboard.scheduler.grouping import charged_beside, new_kind, node_filter, reuse
+from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
 from callboard.scheduler.pinned import place_reasons
 from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import (
@@ -17,6 +17,7 @@ from callboard.scheduler.records import (
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, lacks, lacks_for_all, shortfall
+from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.view import View
 from callboard.scheduler.wording import missing
@@ -29,6 +30,7 @@ def blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
     """Quotas that are short, group rules that say no, nodes that lack something; only what is in the way."""
     reasons: list[Reason] = []
     asks = asks_of(spec)
+    to_place: list[Ask] = []
     for ask in asks:
         pool = state.pools.get(ask.pool)
         if pool is None:
@@ -38,14 +40,11 @@ def blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
             what = "is being deleted" if pool.deleting else f"admits nothing (stop policy {pool.spec.stop_policy})"
             reasons.append(Reason("POOL_HELD", f"pools/{ask.pool}", f"pool {ask.pool} {what}"))
         reasons += _quota_reasons(view, state, asks, ask)
-        if reuse(state, view, spec, ask) is not None:
-            continue
-        reasons += group_reasons(state, view, ask)
-        reasons += node_reasons(state, view, spec, ask)
-    if not reasons and len(asks) > 1:
-        # Each pool's workers find room, all together don't.
-        together = Ask.of(spec.pool, (slot for ask in asks for slot in ask.slots))
-        reasons += node_reasons(state, view, spec, together)
+        if reuse(state, view, spec, ask) is None:
+            reasons += group_reasons(state, view, ask)
+            to_place.append(ask)
+    if to_place:
+        reasons += _node_reasons(state, view, spec, to_place)
     return reasons
 
 
@@ -76,37 +75,37 @@ def group_reasons(state: State, view: View, ask: Ask) -> list[Reason]:
     return []
 
 
-def node_reasons(state: State, view: View, spec: JobSpec, ask: Ask) -> list[Reason]:
-    """What each node lacks for the workers of an ask; empty when they fit."""
-    wanted = node_filter(spec, state.pools[ask.pool].spec)
-    short = shortfall(state, view, wanted, ask.slots, spec.placement)
+def _node_reasons(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[Reason]:
+    """What each node lacks for the workers of some asks; empty when they fit."""
+    wanted, slots = together(state, spec, asks)
+    short = shortfall(state, view, wanted, slots, spec.placement)
     if short is None:
         return []
-    reasons: list[Reason] = place_reasons(state, view, wanted, ask.slots)
+    reasons: list[Reason] = place_reasons(state, view, wanted, slots)
     if reasons:
         return reasons  # how the others fit is seen once these have their places
     nodes = sorted(state.nodes.values(), key=lambda node: node.rank)
     if not nodes:
         return [Reason("NO_NODES", "nodes", "no node has joined")]
-    unmet = _unmet_selectors(nodes, ask)
+    unmet = _unmet_selectors(nodes, slots)
     if unmet:
         return unmet
     for node in nodes[:MAX_SUBJECTS]:
         reasons += _one_node(short, node, wanted, spec.placement)
     if len(nodes) > MAX_SUBJECTS:
         reasons.append(Reason("MORE_NODES", "nodes", f"and {len(nodes) - MAX_SUBJECTS} nodes more"))
-    largest = _largest(state, view, ask)
+    largest = _largest(state, view, slots)
     if largest is not None:
         reasons.insert(0, largest)
     if short.placed:
-        count, placed = len(ask.slots), short.placed
+        count, placed = len(slots), short.placed
         reasons.insert(0, Reason("ROOM_FOR", "nodes", f"room for {placed} of {count} workers", "", count, placed))
     return reasons
 
 
-def _unmet_selectors(nodes: Sequence[NodeRecord], ask: Ask) -> list[Reason]:
+def _unmet_selectors(nodes: Sequence[NodeRecord], slots: Sequence[Slot]) -> list[Reason]:
     """Components whose labels no node has."""
-    asking = {slot.component: slot.selector for slot in ask.slots if slot.selector}
+    asking = {slot.component: slot.selector for slot in slots if slot.selector}
     return [
         Reason(
             "LABEL_MISMATCH",
@@ -159,9 +158,9 @@ def _quarantined(view: View, node: NodeRecord, resource: str) -> str:
     return f" ({format_amount(resource, amount)} quarantined)" if amount else ""
 
 
-def _largest(state: State, view: View, ask: Ask) -> Reason | None:
+def _largest(state: State, view: View, slots: Sequence[Slot]) -> Reason | None:
     """For a worker larger than any node: "largest node has 1" (PG-08)."""
-    biggest = max(ask.slots, key=lambda slot: slot.resources.gpu_milli).resources
+    biggest = max(slots, key=lambda slot: slot.resources.gpu_milli).resources
     capacity = max((node.capacity.gpu_milli for node in state.nodes.values()), default=0)
     if not view.assumption.empty or biggest.gpu_milli <= capacity:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from callboard.model.cluster_text import NodeText
 from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, total
-from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
+from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec
 from callboard.scheduler.explain import PlannedWorker, explain_spec
 from callboard.scheduler.records import DeviceInfo, NodeRecord, NodeState, PoolRecord, Put
 from callboard.scheduler.rooms import NodeFilter
@@ -23,6 +23,34 @@ UNBOUNDED_MEMORY = 1 << 60
 
 GPU_NODES, CPU_NODES = "gpu", "cpu"
 """Node groups of described nodes: those with GPUs and those without."""
+
+_MAX_REASONS = 4
+"""Most nodes that are named for one component."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedNode:
+    """One node that is only described.
+
+    Attributes:
+        node_id: its id.
+        rank: its rank.
+        node_group: its node group.
+        labels: labels, sorted by key.
+        gpus: number of GPUs.
+        gpu_model: what they are; empty: not stated.
+        cpu_milli: milli-CPUs; None: not stated.
+        memory_bytes: bytes of memory; None: not stated.
+    """
+
+    node_id: str
+    rank: int
+    node_group: str
+    labels: Labels = ()
+    gpus: int = 0
+    gpu_model: str = ""
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +73,8 @@ class PlannedNode:
     """What one described node would hold.
 
     Attributes:
-        node_id: "node-0", "node-1" …, in the order of the text.
-        node_group: "gpu" or "cpu".
+        node_id: id of the node.
+        node_group: its node group.
         workers: component → number of its workers there.
         used: what they hold.
         left: what is free beside them; of what the text doesn't state, nothing is said.
@@ -95,12 +123,33 @@ def asks_by_pool(spec: JobSpec) -> dict[str, Resources]:
     return asks
 
 
-def plan_job(spec: JobSpec, nodes: Sequence[NodeText]) -> JobPlan:
+def nodes_of(texts: Iterable[NodeText]) -> tuple[DescribedNode, ...]:
+    """Nodes that a text describes: "node-0", "node-1" … in its order, in the node group gpu or cpu."""
+    return tuple(
+        DescribedNode(
+            node_id=f"node-{rank}",
+            rank=rank,
+            node_group=group_of(text.gpus),
+            gpus=text.gpus,
+            gpu_model=text.gpu_model,
+            cpu_milli=text.cpu_milli,
+            memory_bytes=text.memory_bytes,
+        )
+        for rank, text in enumerate(texts)
+    )
+
+
+def group_of(gpus: int) -> str:
+    """Node group of a described node that states none."""
+    return GPU_NODES if gpus else CPU_NODES
+
+
+def plan_job(spec: JobSpec, nodes: Sequence[DescribedNode]) -> JobPlan:
     """Where the job would go on an empty cluster of these nodes, or how much of it.
 
     Args:
         spec: the job, settled (:func:`callboard.model.inputs.settling.settled`).
-        nodes: the cluster.
+        nodes: the cluster, by rank.
     """
     state = described_state(spec, nodes)
     whole = explain_spec(state, spec, 0)
@@ -122,22 +171,18 @@ def plan_job(spec: JobSpec, nodes: Sequence[NodeText]) -> JobPlan:
     return JobPlan(spec, filled, unplaced)
 
 
-def node_name(rank: int) -> str:
-    """Id of a described node."""
-    return f"node-{rank}"
-
-
-def described_state(spec: JobSpec, nodes: Sequence[NodeText]) -> State:
+def described_state(spec: JobSpec, nodes: Sequence[DescribedNode]) -> State:
     """What a scheduler would know once these nodes joined and the job's pools were made, without quotas."""
     state = State()
     for pool in dict.fromkeys((spec.pool, *asks_by_pool(spec))):
         state.apply(Put(PoolRecord(spec=PoolSpec(name=pool))))
-    for rank, node in enumerate(nodes):
+    for node in nodes:
         record = NodeRecord(
-            node_id=node_name(rank),
-            rank=rank,
+            node_id=node.node_id,
+            rank=node.rank,
             state=NodeState.READY,
-            node_group=_group(node),
+            labels=node.labels,
+            node_group=node.node_group,
             capacity=_capacity(node),
             devices=tuple(DeviceInfo(id=str(i), model=node.gpu_model) for i in range(node.gpus)),
             simulated=True,
@@ -148,11 +193,7 @@ def described_state(spec: JobSpec, nodes: Sequence[NodeText]) -> State:
     return state
 
 
-def _group(node: NodeText) -> str:
-    return GPU_NODES if node.gpus else CPU_NODES
-
-
-def _capacity(node: NodeText) -> Resources:
+def _capacity(node: DescribedNode) -> Resources:
     return Resources(
         cpu_milli=UNBOUNDED_CPU_MILLI if node.cpu_milli is None else node.cpu_milli,
         gpu_milli=node.gpus * MILLI,
@@ -160,7 +201,7 @@ def _capacity(node: NodeText) -> Resources:
     )
 
 
-def _stated(node: NodeText, left: Resources) -> Resources:
+def _stated(node: DescribedNode, left: Resources) -> Resources:
     """Of what is left, that of which the text says how much there is."""
     return Resources(
         cpu_milli=0 if node.cpu_milli is None else left.cpu_milli,
@@ -170,17 +211,36 @@ def _stated(node: NodeText, left: Resources) -> Resources:
 
 
 def _as_many_as_fit(state: State, spec: JobSpec) -> tuple[ComponentSpec, ...]:
-    """Components cut to what fits beside those before them, GPUs first."""
-    placed: tuple[ComponentSpec, ...] = ()
-    for component in sorted(spec.components, key=lambda component: -component.resources.gpu_milli):
+    """Components cut to what fits beside those before them: those with places, then GPUs first."""
+    taken: dict[str, Resources] = {}
+    fixed = [_fitting_places(state, component, taken) for component in spec.components if component.places]
+    placed = tuple(component for component in fixed if component.places)
+    free = [component for component in spec.components if not component.places]
+    for component in sorted(free, key=lambda component: -component.resources.gpu_milli):
         fitting = _most(state, spec, placed, component)
         if fitting:
             placed = (*placed, _cut(component, fitting))
     return placed
 
 
+def _fitting_places(state: State, component: ComponentSpec, taken: dict[str, Resources]) -> ComponentSpec:
+    """The component with those of its places that have room beside what is taken; adds what they take.
+
+    Devices always have: whoever made the places shared them out (I1).
+    """
+    places = []
+    for rank, place in enumerate(component.places):
+        ask, used = component.resources_of(rank), taken.get(place.node_id, NOTHING)
+        if state.nodes[place.node_id].capacity.covers(used + ask):
+            places.append(place)
+            taken[place.node_id] = used + ask
+    return replace(component, min_workers=len(places), max_workers=len(places), places=tuple(places), scaling=())
+
+
 def _why(state: State, spec: JobSpec, component: ComponentSpec, filled: Sequence[PlannedNode]) -> tuple[str, ...]:
     """What one more worker of a component lacks on every node; nothing where it is the strategy that forbids it."""
+    if component.places:
+        return _why_of_places(component, filled)
     labels = (*component.node_selector, *(() if spec.node_selector_soft else spec.node_selector))
     wanted = NodeFilter(tuple(sorted(set(labels))))
     admitted = [node for node in filled if wanted.admits(state.nodes[node.node_id])]
@@ -193,12 +253,34 @@ def _why(state: State, spec: JobSpec, component: ComponentSpec, filled: Sequence
         most = max(admitted, key=lambda node: node.free.get(resource))
         have = most.free.get(resource)
         if have < asked:
-            told = f"one worker asks {format_amount(resource, asked)} {resource}; {which}"
-            here = "none has more than" if len(admitted) > 1 else "has"
-            short.append(f"{told} {here} {format_amount(resource, max(0, have))} left")
+            here = f"{which} none has more than" if len(admitted) > 1 else f"{which} has"
+            short.append(_lacks(resource, asked, here, have))
     if not short and not any(node.free.covers(component.resources) for node in admitted):
         short.append(f"no node has {component.resources} left at once")
     return tuple(short)
+
+
+def _why_of_places(component: ComponentSpec, filled: Sequence[PlannedNode]) -> tuple[str, ...]:
+    """What the workers lack that have no room where they are placed, for the first nodes of those."""
+    here = {node.node_id: node for node in filled}
+    wanted: dict[str, list[int]] = {}
+    for rank, place in enumerate(component.places):
+        wanted.setdefault(place.node_id, []).append(rank)
+    short = []
+    for node_id, ranks in wanted.items():
+        node = here[node_id]
+        if node.workers.get(component.name, 0) == len(ranks):
+            continue
+        for resource, asked in component.resources_of(ranks[-1]).items():
+            have = node.free.get(resource)
+            if have < asked:
+                short.append(_lacks(resource, asked, f"{node_id}, where it is placed, has", have))
+    return tuple(short[:_MAX_REASONS])
+
+
+def _lacks(resource: str, asked: int, here: str, have: int) -> str:
+    left = format_amount(resource, max(0, have))
+    return f"one worker asks {format_amount(resource, asked)} {resource}; {here} {left} left"
 
 
 def _most(state: State, spec: JobSpec, placed: tuple[ComponentSpec, ...], component: ComponentSpec) -> int:
@@ -215,21 +297,21 @@ def _most(state: State, spec: JobSpec, placed: tuple[ComponentSpec, ...], compon
 
 
 def _cut(component: ComponentSpec, workers: int) -> ComponentSpec:
-    return replace(component, min_workers=workers, max_workers=workers, places=component.places[:workers], scaling=())
+    return replace(component, min_workers=workers, max_workers=workers, scaling=())
 
 
-def _filled(spec: JobSpec, nodes: Sequence[NodeText], workers: Iterable[PlannedWorker]) -> tuple[PlannedNode, ...]:
+def _filled(spec: JobSpec, nodes: Sequence[DescribedNode], workers: Iterable[PlannedWorker]) -> tuple[PlannedNode, ...]:
     components = {component.name: component for component in spec.components}
     held: dict[str, list[PlannedWorker]] = {}
     for worker in workers:
         held.setdefault(worker.node_id, []).append(worker)
     filled = []
-    for rank, node in enumerate(nodes):
-        here = held.get(node_name(rank), [])
+    for node in nodes:
+        here = held.get(node.node_id, [])
         counts: dict[str, int] = {}
         for worker in here:
             counts[worker.component] = counts.get(worker.component, 0) + 1
         used = total(components[worker.component].resources_of(worker.rank) for worker in here)
         free = _capacity(node) - used
-        filled.append(PlannedNode(node_name(rank), _group(node), counts, used, _stated(node, free), free))
+        filled.append(PlannedNode(node.node_id, node.node_group, counts, used, _stated(node, free), free))
     return tuple(filled)

@@ -11,8 +11,8 @@ from callboard.model.specs import JobSpec
 from callboard.scheduler.asks import asks_of
 from callboard.scheduler.awaited import awaited, backoff, living_copies, waiting_workers
 from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
-from callboard.scheduler.planning import Blocked, Plan, could_ever_fit, plan
-from callboard.scheduler.preemption import lost_work_ms, may_yield
+from callboard.scheduler.planning import Blocked, Plan, best_case, could_ever_fit, plan
+from callboard.scheduler.preemption import claims_of, lost_work_ms, may_yield, policy_for
 from callboard.scheduler.records import (
     DeviceShare,
     JobRecord,
@@ -182,24 +182,37 @@ def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) ->
 def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, now_ms: int) -> Explanation:
     view = View(state, Assumption(subject=uid))
     reasons = blockers(state, view, spec)
-    reasons += _unyielding(state, uid, spec, now_ms)
+    first = join([reason.message for reason in reasons])
+    changes = remedies(state, spec, View(state, best_case(state, uid, spec, now_ms)))
+    if found.too_many:
+        most = policy_for(state, spec.pool).max_victims_per_round
+        message = f"{found.too_many} would have to yield to {spec.name}, and by the policy at most {most} may at once"
+        reasons.append(Reason("TOO_MANY_VICTIMS", "policy", message, "", found.too_many, most))
+        changes = (*changes, f"raise max_victims_per_round to {found.too_many}")
+    reasons += _others(state, uid, spec, now_ms)
     if found.retry_ms:
         message = f"is looked at again in {max(0, found.retry_ms - now_ms)} ms, when preemption may become possible"
         reasons.append(Reason("LATER", f"jobs/{spec.name}", message))
-    first = [reason.message for reason in reasons if reason.code not in ("WILL_NOT_YIELD", "LATER")]
-    summary = f"{spec.name} waits: {join(first) or 'nobody yields to it'}"
-    return Explanation("WAIT", summary, tuple(reasons), remedies(state, spec, view))
+    if not changes:
+        # Time alone may help. Whoever can't wait may make room.
+        changes = remedies(state, spec, view)
+    return Explanation("WAIT", f"{spec.name} waits: {first or 'nobody yields to it'}", tuple(reasons), changes)
 
 
-def _unyielding(state: State, uid: str, spec: JobSpec, now_ms: int) -> list[Reason]:
-    """Running jobs that need not yield, and why."""
+def _others(state: State, uid: str, spec: JobSpec, now_ms: int) -> list[Reason]:
+    """Running jobs that need not yield, and those that would in vain, with the rule."""
     reasons = []
+    claims = claims_of(state, spec, uid)
     holding = [*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING]]
     for other in holding[:MAX_SUBJECTS]:
-        verdict = may_yield(state, state.jobs[other], spec, uid, now_ms)
+        verdict = may_yield(state, state.jobs[other], spec, uid, now_ms, claims=claims)
+        name = state.jobs[other].name
         if verdict.rule is None:
-            name = state.jobs[other].name
             reasons.append(Reason("WILL_NOT_YIELD", f"jobs/{name}", f"{name} need not yield: {verdict.reason}"))
+        elif not spec.never_preempts:
+            reasons.append(
+                Reason("NOT_ENOUGH", f"jobs/{name}", f"{name} would yield, but that is not enough: {verdict.reason}")
+            )
     return reasons
 
 

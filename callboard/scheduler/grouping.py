@@ -186,22 +186,13 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
     if len(asks) == 1:
         return _make_one(state, view, spec, asks[0])
     kinds: list[GroupKind] = []
-    filters: list[NodeFilter] = []
     for ask in asks:
-        pool = state.pools[ask.pool].spec
-        kind = _kind_open(view, spec, pool, ask)
+        kind = _kind_open(view, spec, state.pools[ask.pool].spec, ask)
         if kind is None:
             return None
         kinds.append(kind)
-        filters.append(node_filter(spec, pool))
-    # All at once, so that none takes what another needs: pools that use different nodes are told apart by labels.
-    shared = frozenset.intersection(*(frozenset(wanted.required) for wanted in filters))
-    slots = [
-        _selecting(slot, frozenset(wanted.required) - shared)
-        for ask, wanted in zip(asks, filters, strict=True)
-        for slot in ask.slots
-    ]
-    found = fit(Rooms(state, view, NodeFilter(tuple(sorted(shared)), filters[0].preferred)), slots, spec.placement)
+    wanted, slots = together(state, spec, asks)
+    found = fit(Rooms(state, view, wanted), slots, spec.placement)
     if found is None:
         return None
     rest = iter(found)
@@ -210,6 +201,21 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
         GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(len(ask.slots))))
         for ask, kind in zip(asks, kinds, strict=True)
     ]
+
+
+def together(state: State, spec: JobSpec, asks: Sequence[Ask]) -> tuple[NodeFilter, Sequence[Slot]]:
+    """The workers of several asks as one, so that none takes what another needs, and the nodes that come into question
+    for all: pools that use different nodes are told apart by labels."""
+    filters = [node_filter(spec, state.pools[ask.pool].spec) for ask in asks]
+    if len(asks) == 1:
+        return filters[0], asks[0].slots
+    shared = frozenset.intersection(*(frozenset(wanted.required) for wanted in filters))
+    slots = [
+        _selecting(slot, frozenset(wanted.required) - shared)
+        for ask, wanted in zip(asks, filters, strict=True)
+        for slot in ask.slots
+    ]
+    return NodeFilter(tuple(sorted(shared)), filters[0].preferred), slots
 
 
 def _selecting(slot: Slot, labels: frozenset[tuple[str, str]]) -> Slot:

@@ -172,8 +172,8 @@ def remove_stray(tx: Transaction, ray_id: str, ray_session: str, reason: str, po
     Args:
         pool: pool it was made for; empty: nobody knows any more.
     """
-    going = tx.state.group_index.by_state[GroupState.REMOVING]
-    if not ray_id or any(tx.state.groups[group_id].ray_id == ray_id for group_id in going):
+    known = [tx.state.groups[group_id] for group_id in tx.state.group_index.by_ray_id.get(ray_id, ())]
+    if not ray_id or any(group.state is GroupState.REMOVING for group in known):
         return
     fields = {"ray_id": ray_id, "ray_session": ray_session, "removal": Removal.FAILED, "reason": reason}
     group = new_group(tx, pool, GroupKind.PRIVATE, GroupState.REMOVING, (), **fields)

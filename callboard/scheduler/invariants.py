@@ -188,7 +188,7 @@ def _indexes(state: State) -> None:
 def _node_and_group_indexes(state: State, fresh: State) -> None:
     if state.roster.known() != fresh.roster.known():
         _fail("index", f"roster is {state.roster.known()}, should be {fresh.roster.known()}")
-    for name in ("of_pool", "by_state", "by_executor", "orphans", "idle", "doomed"):
+    for name in ("of_pool", "by_state", "by_executor", "by_ray_id", "orphans", "idle", "doomed"):
         mine, theirs = getattr(state.group_index, name), getattr(fresh.group_index, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} of the groups is {mine!r}, should be {theirs!r}")

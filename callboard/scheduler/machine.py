@@ -230,7 +230,7 @@ def _group_found(tx: Transaction, event: ev.GroupFound) -> None:
     is not judged here: its creation finds it by its name, compares it, and takes or removes it."""
     group = tx.state.groups.get(event.group_id)
     making = group is not None and group.state is GroupState.CREATING
-    if making or any(each.ray_id == event.ray_id for each in tx.state.groups.values()):
+    if making or event.ray_id in tx.state.group_index.by_ray_id:
         return
     groups.remove_stray(tx, event.ray_id, event.ray_session, f"found in Ray as {event.group_id}; nobody knows it")
 

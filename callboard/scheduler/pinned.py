@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from callboard.model.hardware import is_piece
 from callboard.model.quantities import format_amount
 from callboard.model.specs import WorkerPlace
-from callboard.scheduler.records import BundleRecord, DeviceShare, GroupRecord, NodeRecord
+from callboard.scheduler.records import BundleRecord, DeviceShare, GroupRecord, NodeRecord, WorkerRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
 from callboard.scheduler.slots import Slot
@@ -86,6 +88,8 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
             case "DEVICE_TAKEN":
                 device = state.nodes[name].devices[int(reason.subject.rsplit("/", 1)[1])]
                 changes.append(f"free {short} of device {device.id} on {name}")
+            case "NODE_LACKS" if is_piece(reason.resource):
+                changes.append(f"free {short} of {reason.resource} on {name}")
             case "NODE_LACKS":
                 changes.append(f"{short} more {reason.resource} on {name}")
             case _:
@@ -121,27 +125,42 @@ def _lacking(view: View, room: Room, slot: Slot, place: WorkerPlace) -> list[Rea
             reasons.append(Reason("NO_DEVICE", subject, message, "gpu", index + 1, len(node.devices)))
         elif room.device_milli[index] < milli:
             free = max(0, room.device_milli[index])
+            users = _used_by(view, node, partial(_has_device, index=index))
             message = (
                 f"{who} must have {format_amount('gpu', milli)} of device {node.devices[index].id} on {node.node_id}, "
-                f"of which {format_amount('gpu', free)} is free{_held_by(view, node, index)}"
+                f"of which {format_amount('gpu', free)} is free{users}"
             )
             reasons.append(Reason("DEVICE_TAKEN", subject, message, "gpu", milli, free))
     free_now = room.free()
     for resource, asked in slot.resources.items():
         have = max(0, free_now.get(resource))
-        if resource != "gpu" and have < asked:
-            message = f"{node.node_id} lacks {missing(resource, asked, have)} for {who}"
-            reasons.append(Reason("NODE_LACKS", f"nodes/{node.node_id}", message, resource, asked, have))
+        if resource == "gpu" or have >= asked:
+            continue
+        message = f"{node.node_id} lacks {missing(resource, asked, have)} for {who}"
+        if is_piece(resource):
+            message = (
+                f"{who} must have {format_amount(resource, asked)} of {resource} on {node.node_id}, of which "
+                f"{format_amount(resource, have)} is free{_used_by(view, node, partial(_has_piece, piece=resource))}"
+            )
+        reasons.append(Reason("NODE_LACKS", f"nodes/{node.node_id}", message, resource, asked, have))
     return reasons
 
 
-def _held_by(view: View, node: NodeRecord, index: int) -> str:
+def _has_device(worker: WorkerRecord, index: int) -> bool:
+    return any(share.index == index for share in worker.devices)
+
+
+def _has_piece(worker: WorkerRecord, piece: str) -> bool:
+    return worker.resources.get(piece) > 0
+
+
+def _used_by(view: View, node: NodeRecord, uses: Callable[[WorkerRecord], bool]) -> str:
     if view.assumption.empty:
         return ""
     state = view.state
     jobs = dict.fromkeys(
         state.jobs[worker.job].name
         for worker in state.workers_on(node.node_id)
-        if worker.job in state.jobs and any(share.index == index for share in worker.devices)
+        if worker.job in state.jobs and uses(worker)
     )
     return f"; {', '.join(jobs)} {'uses' if len(jobs) == 1 else 'use'} it" if jobs else ""

@@ -73,6 +73,8 @@ class Blocked:
 
     retry_ms: int = 0
     limited: bool = False
+    too_many: int = 0
+    """Victims it would take, where that is more than may yield at once; 0: that is not what stops it."""
 
     @property
     def hopeless(self) -> bool:
@@ -97,6 +99,11 @@ def plan(state: State, uid: str, spec: JobSpec, waiting_since_ms: int, now_ms: i
     if now_ms < waiting_since_ms + policy.preemption_delay_ms:
         return Blocked(waiting_since_ms + policy.preemption_delay_ms)
     return search.with_victims(policy.max_victims_per_round, now_ms)
+
+
+def best_case(state: State, uid: str, spec: JobSpec, now_ms: int) -> Assumption:
+    """What a job that is blocked may hope for: all that others must give up, given up."""
+    return _Search(state, uid, spec).best_case(now_ms)
 
 
 def plan_patiently(state: State, uid: str, spec: JobSpec) -> Plan | None:
@@ -198,7 +205,7 @@ class _Search:
             return Blocked(retry_ms)
         chosen = self._fewest(level, feasible)
         if max_victims and len(chosen) > max_victims:
-            return Blocked(retry_ms, limited=True)
+            return Blocked(retry_ms, limited=True, too_many=len(chosen))
         plan_found = self._evicting(base, chosen)
         return Blocked(retry_ms, limited=True) if plan_found is None else plan_found
 
@@ -209,6 +216,20 @@ class _Search:
         if final is None or not takes_only_what_is_owed(self._state, self._uid, units):
             return None
         return replace(self._slim(*final), victims=tuple(_victim(unit) for unit in units), waits=True)
+
+    def best_case(self, now_ms: int) -> Assumption:
+        """Everything that may be taken for granted: whoever must yield did, what is on its way out or idle is gone."""
+        spec = self._spec
+        units: list[Candidate] = []
+        if not spec.never_preempts:
+            units, _ = candidates(self._state, spec, self._uid, now_ms, claims_of(self._state, spec, self._uid))
+        base = Assumption(
+            subject=self._uid,
+            future=True,
+            overtaken=frozenset(overtakable(self._state, spec, self._uid, now_ms)),
+        )
+        assumption = without(base, units)
+        return replace(assumption, trimmed=frozenset(View(self._state, assumption).trimmable()))
 
     def with_one(self, victim: Victim) -> Plan | None:
         """A plan in which exactly this job yields."""

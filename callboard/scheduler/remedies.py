@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from callboard.model.quantities import MILLI, Resources, total
-from callboard.model.specs import JobSpec, PoolSpec, StopPolicy, Strategy
+from callboard.model.quantities import MILLI, Resources, format_amount, total
+from callboard.model.specs import JobSpec, Labels, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.blockers import group_reasons
-from callboard.scheduler.grouping import charged_beside, new_kind, node_filter, reuse
+from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
 from callboard.scheduler.pinned import place_reasons, place_remedies
-from callboard.scheduler.quota import shortages
-from callboard.scheduler.records import NodeRecord
+from callboard.scheduler.quota import Charged, Pools, Shortage, shortages, usable
+from callboard.scheduler.records import NodeRecord, PoolRecord
 from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, lacks_for_all, shortfall
 from callboard.scheduler.slots import Slot
@@ -28,7 +29,7 @@ def remedies(state: State, spec: JobSpec, view: View) -> tuple[str, ...]:
     """Smallest changes, each of which removes one thing that is in the way; all together let the job start."""
     changes: list[str] = []
     asks = asks_of(spec)
-    room_is_short = False
+    to_place: list[Ask] = []
     for ask in asks:
         pool = state.pools.get(ask.pool)
         if pool is None or pool.deleting:
@@ -36,46 +37,69 @@ def remedies(state: State, spec: JobSpec, view: View) -> tuple[str, ...]:
             continue
         if pool.spec.stop_policy is not StopPolicy.NONE and not view.assumption.empty:
             changes.append(f"set the stop_policy of pool {ask.pool} to none")
-        for short in shortages(state.pools, charged_beside(view, asks, ask), pool.spec, ask.resources):
-            more = change(short.resource, short.asked - short.available)
+        charged = charged_beside(view, asks, ask)
+        for short in shortages(state.pools, charged, pool.spec, ask.resources):
+            more = change(short.resource, _least_raise(state.pools, charged, pool, short))
             changes.append(f"raise pool {ask.pool} {short.resource} by {more}")
-        if reuse(state, view, spec, ask) is not None:
-            continue
-        changes += _group_change(state, view, ask, pool.spec)
-        found = _node_change(state, view, spec, ask)
-        room_is_short = room_is_short or bool(found)
-        changes += found
-    if len(asks) > 1 and not room_is_short and all(ask.pool in state.pools for ask in asks):
-        # Each pool's workers find room, all together don't.
-        together = Ask.of(spec.pool, (slot for ask in asks for slot in ask.slots))
-        changes += _node_change(state, view, spec, together)
+        if reuse(state, view, spec, ask) is None:
+            changes += _group_change(state, view, ask, pool.spec)
+            to_place.append(ask)
+    if to_place:
+        changes += _node_change(state, view, spec, to_place)
     return tuple(dict.fromkeys(changes))
+
+
+def _least_raise(pools: Pools, charged: Charged, pool: PoolRecord, short: Shortage) -> int:
+    """By how much the quota must rise, by bisection: where a pool or its cohort uses more than it has, that counts
+    too."""
+    resource, nominal = short.resource, dict(pool.spec.nominal)
+
+    def is_enough(more: int) -> bool:
+        raised = tuple(sorted({**nominal, resource: nominal[resource] + more}.items()))
+        record = replace(pool, spec=replace(pool.spec, nominal=raised))
+        others = {**pools, record.spec.name: record}
+        return usable(others, charged, record.spec, resource, short.used) >= short.asked
+
+    low = short.asked - short.available
+    high = low
+    while not is_enough(high):
+        low, high = high + 1, high * 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
+    return low
 
 
 def _group_change(state: State, view: View, ask: Ask, pool: PoolSpec) -> list[str]:
     if not group_reasons(state, view, ask):
         return []
+    changes = []
     if new_kind(pool.pg_pool) is None:
-        return [f"let pool {ask.pool} make groups on demand (pg_pool.dynamic)"]
-    more = max(0, view.dynamic_groups(ask.pool) - pool.pg_pool.max_dynamic) + 1
-    return [f"raise pool {ask.pool} max_dynamic by {more}"]
+        changes.append(f"let pool {ask.pool} make groups on demand (pg_pool.dynamic)")
+    more = view.dynamic_groups(ask.pool) + 1 - pool.pg_pool.max_dynamic
+    if more > 0:
+        changes.append(f"raise pool {ask.pool} max_dynamic by {more}")
+    return changes
 
 
-def _node_change(state: State, view: View, spec: JobSpec, ask: Ask) -> list[str]:
-    wanted = node_filter(spec, state.pools[ask.pool].spec)
-    short = shortfall(state, view, wanted, ask.slots, spec.placement)
+def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[str]:
+    wanted, slots = together(state, spec, asks)
+    short = shortfall(state, view, wanted, slots, spec.placement)
     if short is None:
         return []
-    missing_places = place_reasons(state, view, wanted, ask.slots)
+    missing_places = place_reasons(state, view, wanted, slots)
     if missing_places:
         return place_remedies(state, missing_places)
     fitting = [node for node in state.nodes.values() if wanted.admits(node)]
     fitting.sort(key=lambda node: node.rank)
-    cordoned = _uncordoned(short, [node for node in fitting if node.cordoned and could_return(node)], spec.placement)
-    if cordoned:
-        return [f"uncordon {node.node_id}" for node in cordoned]
-    usable = [node for node in fitting if node.usable or (view.assumption.empty and could_return(node))]
-    return _grown(short, _unlike(usable, len(short.rest)) if view.assumption.empty else usable, wanted, spec.placement)
+    if view.assumption.empty:  # cordoned nodes count there
+        possible = _unlike([node for node in fitting if could_return(node)], len(short.rest))
+        return _grown(short, possible, wanted, spec.placement)
+    cordoned = [node for node in fitting if node.cordoned and could_return(node)]
+    opened = _uncordoned(short, cordoned, spec.placement)
+    if opened:
+        return [f"uncordon {node.node_id}" for node in opened]
+    return _grown(short, [node for node in fitting if node.usable], wanted, spec.placement)
 
 
 def _uncordoned(short: Shortfall, cordoned: Sequence[NodeRecord], placement: Strategy) -> list[NodeRecord]:
@@ -113,7 +137,7 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
     steps: list[tuple[Slot, ...]] = [short.rest] if at_once else [(slot,) for slot in short.rest]
     rooms = [short.room(node) for node in nodes if not spread or node.node_id not in short.taken]
     grown: dict[tuple[str, str], int] = {}
-    added: dict[tuple[tuple[str, str], ...], int] = {}
+    added: dict[Labels, list[Resources]] = {}
     nearest = heapq.nsmallest(MAX_STEPS, rooms, key=lambda room: _distance(room, steps[0]))
     for step in steps:
         selector = tuple(sorted({label for slot in step for label in slot.selector}))
@@ -121,7 +145,7 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
         open_rooms = [room for room in (nearest if not selector else rooms) if admits(room.node)]
         if not open_rooms:
             labels = tuple(sorted({*wanted.required, *selector}))
-            added[labels] = added.get(labels, 0) + 1
+            added.setdefault(labels, []).append(total(slot.resources for slot in step))
             continue
         best = min(open_rooms, key=lambda room: _distance(room, step))
         for resource, asked, have in lacks_for_all(best, step):
@@ -134,16 +158,25 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
             nearest = [room for room in nearest if room is not best]
     return [
         *(f"{change(resource, amount)} more {shown(resource)} on {node}" for (node, resource), amount in grown.items()),
-        *_added(added.items()),
+        *(_added(labels, asks, placement) for labels, asks in added.items()),
     ]
 
 
-def _added(counts: Iterable[tuple[tuple[tuple[str, str], ...], int]]) -> list[str]:
-    return [
-        ("add a node" if count == 1 else f"add {count} nodes")
-        + "".join(f" with the label {key}={value}" for key, value in labels)
-        for labels, count in counts
-    ]
+def _added(labels: Labels, asks: Sequence[Resources], placement: Strategy) -> str:
+    """Which nodes are missing altogether: one for all these workers, or by STRICT_SPREAD one for each."""
+    keys = [key for key, _ in labels]
+    twice = [f"{key}={value}" for key, value in labels if keys.count(key) > 1]
+    if twice:
+        return f"ask for one of {' and '.join(twice)}, since no node can have both"
+    labelled = "".join(f" with the label {key}={value}" for key, value in labels)
+    if placement is Strategy.STRICT_SPREAD and len(asks) > 1:
+        largest = max(asks, key=lambda ask: (ask.gpu_milli, ask.cpu_milli, ask.memory_bytes))
+        return f"add {len(asks)} nodes{labelled}, each with {_amounts(largest)} free"
+    return f"add a node{labelled}, with {_amounts(total(asks))} free"
+
+
+def _amounts(ask: Resources) -> str:
+    return ", ".join(f"{format_amount(name, amount)} {shown(name)}" for name, amount in ask.items()) or "anything"
 
 
 def _distance(room: Room, slots: Sequence[Slot]) -> tuple[int, int, int]:

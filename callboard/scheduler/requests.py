@@ -46,10 +46,10 @@ def create_pool(tx: Transaction, event: PoolCreated) -> str:
         return name
     if old is not None:
         differs = [field for field in old.spec.__slots__ if getattr(old.spec, field) != getattr(event.spec, field)]
-        what = f"differs in {', '.join(differs)}" if differs else "is being deleted"
-        raise Refusal(
-            RefusalCode.ALREADY_EXISTS, f"pools/{name}", f"pool {name} exists and {what}; change it with UpdatePool"
-        )
+        what = f"exists and differs in {', '.join(differs)}; change it with UpdatePool (`callboard pool set`)"
+        if old.deleting:
+            what = "is being deleted; make it again once it is gone"
+        raise Refusal(RefusalCode.ALREADY_EXISTS, f"pools/{name}", f"pool {name} {what}")
     revision = tx.event("pool.created", f"pools/{name}", "", "created")
     tx.put(PoolRecord(spec=event.spec, revision=revision))
     return name

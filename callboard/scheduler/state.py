@@ -181,9 +181,11 @@ class State:
         return self.jobs[next(reversed(uids))] if uids else None
 
     def live_job_named(self, name: str) -> JobRecord | None:
-        """The job of this name that has not ended; None if there is none."""
+        """The job that has this name; None if it is free: once a job is on its way to its end, the next one may come,
+        and the name leads to that one (PC-14)."""
         job = self.find_job(name)
-        return job if job is not None and job.name == name and job.state not in ENDED else None
+        going = job is None or job.state in ENDED or job.state is JobState.STOPPING
+        return None if going or job is None or job.name != name else job
 
     def workers_of(self, uid: str) -> list[WorkerRecord]:
         """Workers of a job, in the order of their generations."""

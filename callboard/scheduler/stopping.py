@@ -90,13 +90,14 @@ def drop_extra(tx: Transaction, worker: WorkerRecord) -> None:
 
 
 def finish_if_all_returned(tx: Transaction, uid: str) -> None:
-    """A job succeeds when the entry method of every worker that has one returned. An extra worker that had to go is not
-    waited for."""
+    """A job succeeds when the entry method of every worker that has one returned; of those that stay, since an extra
+    worker may have had to go."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     entered = {component.name for component in spec.components if component.entry}
     if job.state is not JobState.RUNNING or not entered:
         return
-    peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt]
+    staying = (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY)
+    peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt and worker.state in staying]
     if all(worker.finished for worker in peers if worker.component in entered):
         stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63\x61llboard/v1/common.proto\x12\x0c\x63\x61llboard.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x01\n\tResources\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x11\n\tgpu_milli\x18\x02 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12>\n\x0c\x63ustom_milli\x18\x04 \x03(\x0b\x32(.callboard.v1.Resources.CustomMilliEntry\x1a\x32\n\x10\x43ustomMilliEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"y\n\x06\x44\x65vice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04uuid\x18\x03 \x01(\t\x12\x0e\n\x06\x62us_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x03\x12\x11\n\tnuma_node\x18\x07 \x01(\x05\"7\n\x0b\x44\x65viceShare\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05milli\x18\x03 \x01(\x05\"\xa7\x01\n\nAllocation\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1a\n\x12placement_group_id\x18\x02 \x01(\t\x12\x14\n\x0c\x62undle_index\x18\x03 \x01(\x05\x12*\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x19.callboard.v1.DeviceShare\x12*\n\tresources\x18\x05 \x01(\x0b\x32\x17.callboard.v1.Resources\"\xf9\x01\n\x0bWorkerPlace\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12*\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x19.callboard.v1.DeviceShare\x12\x10\n\x08observes\x18\x03 \x01(\x08\x12/\n\x03\x65nv\x18\x04 \x03(\x0b\x32\".callboard.v1.WorkerPlace.EnvEntry\x12\x13\n\x0binterpreter\x18\x05 \x01(\t\x12\x12\n\nnode_group\x18\x06 \x01(\t\x12\x15\n\rhardware_json\x18\x07 \x01(\t\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"-\n\x08Hardware\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"<\n\tWorkerKey\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\"l\n\x06Reason\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08resource\x18\x03 \x01(\t\x12\r\n\x05\x61sked\x18\x04 \x01(\x03\x12\x11\n\tavailable\x18\x05 \x01(\x03\x12\x0f\n\x07message\x18\x06 \x01(\t\"w\n\x0bStateChange\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63\x61llboard/v1/common.proto\x12\x0c\x63\x61llboard.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x01\n\tResources\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x11\n\tgpu_milli\x18\x02 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12>\n\x0c\x63ustom_milli\x18\x04 \x03(\x0b\x32(.callboard.v1.Resources.CustomMilliEntry\x1a\x32\n\x10\x43ustomMilliEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"y\n\x06\x44\x65vice\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04uuid\x18\x03 \x01(\t\x12\x0e\n\x06\x62us_id\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x03\x12\x11\n\tnuma_node\x18\x07 \x01(\x05\"7\n\x0b\x44\x65viceShare\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05milli\x18\x03 \x01(\x05\"\xa7\x01\n\nAllocation\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1a\n\x12placement_group_id\x18\x02 \x01(\t\x12\x14\n\x0c\x62undle_index\x18\x03 \x01(\x05\x12*\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x19.callboard.v1.DeviceShare\x12*\n\tresources\x18\x05 \x01(\x0b\x32\x17.callboard.v1.Resources\"\xf5\x02\n\x0bWorkerPlace\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12*\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x19.callboard.v1.DeviceShare\x12\x10\n\x08observes\x18\x03 \x01(\x08\x12/\n\x03\x65nv\x18\x04 \x03(\x0b\x32\".callboard.v1.WorkerPlace.EnvEntry\x12\x13\n\x0binterpreter\x18\x05 \x01(\t\x12\x12\n\nnode_group\x18\x06 \x01(\t\x12\x15\n\rhardware_json\x18\x07 \x01(\t\x12\x44\n\x0ehardware_milli\x18\x08 \x03(\x0b\x32,.callboard.v1.WorkerPlace.HardwareMilliEntry\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12HardwareMilliEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"-\n\x08Hardware\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"<\n\tWorkerKey\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\"l\n\x06Reason\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08resource\x18\x03 \x01(\t\x12\r\n\x05\x61sked\x18\x04 \x01(\x03\x12\x11\n\tavailable\x18\x05 \x01(\x03\x12\x0f\n\x07message\x18\x06 \x01(\t\"w\n\x0bStateChange\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x63\x61use\x18\x05 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESOURCES_CUSTOMMILLIENTRY']._serialized_options = b'8\001'
   _globals['_WORKERPLACE_ENVENTRY']._loaded_options = None
   _globals['_WORKERPLACE_ENVENTRY']._serialized_options = b'8\001'
+  _globals['_WORKERPLACE_HARDWAREMILLIENTRY']._loaded_options = None
+  _globals['_WORKERPLACE_HARDWAREMILLIENTRY']._serialized_options = b'8\001'
   _globals['_RESOURCES']._serialized_start=77
   _globals['_RESOURCES']._serialized_end=264
   _globals['_RESOURCES_CUSTOMMILLIENTRY']._serialized_start=214
@@ -47,15 +49,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALLOCATION']._serialized_start=447
   _globals['_ALLOCATION']._serialized_end=614
   _globals['_WORKERPLACE']._serialized_start=617
-  _globals['_WORKERPLACE']._serialized_end=866
-  _globals['_WORKERPLACE_ENVENTRY']._serialized_start=824
-  _globals['_WORKERPLACE_ENVENTRY']._serialized_end=866
-  _globals['_HARDWARE']._serialized_start=868
-  _globals['_HARDWARE']._serialized_end=913
-  _globals['_WORKERKEY']._serialized_start=915
-  _globals['_WORKERKEY']._serialized_end=975
-  _globals['_REASON']._serialized_start=977
-  _globals['_REASON']._serialized_end=1085
-  _globals['_STATECHANGE']._serialized_start=1087
-  _globals['_STATECHANGE']._serialized_end=1206
+  _globals['_WORKERPLACE']._serialized_end=990
+  _globals['_WORKERPLACE_ENVENTRY']._serialized_start=894
+  _globals['_WORKERPLACE_ENVENTRY']._serialized_end=936
+  _globals['_WORKERPLACE_HARDWAREMILLIENTRY']._serialized_start=938
+  _globals['_WORKERPLACE_HARDWAREMILLIENTRY']._serialized_end=990
+  _globals['_HARDWARE']._serialized_start=992
+  _globals['_HARDWARE']._serialized_end=1037
+  _globals['_WORKERKEY']._serialized_start=1039
+  _globals['_WORKERKEY']._serialized_end=1099
+  _globals['_REASON']._serialized_start=1101
+  _globals['_REASON']._serialized_end=1209
+  _globals['_STATECHANGE']._serialized_start=1211
+  _globals['_STATECHANGE']._serialized_end=1330
 # @@protoc_insertion_point(module_scope)

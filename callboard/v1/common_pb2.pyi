@@ -219,6 +219,26 @@ class WorkerPlace(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HardwareMilliEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     OBSERVES_FIELD_NUMBER: _builtins.int
@@ -226,6 +246,7 @@ class WorkerPlace(_message.Message):
     INTERPRETER_FIELD_NUMBER: _builtins.int
     NODE_GROUP_FIELD_NUMBER: _builtins.int
     HARDWARE_JSON_FIELD_NUMBER: _builtins.int
+    HARDWARE_MILLI_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Node."""
     observes: _builtins.bool
@@ -244,6 +265,12 @@ class WorkerPlace(_message.Message):
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables of the node's env_configs, under those of the component."""
 
+    @_builtins.property
+    def hardware_milli(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Pieces of the node's declared hardware that it holds, "Franka/1" for its second Franka, each with the share in
+        milli: workers that share one have parts of it.
+        """
+
     def __init__(
         self,
         *,
@@ -254,10 +281,11 @@ class WorkerPlace(_message.Message):
         interpreter: _builtins.str = ...,
         node_group: _builtins.str = ...,
         hardware_json: _builtins.str = ...,
+        hardware_milli: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "env", b"env", "hardware_json", b"hardware_json", "interpreter", b"interpreter", "node_group", b"node_group", "node_id", b"node_id", "observes", b"observes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "env", b"env", "hardware_json", b"hardware_json", "hardware_milli", b"hardware_milli", "interpreter", b"interpreter", "node_group", b"node_group", "node_id", b"node_id", "observes", b"observes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

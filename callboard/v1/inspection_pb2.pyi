@@ -21,29 +21,33 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class InspectionAsk(_message.Message):
-    """What to look at; the load of the workers and who uses the devices is always looked at."""
+    """What to look at; the load of the workers and the use of the devices is always looked at, unless only object stores are."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     FOREIGN_FIELD_NUMBER: _builtins.int
+    OBJECT_STORES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Only workers of this job, by its uid; empty: of all jobs."""
     environment: _builtins.bool
     """Also the environment of the workers, secret values masked."""
     foreign: _builtins.bool
     """Also Ray's own lists of actors and placement groups."""
+    object_stores: _builtins.bool
+    """The object stores of Ray's nodes, and nothing else."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         environment: _builtins.bool = ...,
         foreign: _builtins.bool = ...,
+        object_stores: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "foreign", b"foreign", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "foreign", b"foreign", "job_id", b"job_id", "object_stores", b"object_stores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -60,6 +64,8 @@ class NodeInspection(_message.Message):
     PLACEMENT_GROUPS_FIELD_NUMBER: _builtins.int
     DEVICE_USERS_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
+    DEVICE_LOADS_FIELD_NUMBER: _builtins.int
+    OBJECT_STORES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInspection]:
         """Its workers."""
@@ -80,6 +86,14 @@ class NodeInspection(_message.Message):
     def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What could not be looked at, and why; one sentence each."""
 
+    @_builtins.property
+    def device_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceLoad]:
+        """How busy the node's devices are, as the driver of the devices says; one that it says nothing of is missing."""
+
+    @_builtins.property
+    def object_stores(self) -> _containers.RepeatedCompositeFieldContainer[Global___RayObjectStore]:
+        """Object stores of every node of the Ray cluster that the node is in, by Ray's own account."""
+
     def __init__(
         self,
         *,
@@ -88,10 +102,12 @@ class NodeInspection(_message.Message):
         placement_groups: _abc.Iterable[Global___RayPlacementGroup] | None = ...,
         device_users: _abc.Iterable[Global___DeviceUser] | None = ...,
         unknown: _abc.Iterable[_builtins.str] | None = ...,
+        device_loads: _abc.Iterable[Global___DeviceLoad] | None = ...,
+        object_stores: _abc.Iterable[Global___RayObjectStore] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "device_users", b"device_users", "placement_groups", b"placement_groups", "unknown", b"unknown", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "device_loads", b"device_loads", "device_users", b"device_users", "object_stores", b"object_stores", "placement_groups", b"placement_groups", "unknown", b"unknown", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,3 +344,71 @@ class DeviceUser(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeviceUser: _TypeAlias = DeviceUser  # noqa: Y015
+
+@_typing.final
+class DeviceLoad(_message.Message):
+    """How busy one device is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    UTILIZATION_PERCENT_FIELD_NUMBER: _builtins.int
+    USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the device in the node's visible list."""
+    utilization_percent: _builtins.int
+    """Part of the driver's last sampling period in which something ran on the device, in percent; absent: the driver does
+    not say, as for a part of a partitioned device.
+    """
+    used_memory_bytes: _builtins.int
+    """Memory of the device that is in use, by whoever, in bytes."""
+    memory_bytes: _builtins.int
+    """Memory of the device, in bytes."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        utilization_percent: _builtins.int | None = ...,
+        used_memory_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_utilization_percent", b"_utilization_percent", "utilization_percent", b"utilization_percent"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_utilization_percent", b"_utilization_percent", "index", b"index", "memory_bytes", b"memory_bytes", "used_memory_bytes", b"used_memory_bytes", "utilization_percent", b"utilization_percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__utilization_percent: _TypeAlias = _typing.Literal["utilization_percent"]  # noqa: Y015
+    _WhichOneofArgType__utilization_percent: _TypeAlias = _typing.Literal["_utilization_percent", b"_utilization_percent"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__utilization_percent) -> _WhichOneofReturnType__utilization_percent | None: ...
+
+Global___DeviceLoad: _TypeAlias = DeviceLoad  # noqa: Y015
+
+@_typing.final
+class RayObjectStore(_message.Message):
+    """The object store of one node of Ray."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RAY_NODE_ID_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    ray_node_id: _builtins.str
+    """Ray's id of the node (hex)."""
+    used_bytes: _builtins.int
+    """What its objects take, in bytes; what was spilled to disk is not counted."""
+    total_bytes: _builtins.int
+    """What it may take, in bytes."""
+    def __init__(
+        self,
+        *,
+        ray_node_id: _builtins.str = ...,
+        used_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ray_node_id", b"ray_node_id", "total_bytes", b"total_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RayObjectStore: _TypeAlias = RayObjectStore  # noqa: Y015

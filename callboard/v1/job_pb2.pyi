@@ -634,7 +634,7 @@ class JobSpec(_message.Message):
     PLACEMENT_SOURCE_FIELD_NUMBER: _builtins.int
     PLACEMENT_REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, unique among jobs that have not ended."""
+    """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, unique among jobs that neither have ended nor are ending."""
     pool: _builtins.str
     """Pool to charge."""
     priority_milli: _builtins.int
@@ -642,7 +642,9 @@ class JobSpec(_message.Message):
     placement: Global___PlacementStrategy.ValueType
     """Where workers lie to each other."""
     gang: _builtins.bool
-    """All or nothing. Absent: true."""
+    """All or nothing. Absent: true. When false, a component of a fixed number of workers starts with one and grows to that
+    number as there is room, like an elastic one; a component whose workers have places starts whole all the same.
+    """
     session_lease_ms: _builtins.int
     """Milliseconds after which the job is cancelled when its client is gone; 0: never (detached)."""
     preemptible: _builtins.bool

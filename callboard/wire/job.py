@@ -166,6 +166,7 @@ def place_to_proto(place: WorkerPlace, *, mask: bool = False) -> common_pb2.Work
         interpreter=place.interpreter,
         node_group=place.node_group,
         hardware_json=place.hardware_json,
+        hardware_milli=dict(place.hardware),
     )
 
 
@@ -234,6 +235,7 @@ def _place_mapping(message: common_pb2.WorkerPlace) -> dict[str, Any]:
         interpreter=message.interpreter,
         node_group=message.node_group,
         hardware_json=message.hardware_json,
+        hardware=dict(message.hardware_milli),
     )
 
 

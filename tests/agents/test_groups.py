@@ -31,6 +31,10 @@ class TestBooking:
             {"CPU": 0.5, "GPU": 0.5},
         ]
 
+    def test_declared_hardware_is_not_rays_business(self) -> None:
+        robot = common_pb2.Resources(cpu_milli=1000, custom_milli={"Franka/0": 1000, "worker_unit": 500})
+        assert booked(agent_pb2.Bundle(ray_node_id="r0", resources=robot)) == [{"CPU": 1.0, "worker_unit": 0.5}]
+
     def test_parts_of_one_device_are_one_amount(self) -> None:
         assert booked(bundle((0, 333), cpu=1000), bundle((0, 333), cpu=1000), bundle((0, 333))) == [
             {"CPU": 1.0, "GPU": 0.999},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.ray_command import RayNodeSpec, ray_start
+from callboard.agents.ray_command import PortTaken, RayNodeSpec, check_ports, free_port, ray_start
 from callboard.agents.run_dir import RunDir, RunDirError, Started, default_run_dir
 
 
@@ -71,11 +72,17 @@ def test_the_default_is_below_the_users_own_directory(monkeypatch: pytest.Monkey
     assert default_run_dir("c", "n") == Path(f"/tmp/callboard-{os.getuid()}/c/n")
 
 
-@pytest.mark.parametrize("head", [True, False])
-def test_a_ray_node_is_told_all_it_could_guess_wrong(tmp_path: Path, head: bool) -> None:
-    spec = RayNodeSpec(
+def ray_node(
+    folder: Path,
+    *,
+    head: bool,
+    gcs_port: int = 6379,
+    port_base: int | None = None,
+    dashboard_port: int | None = None,
+) -> RayNodeSpec:
+    return RayNodeSpec(
         node_id="n0",
-        gcs_address="127.0.0.10:6379",
+        gcs_address=f"127.0.0.10:{gcs_port}",
         head=head,
         node_ip="127.0.0.10",
         cpu_milli=3000,
@@ -83,12 +90,17 @@ def test_a_ray_node_is_told_all_it_could_guess_wrong(tmp_path: Path, head: bool)
         memory_bytes=4 << 30,
         custom_milli={"worker_unit": 1000},
         object_store_bytes=100 << 20,
-        port_base=6400,
-        dashboard_port=None,
-        temp_dir=tmp_path / "ray",
-        log=tmp_path / "ray.log",
+        port_base=port_base,
+        dashboard_port=dashboard_port,
+        temp_dir=folder / "ray",
+        log=folder / "ray.log",
         environment={"SECRET": "x"},
     )
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_ray_node_is_told_all_it_could_guess_wrong(tmp_path: Path, head: bool) -> None:
+    spec = ray_node(tmp_path, head=head, port_base=6400)
     command = ray_start(spec)
     for part in (
         "--block",
@@ -101,3 +113,19 @@ def test_a_ray_node_is_told_all_it_could_guess_wrong(tmp_path: Path, head: bool)
     assert ("--head" in command) is head
     assert ("--address=127.0.0.10:6379" in command) is not head
     assert "SECRET" not in repr(spec)
+
+
+@pytest.mark.parametrize("dashboard", [False, True])
+def test_a_port_of_rays_head_is_looked_at_where_ray_listens(tmp_path: Path, dashboard: bool) -> None:
+    """NJ-04: the dashboard listens on 127.0.0.1 whatever the address of the node is."""
+    host = "127.0.0.1" if dashboard else "127.0.0.10"
+    with socket.socket() as taken:
+        taken.bind((host, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        gcs_port = free_port("127.0.0.10") if dashboard else port
+        spec = ray_node(tmp_path, head=True, gcs_port=gcs_port, dashboard_port=port if dashboard else None)
+        with pytest.raises(PortTaken, match=f"port {port} on {host} is in use"):
+            check_ports(spec)
+    check_ports(spec)
+    assert "--dashboard-host=127.0.0.1" in ray_start(spec)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from callboard.cli.local import dashboard
+from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
+from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.ports import free_port
+from callboard.cli.start_progress import StartProgress
 from callboard.client.processes import identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
@@ -131,6 +137,40 @@ def test_a_taken_port_is_named_before_anything_starts(machine: Machine) -> None:
         shown = machine.run("controller", "--listen", f"127.0.0.1:{port}", "--state-dir", str(machine.run_dir / "s"))
         assert shown.returncode != 0
         assert str(port) in shown.stderr + shown.stdout
+
+
+async def test_a_taken_port_of_the_dashboard_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """NJ-04: it listens on 127.0.0.1, and not where the nodes do."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        plan = ClusterPlan(name="c", directory=tmp_path / "c", port=free_port(), dashboard_port=port, block=77)
+        with StartProgress(1, quiet=True) as progress:
+            cluster = LocalCluster(plan, progress, hurry=asyncio.Event())
+            with pytest.raises(PortTaken, match=f"port {port} on 127.0.0.1, needed by Ray's dashboard"):
+                await cluster.start(10)
+    assert not plan.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("starts_head", "installed", "said"),
+    [
+        (True, True, ""),
+        (True, False, "There is no dashboard: it is not installed."),
+        (False, True, "There is no dashboard: no head of Ray is started here, and only that has one."),
+    ],
+)
+def test_a_dashboard_is_promised_only_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, starts_head: bool, installed: bool, said: str
+) -> None:
+    monkeypatch.setattr(dashboard, "has_dashboard", lambda: installed)
+    told: list[str] = []
+    port = dashboard.usable_port(8265, starts_head=starts_head, tell=told.append)
+    assert (port is None) == bool(said) == bool(told)
+    assert "".join(told).startswith(said)
+    assert dashboard.usable_port(None, starts_head=starts_head, tell=told.append) is None
+    assert len(told) == bool(said), "nobody asked"
 
 
 def test_a_second_cluster_of_one_name_is_refused(machine: Machine) -> None:

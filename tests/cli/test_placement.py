@@ -257,6 +257,20 @@ class TestFaults:
         assert all(char.isprintable() for line in shown for char in line)
         assert shown[2].index("^") - shown[1].index("|") < 120
 
+    @pytest.mark.parametrize(
+        ("fault", "said"),
+        [
+            (Fault("workflow.cluster", "is required", 1, 1), "f:1:1: error: cluster is required"),
+            (Fault("nodes[2].gpus", "is required", 1, 1), "f:1:1: error: gpus is required"),
+            (Fault('labels["a.b"]', "needs a value", 1, 1), 'f:1:1: error: labels["a.b"] needs a value'),
+            (Fault("nodes[2].gpus", "-1 is out of bounds", 1, 1), "f:1:1: error: -1 is out of bounds"),
+            (Fault("nodes[2].gpus", "is required"), "f: error: nodes[2].gpus: is required"),
+        ],
+    )
+    def test_what_is_missing_is_named(self, fault: Fault, said: str) -> None:
+        """Its place is that of the mapping it is missing in, which does not name it."""
+        assert next(fault_lines("f", "a: 1", [fault])).plain == said
+
 
 class TestSources:
     """Where the nodes come from."""

@@ -311,3 +311,58 @@ def children(module: str) -> list[ProcessId]:
     found = psutil.Process().children(recursive=True)
     living = [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
     return [known for process in living if module in process.cmdline() and (known := identify(process.pid))]
+
+
+ARMS = """
+cluster:
+  num_nodes: 1
+  component_placement:
+    env: {{node_group: arms, placement: {ranks}}}
+  node_groups:
+    - {{label: arms, node_ranks: 0, hardware: {{type: Franka}}}}
+"""
+
+
+class TestDeclaredHardware:
+    async def test_two_jobs_never_hold_one_robot(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0", gpus=0, hardware=["Franka", "ZED", "Franka"]) as agent:
+                first = placed_job("first", ARMS.format(ranks=1), "env")
+                await api.submit(first)
+                await api.until_job("first", "RUNNING")
+                await api.submit(placed_job("beside", ARMS.format(ranks=0), "env"))
+                await api.until_job("beside", "RUNNING")
+                await api.submit(placed_job("both", ARMS.format(ranks="0-1"), "env"))
+                await api.until_job("both", "PENDING")
+                explained = (await api.jobs.ExplainJob(job_pb2.ExplainJobRequest(name="jobs/both"))).explanation
+                said = [reason.message for reason in explained.reasons]
+                assert "env/0 must have 1 of Franka/0 on n0, of which 0 is free; beside uses it" in said
+                assert "env/1 must have 1 of Franka/1 on n0, of which 0 is free; first uses it" in said
+                assert {"free 1 of Franka/0 on n0", "free 1 of Franka/1 on n0"} <= set(explained.unblock)
+                for name in ("first", "beside"):
+                    await api.jobs.CancelJob(job_pb2.CancelJobRequest(name=f"jobs/{name}"))
+                await api.until_job("both", "RUNNING")
+                amounts = [start.allocation.resources.custom_milli for start in starts(agent).values()]
+                assert dict(amounts[-1]) == {"Franka/1": 1000}
+
+    async def test_workers_that_share_a_robot_have_parts_of_it(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0", gpus=0, hardware=["Franka"]):
+                await api.submit(placed_job("three", ARMS.format(ranks="0:0-2"), "env"))
+                await api.until_job("three", "RUNNING")
+                running_job = await api.job("three")
+                held = [dict(each.allocation.resources.custom_milli) for each in running_job.workers]
+                assert held == [{"Franka/0": 333}] * 3
+                (place, *_) = running_job.spec.components[0].places
+                assert dict(place.hardware_milli) == {"Franka/0": 333}
+
+    async def test_what_only_a_config_declares_is_nobodys_to_book(self, tmp_path: Path) -> None:
+        own = ARMS.format(ranks=0).replace("{type: Franka}", "{type: Franka, configs: [{node_rank: 0, ip: 10.0.0.1}]}")
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0", gpus=0):
+                for name in ("one", "two"):
+                    await api.submit(placed_job(name, own, "env"))
+                    await api.until_job(name, "RUNNING")

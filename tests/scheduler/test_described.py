@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, JobSpec, Strategy
-from callboard.scheduler.described import JobPlan, plan_job
+from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy
+from callboard.scheduler.described import JobPlan, described_state, nodes_of, plan_job
+from callboard.scheduler.events import NodeJoined, PoolCreated
+from callboard.scheduler.explain import explain_spec
+from callboard.scheduler.machine import Scheduler
 
 
 def part(name: str, workers: int, cpus: int, gpus: float = 0, **fields: object) -> ComponentSpec:
@@ -22,7 +27,7 @@ def part(name: str, workers: int, cpus: int, gpus: float = 0, **fields: object) 
 
 
 def plan(nodes: str, *parts: ComponentSpec, **fields: object) -> JobPlan:
-    return plan_job(JobSpec(name="j", pool="p", components=parts, **fields), parse_cluster(nodes))  # type: ignore[arg-type]
+    return plan_job(JobSpec(name="j", pool="p", components=parts, **fields), nodes_of(parse_cluster(nodes)))  # type: ignore[arg-type]
 
 
 def test_what_fits_is_said_node_by_node() -> None:
@@ -74,3 +79,31 @@ def test_each_pool_pays_its_part_and_both_share_the_nodes() -> None:
     found = plan("(8cpu)", part("a", 4, 1, pool="x"), part("b", 5, 1, pool="y"))
     (rest,) = found.unplaced
     assert rest.workers == 1
+
+
+def test_it_is_asked_of_the_state_that_a_scheduler_would_have() -> None:
+    text = "2x(2gpu:h100,8cpu,64gib)+(16cpu)"
+    job = JobSpec(name="j", pool="p", components=(part("a", 1, 1, 1), part("b", 1, 1, pool="q")))
+    made = described_state(job, nodes_of(parse_cluster(text)))
+    scheduler = Scheduler()
+    for pool in made.pools:
+        scheduler.handle(PoolCreated(now_ms=0, spec=PoolSpec(name=pool)))
+    for node in made.nodes.values():
+        joined = NodeJoined(
+            now_ms=0,
+            node_id=node.node_id,
+            instance="",
+            rank=node.rank,
+            node_group=node.node_group,
+            capacity=node.capacity,
+            devices=node.devices,
+            simulated=True,
+            runtime="process",
+        )
+        scheduler.handle(joined)
+    known = scheduler.state
+    assert list(made.pools) == ["p", "q"]
+    assert {name: replace(pool, revision=0) for name, pool in known.pools.items()} == dict(made.pools)
+    told = {name: replace(node, reason="", revision=0) for name, node in known.nodes.items()}
+    assert told == dict(made.nodes)
+    assert scheduler.explain_spec(job, 0) == explain_spec(made, job, 0)

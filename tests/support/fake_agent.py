@@ -53,6 +53,7 @@ class FakeAgent:
         uuids: Collection[str] = (),
         hold: Collection[str] = (),
         warm_spares: int = 0,
+        hardware: Collection[str] = (),
     ) -> None:
         self.address = address
         self.node_id = node_id
@@ -67,6 +68,7 @@ class FakeAgent:
             ray=ray,
             hostname="fake",
             warm_spares=warm_spares,
+            hardware=[common_pb2.Hardware(type=each) for each in hardware],
             inventory=agent_pb2.Inventory(
                 capacity=common_pb2.Resources(cpu_milli=cpu_milli, memory_bytes=memory_bytes, gpu_milli=1000 * gpus),
                 devices=[

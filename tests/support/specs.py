@@ -165,6 +165,9 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         total = draw(st.one_of(st.just(NOTHING), resources.filter(bool)))
         shared |= {"colocation_group": group, "colocation_total": total, "role": "", "zero_resources": ()}
         parts = [replace(part, max_concurrency=max(1, part.max_concurrency), **shared) for part in parts]
+    gang = draw(st.booleans())
+    if not gang:
+        parts = [replace(part, min_workers=1) if part.min_workers == part.max_workers else part for part in parts]
     return JobSpec(
         name=draw(names),
         pool=draw(names),
@@ -172,7 +175,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         priority_milli=draw(priorities),
         labels=draw(labels),
         placement=draw(st.sampled_from(Strategy)),
-        gang=draw(st.booleans()),
+        gang=gang,
         session_lease_ms=draw(durations),
         preemptible=draw(st.booleans()),
         min_runtime_ms=draw(timeouts),

@@ -15,6 +15,8 @@ import typer
 
 from callboard.agents.agent import run_agent
 from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
+from callboard.cli import screen
+from callboard.cli.local.dashboard import usable_port
 from callboard.cli.session import failing_in_words
 from callboard.client.address import find_controller
 from callboard.model.durations import parse_duration_ms
@@ -66,6 +68,7 @@ def run(
     """Runs the agent until it is told to end."""
     with failing_in_words():
         address = find_controller(controller or None).address
+    dashboard_port = usable_port(dashboard_port, starts_head=ray_head, tell=_tell)
     stated: dict[str, Any] = {"ray_port": ray_port} if ray_port is not None else {}
     choices: dict[str, Any] = {"runtime": runtime, "log_format": _log_format(log_format)}
     try:
@@ -106,6 +109,10 @@ def run(
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--resource") from error
     raise typer.Exit(asyncio.run(run_agent(options)))
+
+
+def _tell(text: str) -> None:
+    screen.stderr().print(text, markup=False, soft_wrap=True)
 
 
 def _own_node_id() -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
-from callboard.cli.actions.placement import name_of, refuse
 from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.file_faults import name_of, refuse
 from callboard.model.faults import InvalidInput
 from callboard.model.names import is_actor_path
 from callboard.model.requests import fresh_name

@@ -12,8 +12,8 @@ from callboard.cli.checks import check_gpus, check_name, check_nodes
 from callboard.cli.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.local.cluster import LocalCluster
+from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
-from callboard.cli.local.machine_gpus import has_dashboard
 from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
@@ -53,10 +53,13 @@ def up(
     check_name(name)
     check_nodes(cpus=cpus, memory=memory, runtime=runtime, resources=resources)
     dealt = check_gpus(machine_gpus, agents=agents, per_node=gpus)
-    if dashboard_port is not None and not has_dashboard():
-        dashboard_port = None
+
+    def tell(text: str) -> None:
         if not quiet:
-            screen.stderr().print("Ray's dashboard is not installed; pip install 'ray\\[default]' brings it.")
+            screen.stderr().print(text, markup=False, soft_wrap=True)
+
+    starts_head = runtime == "ray" and not ray_address
+    dashboard_port = usable_port(dashboard_port, starts_head=starts_head, tell=tell)
     base = run_directory()
     plan = ClusterPlan(
         name=name,
@@ -172,7 +175,9 @@ def _print_ready(plan: ClusterPlan, nodes: list[Node]) -> None:
     if plan.own_ray and plan.ray_port:
         out.print(f"Ray at {plan.node_ip(0)}:{plan.ray_port}; its token is in {plan.ray_token_path()}.")
     if plan.dashboard_port is not None:
-        out.print(f"Dashboard: http://localhost:{plan.dashboard_port}")
+        out.print(
+            f"Dashboard: http://localhost:{plan.dashboard_port}; it asks for the token in {plan.ray_token_path()}."
+        )
     if plan.machine_gpus:
         free = plan.places - plan.agents
         out.print(f"`callboard add-worker` adds a node; GPUs are left for {free}." if free else "No GPU is left.")

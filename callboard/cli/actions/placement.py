@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
-
-import typer
+from typing import Any
 
 from callboard.cli import placement_svg, placement_views, printing, screen
 from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.file_faults import fault_lines
+from callboard.cli.file_faults import name_of, refuse, warn
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words, with_client
 from callboard.client.client import Client
-from callboard.model.faults import Fault, InvalidInput
+from callboard.model.faults import InvalidInput
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node, PlacementPlan, plan_placement
 from callboard.placement.diagnostics import Report
 from callboard.placement.source import open_document
@@ -48,8 +46,7 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
         with failing_in_words():
             _write(svg, placement_svg.draw(plan, title=name_of(file)))
     _print(plan, output)
-    for line in fault_lines(name_of(file), text, plan.warnings, kind="warning"):
-        screen.stderr().print(line, soft_wrap=True)
+    warn(name_of(file), text, plan.warnings)
 
 
 async def refuse_placement(client: Client, name: str, text: str) -> None:
@@ -67,8 +64,7 @@ async def show_warnings(client: Client, name: str, text: str) -> None:
         plan = plan_placement(text, await live_cluster(client))
     except InvalidInput:
         return  # The nodes have changed since: what was accepted is not looked at again.
-    for line in fault_lines(name, text, plan.warnings, kind="warning"):
-        screen.stderr().print(line, soft_wrap=True)
+    warn(name, text, plan.warnings)
 
 
 def _describes_nodes(text: str) -> bool:
@@ -117,21 +113,6 @@ def _print(plan: PlacementPlan, output: Output) -> None:
         console = screen.stdout(wide=wide)
         for part in placement_views.plan_view(plan, width=console.width, wide=wide):
             console.print(part)
-
-
-def refuse(name: str, text: str, faults: tuple[Fault, ...]) -> NoReturn:
-    """Shows every fault of a text and ends with 2."""
-    console = screen.stderr()
-    count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
-    for line in fault_lines(name, text, faults):
-        console.print(line, soft_wrap=True)
-    console.print(f"error: {name} has {count}; nothing was done.", style="bold red", markup=False, soft_wrap=True)
-    raise typer.Exit(BAD_INPUT)
-
-
-def name_of(file: Path) -> str:
-    """What a file is called; "-" is the standard input."""
-    return "input" if str(file) == "-" else str(file)
 
 
 def _text(file: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,29 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.job import job_spec
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.reading import faults_of
-from callboard.model.inputs.roles import read_role_file
 from callboard.model.inputs.settling import settled
 from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import NOTHING, Resources, total
-from callboard.model.roles import PRESETS
+from callboard.model.roles import PRESETS, RolePreset
 from callboard.model.specs import ComponentSpec, JobSpec
-from callboard.scheduler.described import JobPlan, ask_of, asks_by_pool, plan_job
+from callboard.scheduler.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
 
 
 def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
     """Shows the plan of a file; ends with 3 if it doesn't fit."""
     try:
         source = _read(file)
-        spec = _spec(source, roles)
-        text = _cluster_text(source, nodes)
-        plan = plan_job(spec, parse_cluster(text)) if text else None
+        # Nodes are no part of a job.
+        job = SourceMapping.like(source, {key: value for key, value in source.items() if key != "nodes"})
+        spec = job_spec(job)
+        cluster: Sequence[DescribedNode] = _described(source, nodes, placed=bool(spec.placement_config))
+        if spec.placement_config:
+            spec, cluster = _placed(file, job, spec, cluster)
+        try:
+            spec = settled(spec, _presets(roles))
+        except Misfits as error:
+            raise InvalidInput(faults_of(error, job)) from None
+        plan = plan_job(spec, cluster) if cluster else None
     except InvalidInput as error:
         for line in lines(of_faults(error), ""):
             typer.echo(line, err=True)
@@ -51,24 +58,49 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         raise typer.Exit(NO_PLAN)
 
 
-def _spec(source: SourceMapping, roles: Path | None) -> JobSpec:
-    job = SourceMapping.like(source, {key: value for key, value in source.items() if key != "nodes"})
-    spec = job_spec(job)
-    if spec.placement_config:
-        raise InvalidInput([Fault("placement", "fixes where workers run; `callboard placement show` draws that")])
+def _placed(
+    file: Path, job: SourceMapping, spec: JobSpec, described: Sequence[DescribedNode]
+) -> tuple[JobSpec, Sequence[DescribedNode]]:
+    """The job with the places of its text, and the nodes it is planned for. Its faults are shown as those of a
+    placement are: each with its line."""
+    from callboard.cli.file_faults import name_of, refuse, warn  # noqa: PLC0415 - most jobs have no placement
+    from callboard.cli.placed_plan import placed  # noqa: PLC0415 - as above
+
     try:
-        return settled(spec, PRESETS if roles is None else read_role_file(roles))
+        spec, cluster, warnings = placed(spec, described)
     except Misfits as error:
-        raise InvalidInput(faults_of(error, job)) from None
+        refuse(name_of(file), job.text, faults_of(error, job))
+    except InvalidInput as error:
+        refuse(name_of(file), job.text, error.faults)
+    warn(name_of(file), job.text, warnings)
+    return spec, cluster
 
 
-def _cluster_text(source: SourceMapping, nodes: str) -> str:
-    """The cluster as the option says it, else as the file does; empty: neither."""
-    text = nodes or source.get("nodes") or ""
+def _presets(roles: Path | None) -> Mapping[str, RolePreset]:
+    if roles is None:
+        return PRESETS
+    from callboard.model.inputs.roles import read_role_file  # noqa: PLC0415 - most plans name no such file
+
+    return read_role_file(roles)
+
+
+def _described(source: SourceMapping, nodes: str, *, placed: bool) -> tuple[DescribedNode, ...]:
+    """The nodes as the option describes them, else as the file does in short; none: it doesn't.
+
+    Args:
+        source: the file.
+        nodes: the option; empty: not given.
+        placed: the job has a placement, whose language knows longer descriptions.
+    """
+    if nodes:
+        return nodes_of(parse_cluster(nodes, "--nodes"))
+    text = source.get("nodes") or ""
+    if placed and isinstance(text, list):
+        return ()
     if not isinstance(text, str | int) or isinstance(text, bool):
         line, column = source.position(("nodes",))
         raise InvalidInput([Fault("nodes", "is not a text; write e.g. 4x(2gpu,32cpu)", line, column)])
-    return str(text)
+    return nodes_of(parse_cluster(str(text))) if text else ()
 
 
 def as_plain(spec: JobSpec, plan: JobPlan | None) -> dict[str, Any]:
@@ -110,12 +142,19 @@ def _component(spec: JobSpec, component: ComponentSpec) -> dict[str, Any]:
         "members": list(member_names(component)),
         "pool": spec.pool_of(component),
         "workers": component.min_workers,
-        "per_worker": _amounts(component.resources),
+        "per_worker": _amounts(_of_each(component)),
         "totals": _amounts(ask_of(component)),
     }
     if component.elastic:
         value["max_workers"] = component.max_workers
     return value
+
+
+def _of_each(component: ComponentSpec) -> Resources:
+    """What each worker holds; of workers whose places differ, the one with the most."""
+    if not component.places:
+        return component.resources
+    return max(map(component.resources_of, range(component.min_workers)), key=lambda each: each.gpu_milli)
 
 
 def _by_group(plan: JobPlan) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from callboard.agents.ray_command import DASHBOARD_HOST
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.plan_file import write_plan
@@ -188,10 +189,11 @@ class LocalCluster:
 
     def _check_ray_ports(self) -> None:
         """Fails before anything starts where a port of Ray that was asked for is in use (NJ-04)."""
-        head = self.plan.node_ip(0)
-        for port, needed_by in ((self.plan.ray_port, "Ray"), (self.plan.dashboard_port, "Ray's dashboard")):
-            if self.plan.own_ray and port and is_taken(head, port):
-                raise PortTaken(head, port, needed_by)
+        plan = self.plan
+        of_ray = ((plan.node_ip(0), plan.ray_port, "Ray"), (DASHBOARD_HOST, plan.dashboard_port, "Ray's dashboard"))
+        for host, port, needed_by in of_ray:
+            if plan.own_ray and port and is_taken(host, port):
+                raise PortTaken(host, port, needed_by)
         for rank in range(self.plan.agents):
             for port in self.plan.ports_of(rank):
                 if is_taken(self.plan.node_ip(rank), port):

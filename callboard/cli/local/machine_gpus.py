@@ -1,19 +1,15 @@
-"""Which GPUs does this machine have to deal out to its nodes, and can Ray show its dashboard?"""
+"""Which GPUs does this machine have to deal out to its nodes?"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 SIMULATED = 8
 """GPUs that a machine without any is taken to have: as many as a common GPU server."""
 
 MAX_GPUS = 1024
-
-_DASHBOARD_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry.exporter.prometheus")
-"""What Ray looks for before it starts its dashboard (`ray.dashboard.optional_deps`)."""
 
 
 class BadGpus(ValueError):
@@ -68,15 +64,3 @@ def _visible(environ: Mapping[str, str]) -> MachineGpus | None:
     # A list of visible devices without a driver behind it selects nothing.
     real = [device.id for device in found.devices if device.uuid]
     return MachineGpus(tuple(real), real=True) if real else None
-
-
-def has_dashboard() -> bool:
-    """Whether Ray's dashboard is installed (`ray[default]`)."""
-    return all(_is_installed(name) for name in _DASHBOARD_NEEDS)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from callboard._version import __version__
 from callboard.controller.convert.workers import WORKER_STATES
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.hardware import pieces
 from callboard.model.names import NAME_PATTERN, is_label, is_name
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
 from callboard.scheduler.events import NodeJoined, RunningWorker
@@ -61,7 +62,7 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: b
         rank=hello.rank if hello.HasField("rank") else -1,
         labels=labels_from_proto(hello.labels),
         node_group=hello.node_group,
-        capacity=resources_from_proto(inventory.capacity),
+        capacity=resources_from_proto(inventory.capacity) + pieces(item.type for item in hello.hardware),
         devices=tuple(
             DeviceInfo(
                 id=device.id,

@@ -74,9 +74,14 @@ def _jobs(state: State, now_ms: int) -> Iterator[Metric]:
     members = GaugeMetricFamily(
         "callboard_component_workers", "Workers of a component that live.", labels=["job", "component"]
     )
-    living = Counter((worker.job, worker.component) for worker in state.workers.values() if worker.state in LIVE)
-    for (uid, component), count in sorted(living.items()):
-        members.add_metric([state.jobs[uid].name if uid in state.jobs else uid, component], count)
+    # By name: while one job of a name ends, the next may start.
+    living = Counter(
+        (state.jobs[worker.job].name if worker.job in state.jobs else worker.job, worker.component)
+        for worker in state.workers.values()
+        if worker.state in LIVE
+    )
+    for (job, component), count in sorted(living.items()):
+        members.add_metric([job, component], count)
     yield members
     workers = GaugeMetricFamily("callboard_workers", "Workers by state.", labels=["state"])
     for name, count in sorted(Counter(worker.state.value for worker in state.workers.values()).items()):

@@ -9,12 +9,13 @@ from typing import Any
 import grpc.aio
 
 from callboard.controller.driver import Driver
-from callboard.controller.placements import cluster_of, place_of
+from callboard.controller.placements import cluster_of
 from callboard.controller.searches import Searches
 from callboard.controller.services.requests import invalid, text_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.placement_config import MAX_BYTES
 from callboard.placement import PlacementPlan, plan_placement
+from callboard.placement.jobs import hardware_shares, place_of
 from callboard.scheduler import State
 from callboard.v1 import placement_pb2, placement_pb2_grpc
 from callboard.wire.job import place_to_proto
@@ -119,6 +120,7 @@ def config_of(text: str) -> str:
 
 def resolved_message(plan: PlacementPlan, revision: int) -> placement_pb2.ResolvePlacementResponse:
     """A plan as a message; values of secret variables are masked."""
+    shares = hardware_shares(plan)
     return placement_pb2.ResolvePlacementResponse(
         components=[
             placement_pb2.PlacedComponent(
@@ -126,7 +128,7 @@ def resolved_message(plan: PlacementPlan, revision: int) -> placement_pb2.Resolv
                 workers=[
                     placement_pb2.PlacedWorker(
                         rank=worker.placement.rank,
-                        place=place_to_proto(place_of(worker), mask=True),
+                        place=place_to_proto(place_of(worker, shares), mask=True),
                         node_rank=worker.placement.cluster_node_rank,
                         local_rank=worker.placement.local_rank,
                         local_world_size=worker.placement.local_world_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
@@ -135,7 +136,8 @@ class JobInput(Input):
     def spec(self) -> JobSpec:
         """The frozen form."""
         stated = self.stated("components", "owner", "restart", "wait_for_nodes", "cluster")
-        stated["components"] = tuple(component.spec() for component in self.components)
+        components = tuple(component.spec() for component in self.components)
+        stated["components"] = components if self.gang is not False else tuple(map(self._one_by_one, components))
         if self.owner is not None:
             stated["session_lease_ms"] = self.owner.session.lease
         if self.restart is not None:
@@ -143,6 +145,13 @@ class JobInput(Input):
         if self.wait_for_nodes is not None:
             stated["wait_for_nodes_ms"] = self.wait_for_nodes.timeout
         return JobSpec(**stated)
+
+
+    def _one_by_one(self, component: ComponentSpec) -> ComponentSpec:
+        """A component of a job that need not start whole: elastic from one worker on. One whose workers have their
+        places is as it is."""
+        fixed = component.min_workers == component.max_workers and not component.places and not self.placement_config
+        return replace(component, min_workers=1) if fixed else component
 
 
 def _repeated(components: list[ComponentSpec]) -> list[Misfit]:

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from callboard.model.inputs.compounds import Env, list_of
+from callboard.model.inputs.compounds import Env, each, entries, list_of
 from callboard.model.inputs.located import Misfit, Misfits, Refused
 from callboard.model.inputs.reading import Input, check
 from callboard.model.inputs.scalars import Flag, Interpreter, Name, text, whole
+from callboard.model.names import is_name
 from callboard.model.quantities import MILLI
 from callboard.model.specs import WorkerPlace
 
@@ -50,6 +51,24 @@ def _hardware(value: object) -> str:
     return read
 
 
+_share: Any = whole(1, MILLI).func
+
+
+def _pieces(value: object) -> tuple[tuple[str, int], ...]:
+    """Pieces of declared hardware with the share of each, in milli."""
+    misfits: list[Misfit] = []
+    read = []
+    for piece, milli in entries(value, 'e.g. {"Franka/0": 1000}'):
+        kind, _, position = piece.partition("/")
+        if not (is_name(kind) and position.isascii() and position.isdigit()):
+            misfits.append(Misfit((piece,), "is no piece of hardware; write its type and its number, as in Franka/0"))
+        elif (share := each(piece, _share, milli, misfits)) is not None:
+            read.append((piece, share))
+    if misfits:
+        raise Misfits(misfits)
+    return tuple(sorted(read))
+
+
 class PlaceInput(Input):
     """The keys of one place."""
 
@@ -60,6 +79,7 @@ class PlaceInput(Input):
     interpreter: Interpreter | None = None
     node_group: Name | None = None
     hardware_json: Annotated[str, PlainValidator(_hardware)] | None = None
+    hardware: Annotated[tuple[tuple[str, int], ...], PlainValidator(_pieces)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PlaceInput:

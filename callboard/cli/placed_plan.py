@@ -1,0 +1,79 @@
+"""What does a job's placement mean on nodes that are only described? As a controller with those nodes would have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.specs import JobSpec
+from callboard.placement import Accelerator, Cluster, Node
+from callboard.placement.diagnostics import Report
+from callboard.placement.jobs import place_by, plan_of
+from callboard.placement.source import open_document
+from callboard.scheduler.described import DescribedNode, group_of
+
+_ANY_TYPE = Accelerator("").type
+
+
+def placed(spec: JobSpec, described: Sequence[DescribedNode]) -> tuple[JobSpec, list[DescribedNode], Sequence[Fault]]:
+    """A job with the places that its text gives its workers.
+
+    Args:
+        spec: the job, as it was read.
+        described: the nodes; empty: those that its text describes.
+
+    Returns:
+        The job, the nodes by rank, and what is allowed and may not be meant.
+
+    Raises:
+        InvalidInput: every fault of the text, or there are no nodes.
+        Misfits: what the job says beside it and differently.
+    """
+    cluster = _cluster_of(described) if described else _own_cluster(spec.placement_config)
+    plan = plan_of(spec, cluster)
+    return place_by(spec, plan), [_described(node) for node in cluster.nodes], plan.warnings
+
+
+def _cluster_of(described: Sequence[DescribedNode]) -> Cluster:
+    return Cluster(
+        tuple(
+            Node(
+                node_id=node.node_id,
+                rank=node.rank,
+                accelerators=tuple(Accelerator(str(at), node.gpu_model or _ANY_TYPE) for at in range(node.gpus)),
+                labels=node.labels,
+                node_group=node.node_group,
+                cpu_milli=node.cpu_milli,
+                memory_bytes=node.memory_bytes,
+            )
+            for node in described
+        )
+    )
+
+
+def _own_cluster(text: str) -> Cluster:
+    document = open_document(text, Report())
+    if document.value("cluster", "nodes") is None and document.value("nodes") is None:
+        what = "which nodes are there? what a placement means depends on them; describe them, e.g. --nodes 8+8"
+        raise InvalidInput([Fault("nodes", what)])
+    cluster = Cluster.from_mapping(text)
+    return replace(cluster, nodes=tuple(_grouped(node) for node in cluster.nodes))
+
+
+def _grouped(node: Node) -> Node:
+    return node if node.node_group else replace(node, node_group=group_of(len(node.accelerators)))
+
+
+def _described(node: Node) -> DescribedNode:
+    types = {accelerator.type for accelerator in node.accelerators}
+    return DescribedNode(
+        node_id=node.node_id,
+        rank=node.rank,
+        node_group=node.node_group,
+        labels=node.labels,
+        gpus=len(node.accelerators),
+        gpu_model="" if len(types) != 1 or types == {_ANY_TYPE} else types.pop(),
+        cpu_milli=node.cpu_milli,
+        memory_bytes=node.memory_bytes,
+    )

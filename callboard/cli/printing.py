@@ -1,0 +1,22 @@
+"""How does a program get a result? As JSON or YAML on stdout, without anything that only people need."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def print_json(value: Any, *, compact: bool = False) -> None:
+    """``value`` as JSON on stdout; compact: on one line."""
+    indent = None if compact else 2
+    sys.stdout.write(json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_yaml(value: Any) -> None:
+    """``value`` as YAML on stdout."""
+    import yaml  # noqa: PLC0415 - JSON needs none
+
+    sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100))
+    sys.stdout.flush()

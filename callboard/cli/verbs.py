@@ -1,0 +1,93 @@
+"""Which module has a verb? It is imported when the verb is named, and all of them when they are listed.
+
+Making a command of typer's out of a function takes about as long as importing its module; a command line names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+MODULE_OF = MappingProxyType(
+    {
+        "up": "cluster",
+        "down": "cluster",
+        "controller": "cluster",
+        "agent": "cluster",
+        "add-worker": "growing",
+        "demand": "growing",
+        "autoscale": "growing",
+        "demo": "demo_verbs",
+        "status": "status",
+        "top": "looking",
+        "doctor": "looking",
+        "job": "jobs",
+        "pool": "pools",
+        "pg": "placement_groups",
+        "node": "nodes",
+        "worker": "workers",
+        "policy": "policy",
+        "placement": "placement",
+        "plan": "plan",
+        "events": "events",
+        "autoplace": "autoplace",
+        "profile": "autoplace",
+        "simulate": "simulate",
+    }
+)
+"""Verb, or group of verbs → module in this package, in the order of the help. A module has ``add_to`` for the verbs it
+adds to the program, or ``app`` for a group of them."""
+
+
+class Verbs(TyperGroup):
+    """The program's commands, made when they are asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer chooses the arguments
+        """Every verb, in the order of the help."""
+        return list(self.commands)
+
+
+class _Commands(MutableMapping[str, Any]):
+    """Commands by name; one that nobody asked for has not been made."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = dict.fromkeys(MODULE_OF)
+
+    def __getitem__(self, name: str) -> Any:
+        if self._made[name] is None:
+            self._made[name] = _command(name)
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def _command(name: str) -> Any:
+    module = import_module(f"callboard.cli.{MODULE_OF[name]}")
+    alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    if hasattr(module, "app"):
+        alone.add_typer(module.app, name=name)
+    else:
+        module.add_to(alone)
+        # Its neighbours in the module are made when they are asked for themselves.
+        alone.registered_commands = [info for info in alone.registered_commands if info.name == name]
+    return get_group(alone).commands[name]

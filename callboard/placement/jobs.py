@@ -1,0 +1,196 @@
+"""What becomes of a job whose text places its components? Each placed component gets its workers' places.
+
+Without I/O, so that a controller on its nodes and a plan on described ones say the same, fault by fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import yaml
+
+from callboard.model.describe import masked
+from callboard.model.hardware import piece_name, pieces
+from callboard.model.inputs.located import Misfit, Misfits, Place
+from callboard.model.quantities import MILLI, format_milli
+from callboard.model.specs import ComponentSpec, JobSpec, WorkerPlace
+from callboard.placement.cluster import Cluster
+from callboard.placement.plan import PlacementPlan, PlannedComponent, PlannedWorker
+from callboard.placement.render import plan_placement, render
+
+PieceShares = Mapping[tuple[str, str], int]
+"""(node id, piece of its declared hardware) → the share of each worker that uses it, in milli."""
+
+
+def place_job(spec: JobSpec, cluster: Cluster) -> JobSpec:
+    """The job with a place for each worker that its text places; a job without a text as it is.
+
+    Args:
+        spec: the job, as it was read.
+        cluster: the nodes that its ranks count.
+
+    Raises:
+        InvalidInput: every fault of the text.
+        Misfits: what the job says beside it and differently.
+    """
+    return place_by(spec, plan_of(spec, cluster)) if spec.placement_config else spec
+
+
+def plan_of(spec: JobSpec, cluster: Cluster) -> PlacementPlan:
+    """What the text of a job means on these nodes.
+
+    Raises:
+        InvalidInput: every fault of the text.
+    """
+    asking = [component.name for component in spec.components if component.resources.gpu_milli]
+    return plan_placement(spec.placement_config, cluster, gpu_components=asking)
+
+
+def place_by(spec: JobSpec, plan: PlacementPlan) -> JobSpec:
+    """The job with the places of its plan.
+
+    Raises:
+        Misfits: what the job and its placement say differently.
+    """
+    misfits = list(_misfits(spec, plan))
+    if misfits:
+        raise Misfits(misfits)
+    shares = hardware_shares(plan)
+    components = tuple(
+        component
+        if component.name not in plan.by_name
+        else _with_places(component, plan.by_name[component.name], shares)
+        for component in spec.components
+    )
+    return replace(
+        spec,
+        components=components,
+        placement_config=_kept(plan),
+        placement_digest=digest_of(spec.placement_config),
+    )
+
+
+def digest_of(text: str) -> str:
+    """What tells a placement text from others once only its normal form is kept."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _kept(plan: PlacementPlan) -> str:
+    """The text that a job keeps: the placement alone, in its normal form. A whole config may hold secrets, and so may
+    the variables of its node groups, which are kept with the places (:mod:`callboard.controller.secret_store`)."""
+    config = yaml.safe_load(render(plan))
+    del config["cluster"]["nodes"]
+    for group in config["cluster"].get("node_groups", ()):
+        for settings in group.get("env_configs", ()):
+            if "env_vars" in settings:
+                settings["env_vars"] = [masked(tuple(pair.items())) for pair in settings["env_vars"]]
+    kept: str = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=120)
+    return kept
+
+
+def hardware_shares(plan: PlacementPlan) -> PieceShares:
+    """How much of each piece of declared hardware every worker holds that uses it: those who share one have equal
+    parts, as with a GPU. What a config alone declares is not counted, since no node says that it has it."""
+    declared = {
+        node.node_id: {piece for piece, _ in pieces(unit.type for unit in node.hardware).custom_milli}
+        for node in plan.cluster.nodes
+        if node.hardware
+    }
+    users = Counter(
+        (worker.node_id, piece)
+        for component in plan.components
+        for worker in component.workers
+        for piece in _pieces_of(worker)
+        if piece in declared.get(worker.node_id, ())
+    )
+    return {used: max(1, MILLI // count) for used, count in users.items()}
+
+
+def _pieces_of(worker: PlannedWorker) -> list[str]:
+    if not worker.hardware:
+        return []
+    positions = worker.placement.local_hardware_ranks
+    return [piece_name(unit.type, at) for unit, at in zip(worker.hardware, positions, strict=True)]
+
+
+def _with_places(component: ComponentSpec, planned: PlannedComponent, shares: PieceShares) -> ComponentSpec:
+    places = tuple(place_of(worker, shares) for worker in planned.workers)
+    return replace(
+        component,
+        min_workers=len(places),
+        max_workers=len(places),
+        resources=replace(component.resources, gpu_milli=0),
+        places=places,
+    )
+
+
+def place_of(worker: PlannedWorker, shares: PieceShares) -> WorkerPlace:
+    """Where one worker must run.
+
+    Args:
+        worker: what the plan says of it.
+        shares: :func:`hardware_shares` of the plan.
+    """
+    held = {piece: shares[used] for piece in _pieces_of(worker) if (used := (worker.node_id, piece)) in shares}
+    settings = ",".join(unit.config_json for unit in worker.hardware)
+    return WorkerPlace(
+        node_id=worker.node_id,
+        devices=tuple((device.position, device.milli) for device in worker.devices),
+        observes=worker.observer,
+        env=worker.env,
+        interpreter=worker.interpreter,
+        node_group=worker.placement.node_group_label or "",
+        hardware_json=f"[{settings}]" if settings else "",
+        hardware=tuple(sorted(held.items())),
+    )
+
+
+def _misfits(spec: JobSpec, plan: PlacementPlan) -> Iterable[Misfit]:
+    """What the job and its placement say differently."""
+    known = {component.name for component in spec.components}
+    for name in plan.by_name:
+        if name not in known:
+            listed = ", ".join(sorted(known))
+            said = f"places {name}, but the job's components are {listed}"
+            yield Misfit(("cluster", "component_placement"), said)
+    for index, component in enumerate(spec.components):
+        planned = plan.by_name.get(component.name)
+        if planned is None:
+            continue
+        place = ("components", index)
+        if component.elastic:
+            said = f"{component.name} has a placement, so its number of workers is fixed"
+            yield Misfit((*place, "min_workers"), said)
+        elif component.places and _where(component.places) != _where(place_of(w, {}) for w in planned.workers):
+            # What a job says of itself has both, and equal, so it may be submitted again.
+            said = f"{component.name} states places, and its placement gives others; state one of the two"
+            yield Misfit((*place, "places"), said)
+        elif component.min_workers not in (1, planned.world_size):
+            said = (
+                f"{component.name} states {component.min_workers} workers, its placement makes {planned.world_size}; "
+                "leave workers out or correct one of the two"
+            )
+            yield Misfit((*place, "workers"), said)
+        yield from _gpu_misfits((*place, "resources", "gpu"), component, planned)
+
+
+def _where(places: Iterable[WorkerPlace]) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
+    return [(place.node_id, place.devices) for place in places]
+
+
+def _gpu_misfits(place: Place, component: ComponentSpec, planned: PlannedComponent) -> Iterable[Misfit]:
+    asked = component.resources.gpu_milli
+    if not asked:
+        return
+    for worker in planned.workers:
+        held, whole = sum(device.milli for device in worker.devices), len(worker.devices) * MILLI
+        if asked not in (held, whole):
+            said = (
+                f"{component.name} asks {format_milli(asked)} GPU a worker, its placement gives rank "
+                f"{worker.placement.rank} {format_milli(held)}; leave gpu out or correct one of the two"
+            )
+            yield Misfit(place, said)
+            return

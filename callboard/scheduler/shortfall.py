@@ -1,0 +1,93 @@
+"""What is missing for workers that find no room together? As many as possible are placed; the others go short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from callboard.model.quantities import MILLI, Resources, total
+from callboard.model.specs import Strategy
+from callboard.scheduler.fitting import fit
+from callboard.scheduler.records import NodeRecord
+from callboard.scheduler.rooms import NodeFilter, Rooms
+from callboard.scheduler.slots import Slot
+from callboard.scheduler.state import State
+from callboard.scheduler.view import Room, View
+
+Lack = tuple[str, int, int]
+"""(resource, asked, free) of something a node is short of, in the units of Resources."""
+
+
+@dataclass(slots=True)
+class Shortfall:
+    """Workers that find no room together.
+
+    Attributes:
+        view: what is taken for granted.
+        placed: how many of them find room, from the first on.
+        rest: those that must still find some; by STRICT_PACK all of them, on one node.
+        taken: nodes that hold some of those placed, with what is left there.
+    """
+
+    view: View
+    placed: int
+    rest: tuple[Slot, ...]
+    taken: dict[str, Room] = field(default_factory=dict)
+
+    def room(self, node: NodeRecord) -> Room:
+        """What is left on a node beside the workers that are placed."""
+        return self.taken.get(node.node_id) or self.view.room(node)
+
+
+def shortfall(
+    state: State, view: View, wanted: NodeFilter, slots: Sequence[Slot], strategy: Strategy
+) -> Shortfall | None:
+    """What is missing for workers, or None if they find room. How many do is found by bisection."""
+    if fit(Rooms(state, view, wanted), slots, strategy) is not None:
+        return None
+    slots = sorted(slots, key=lambda slot: slot.place is None)  # as they are placed
+    low, high = 0, len(slots) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fit(Rooms(state, view, wanted), slots[:middle], strategy) is None:
+            high = middle - 1
+        else:
+            low = middle
+    if strategy is Strategy.STRICT_PACK or not low:
+        return Shortfall(view, low, tuple(slots))
+    found = Shortfall(view, low, tuple(slots[low:]))
+    for bundle in fit(Rooms(state, view, wanted), slots[:low], strategy) or ():
+        node = state.nodes[bundle.node_id]
+        room = found.taken.setdefault(node.node_id, found.room(node))
+        room.use(bundle)
+    return found
+
+
+def lacks(room: Room, ask: Resources) -> list[Lack]:
+    """Everything a node is short of for one worker."""
+    have_gpu = room.whole_devices() * MILLI if ask.gpu_milli >= MILLI else max([0, *room.device_milli])
+    return _short_of(room, ask, have_gpu)
+
+
+def lacks_for_all(room: Room, slots: Sequence[Slot]) -> list[Lack]:
+    """Everything a node is short of for several workers."""
+    if len(slots) == 1:
+        return lacks(room, slots[0].resources)
+    asks = [slot.resources for slot in slots]
+    shares = [ask.gpu_milli for ask in asks if 0 < ask.gpu_milli < MILLI]
+    have_gpu = room.whole_devices() * MILLI
+    if shares and len(set(shares)) == 1 and len(shares) == sum(1 for ask in asks if ask.gpu_milli):
+        have_gpu = sum(free // shares[0] * shares[0] for free in room.device_milli if free > 0)
+    elif shares:  # a share never straddles two devices, so what is left of one may be too little for any
+        have_gpu = sum(free for free in room.device_milli if free >= min(shares))
+    return _short_of(room, total(asks), have_gpu)
+
+
+def _short_of(room: Room, ask: Resources, have_gpu: int) -> list[Lack]:
+    free = room.free()
+    found = []
+    for resource, asked in ask.items():
+        have = have_gpu if resource == "gpu" else max(0, free.get(resource))
+        if have < asked:
+            found.append((resource, asked, have))
+    return found
