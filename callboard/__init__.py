@@ -4,10 +4,10 @@ Importing this package is cheap: a public name loads its module when it is first
 (PEP 562), so a trainer that only describes a job pays for neither gRPC nor Ray.
 """
 
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from callboard._lazy import lazily
 from callboard._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -108,13 +108,4 @@ _PUBLIC = MappingProxyType(
 )
 
 
-def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value: object = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value  # The next access finds it without coming here.
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazily(__name__, _PUBLIC)

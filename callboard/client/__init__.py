@@ -3,9 +3,10 @@
 Importing this package is cheap; what needs gRPC is loaded when it is first asked for (PEP 562).
 """
 
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from callboard._lazy import lazily
 
 if TYPE_CHECKING:
     from callboard.client.client import Client as Client
@@ -79,13 +80,4 @@ _PUBLIC = MappingProxyType(
 )
 
 
-def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value: object = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value  # The next access finds it without coming here.
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazily(__name__, _PUBLIC)

@@ -31,9 +31,10 @@ generations, epochs and terms change nothing; I10 free + held + used + quarantin
 Importing this package is cheap: a name below loads its module when it is first asked for.
 """
 
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from callboard._lazy import lazily
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
@@ -74,13 +75,4 @@ _PUBLIC = MappingProxyType(
 )
 
 
-def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value: object = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value  # The next access finds it without coming here.
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazily(__name__, _PUBLIC)

@@ -9,9 +9,10 @@ Not checked here: whether pools, nodes, interpreters or quotas exist — that ne
 Importing this package is cheap: a name below loads its module (and pydantic) when it is first asked for.
 """
 
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from callboard._lazy import lazily
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
@@ -38,13 +39,4 @@ _PUBLIC = MappingProxyType(
 )
 
 
-def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    value: object = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value  # The next access finds it without coming here.
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+__getattr__, __dir__ = lazily(__name__, _PUBLIC)
