@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -103,7 +106,7 @@ class Program:
             arguments: of the interpreter, less where to listen. The program says on its errors where it does.
         """
         self._arguments = arguments
-        self.address = "127.0.0.1:0"
+        self.address = f"127.0.0.1:{_lasting_port()}"
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> int:
@@ -117,6 +120,8 @@ class Program:
             if said.get("event") == "listening":
                 self.address = said["address"]
                 break
+        else:
+            raise RuntimeError(f"{' '.join(self._arguments)} ended with {await self.process.wait()}")
         self._drain = asyncio.create_task(self._read())
         return self.process.pid
 
@@ -131,6 +136,16 @@ class Program:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
+
+
+def _lasting_port() -> int:
+    """A free port that nobody is given by chance while a server is down: the kernel hands out those from 32768 on, also
+    to agents that try to connect, and one that by chance connects to itself keeps the port."""
+    while True:
+        port = random.randrange(20_000, 32_768)  # noqa: S311 - no secret
+        with contextlib.suppress(OSError), socket.socket() as trial:
+            trial.bind(("127.0.0.1", port))
+            return port
 
 
 def controller_in(folder: Path) -> Program:

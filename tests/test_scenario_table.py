@@ -78,7 +78,9 @@ SCENARIOS = {
     "PC-11": Scenario("A hook that hangs does not move the timeout."),
     "PC-12": Scenario("Children that hide go too, or their slot is quarantined.", ("quarantine",)),
     "PC-13": Scenario("A cancel at any moment of a start leaves nothing."),
-    "PC-14": Scenario("A name is free as soon as its job has ended, and never leads to the one that goes."),
+    "PC-14": Scenario(
+        "A name is free once its job is on its way out, and leads to the next one at once.", ("name_again",)
+    ),
     "PC-16": Scenario("Only resources that are asked for and limited count."),
     "PC-17": Scenario("A victim that is gone already counts as gone."),
     "PC-19": Scenario(

@@ -40,6 +40,8 @@ async def run_agent(options: AgentOptions) -> int:
     except (DeviceError, RunDirError) as error:
         _log.error("agent_refused", why=str(error))
         return 2
+    for device in devices.left_out:
+        _log.warning("device_left_out", device=device.id, uuid=device.uuid, why=device.fault)
     try:
         address = NodeAddress(options, earlier_ip(run_dir.recorded())) if options.runtime == "ray" else None
     except NoAddress as error:

@@ -42,6 +42,8 @@ class DeviceFacts:
     model: str = ""
     memory_bytes: int = 0
     numa_node: int = -1
+    fault: str = ""
+    """Why nobody can compute on it; empty: one can."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,12 @@ class NodeDevices:
     vendor: Vendor
     devices: tuple[DeviceFacts, ...]
     simulated: bool = False
+    left_out: tuple[DeviceFacts, ...] = ()
+    """What would be offered but for its fault."""
 
 
 Probe = Callable[[], Sequence[DeviceFacts]]
-"""Lists the devices that a driver knows; empty when there is no driver."""
+"""Lists the devices that a driver knows, parts of partitioned ones beside the whole; empty when there is no driver."""
 
 
 def parse_visible(text: str) -> tuple[str, ...]:
@@ -100,16 +104,17 @@ def find_devices(
         if count is not None:
             raise DeviceError("--gpus and --simulate-gpus exclude each other")
         return NodeDevices(vendor, _simulated(environment, vendor, simulate), simulated=True)
-    visible = _visible(environment, vendor, probe)
+    visible, left_out = _visible(environment, vendor, probe)
     if count is None:
-        return NodeDevices(vendor, visible)
+        return NodeDevices(vendor, visible, left_out=left_out)
     if count > len(visible):
         names = ", ".join(device.id for device in visible) or "none"
+        faults = "".join(f"; not {device.id}: {device.fault}" for device in left_out)
         raise DeviceError(
-            f"{count} GPUs asked for, {len(visible)} visible ({names}); ask for fewer, widen "
+            f"{count} GPUs asked for, {len(visible)} visible ({names}{faults}); ask for fewer, widen "
             f"{vendor.variables[0]}, or simulate them with --simulate-gpus {count}"
         )
-    return NodeDevices(vendor, visible[:count])
+    return NodeDevices(vendor, visible[:count], left_out=left_out)
 
 
 def _listed(environment: Mapping[str, str], vendor: Vendor) -> str | None:
@@ -125,23 +130,46 @@ def _simulated(environment: Mapping[str, str], vendor: Vendor, count: int) -> tu
     return tuple(DeviceFacts(id=name, model="simulated") for name in ids[:count])
 
 
-def _visible(environment: Mapping[str, str], vendor: Vendor, probe: Probe) -> tuple[DeviceFacts, ...]:
+def _visible(
+    environment: Mapping[str, str], vendor: Vendor, probe: Probe
+) -> tuple[tuple[DeviceFacts, ...], tuple[DeviceFacts, ...]]:
+    """What may be offered; and, where no list says what, what the driver lists beside it that can't be."""
     listed = _listed(environment, vendor)
-    if listed is not None:
-        ids = parse_visible(listed)
-        known = probe() if ids else ()
-        return tuple(_described(name, known) for name in ids)
-    return tuple(probe())
+    if listed is None:
+        known = probe()
+        usable = tuple(_named(device.id, device, known) for device in known if not device.fault)
+        return usable, tuple(device for device in known if device.fault)
+    ids = parse_visible(listed)
+    known = probe() if ids else ()
+    found: dict[str, DeviceFacts] = {}
+    for name in ids:
+        device = _described(name, known)
+        same = found.setdefault(device.uuid or name, device)
+        if same is not device:
+            raise DeviceError(f"{name} and {same.id} are one device, named twice in {listed!r}")
+    return tuple(found.values()), ()
 
 
 def _described(name: str, known: Sequence[DeviceFacts]) -> DeviceFacts:
     """A listed id with what the driver says of it; an index or (the beginning of) a UUID."""
-    for device in known:
-        if name == device.id or (device.uuid and device.uuid.startswith(name)):
-            return replace(device, id=name)
-    if known and name.isdigit():
-        raise DeviceError(f"device {name} isn't there; the driver knows 0 … {len(known) - 1}")
+    matches = [device for device in known if device.id == name]
+    matches = matches or [device for device in known if device.uuid and device.uuid.startswith(name)]
+    if len(matches) > 1:
+        raise DeviceError(f"{name} is the beginning of several: {', '.join(device.uuid for device in matches)}")
+    if matches and matches[0].fault:
+        raise DeviceError(f"device {name} can't be offered: {matches[0].fault}")
+    if matches:
+        return _named(name, matches[0], known)
+    if known and (name.isdigit() or name.startswith("GPU-")):
+        raise DeviceError(f"device {name} isn't there; the driver knows {', '.join(device.id for device in known)}")
     return DeviceFacts(id=name)
+
+
+def _named(name: str, device: DeviceFacts, known: Sequence[DeviceFacts]) -> DeviceFacts:
+    """A device under the name that CUDA understands. CUDA may not count devices that it can't use, so that beside one
+    such the others have other indices there than in the driver: then their UUIDs are their names."""
+    shifted = name == device.id and any(other.fault for other in known)
+    return replace(device, id=device.uuid if shifted and device.uuid else name)
 
 
 def visibility_variables(vendor: Vendor, ids: Sequence[str]) -> dict[str, str]:
@@ -151,49 +179,3 @@ def visibility_variables(vendor: Vendor, ids: Sequence[str]) -> dict[str, str]:
     if vendor is not CUDA and not ids:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     return variables | dict(vendor.order)
-
-
-def probe_nvml() -> tuple[DeviceFacts, ...]:
-    """What NVIDIA's driver knows, in PCI order; nothing where there is no driver."""
-    try:
-        import pynvml  # noqa: PLC0415 - only agents have it, and only this question needs it
-    except ImportError:
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return ()
-    except pynvml.NVMLError_DriverNotLoaded:
-        return ()
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return tuple(_facts(index, handle) for index, handle in enumerate(handles))
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _facts(index: int, handle: object) -> DeviceFacts:
-    import pynvml  # noqa: PLC0415 - see probe_nvml
-
-    return DeviceFacts(
-        id=str(index),
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        bus_id=_text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
-        model=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        numa_node=_numa_node(handle),
-    )
-
-
-def _numa_node(handle: object) -> int:
-    import pynvml  # noqa: PLC0415 - see probe_nvml
-
-    try:
-        return int(pynvml.nvmlDeviceGetNumaNodeId(handle))
-    except pynvml.NVMLError_NotSupported:
-        return -1
-
-
-def _text(value: object) -> str:
-    """Older bindings answer bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)

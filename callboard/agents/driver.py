@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import ray
 from ray._private.state import actors as ray_actors
+from ray._private.state import available_resources_per_node, total_resources_per_node
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import (
     PlacementGroup,
@@ -43,6 +44,9 @@ _CLAIM = "callboard/node/"
 _HOST_CALLS = 1000
 """Calls the actor accepts at once; the host's own lane holds them to the component's max_concurrency."""
 
+_STORE = "object_store_memory"
+"""Ray's name for the memory of a node's object store, among its resources; the amounts are bytes."""
+
 _THREADS = 64
 """For Ray's blocking calls: more than a node has placement groups under way."""
 
@@ -50,6 +54,10 @@ _SLICE_S = 0.5
 """Between looks at whether a group that is being made is still wanted."""
 
 _POLL_S = 0.02
+
+_DEAD_S = 1.0
+"""For Ray's table to hear that an actor died: milliseconds, and below the time that a report waits for its cause."""
+
 """Between looks at whether a removed group is gone: Ray has no call that waits for it."""
 
 
@@ -70,7 +78,7 @@ class Driver:
             "kill": self._kill,
             "groups": self._groups,
             "listed": self._listed,
-            "oom_of": self._oom_of,
+            "object_stores": self._object_stores,
         }
 
     async def handle(self, method: str, argument: Json) -> Json:
@@ -82,6 +90,8 @@ class Driver:
                 return None
             case "launch":
                 return await self._launch(**argument)
+            case "oom_of":
+                return await self._oom_of(**argument)
             case "control":
                 return await self._control(**argument)
             case "book":
@@ -155,13 +165,35 @@ class Driver:
         return {"actors": actors, "placement_groups": groups}
 
     @staticmethod
-    def _oom_of(actor_name: str) -> Json:
+    def _object_stores() -> Json:
+        """How full the object store of each node is, from the amounts that nodes report to the GCS all the time: two
+        calls to it, however many nodes and objects there are."""
+        total: dict[str, dict[str, float]] = total_resources_per_node()  # type: ignore[no-untyped-call]
+        left: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+        return [
+            {
+                "ray_node_id": node,
+                "used_bytes": int(amounts[_STORE] - left[node].get(_STORE, 0.0)),
+                "total_bytes": int(amounts[_STORE]),
+            }
+            for node, amounts in sorted(total.items())
+            if _STORE in amounts and node in left
+        ]
+
+    @staticmethod
+    async def _oom_of(actor_name: str) -> Json:
         """What Ray says of an actor that it ended for lack of memory; empty when that isn't why it died."""
-        for actor in cast("dict[str, dict[str, Any]]", ray_actors()).values():
-            if actor["Name"] == actor_name and actor["State"] == "DEAD":
-                cause = actor["DeathCause"]
-                if cause.HasField("oom_context"):
-                    return str(cause.oom_context.error_message)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _DEAD_S
+        while True:
+            # Its table hears of a death after the kernel does, and we may be faster.
+            actors = await asyncio.to_thread(lambda: cast("dict[str, dict[str, Any]]", ray_actors()))
+            found = next((actor for actor in actors.values() if actor["Name"] == actor_name), None)
+            if found is None or found["State"] == "DEAD" or loop.time() > deadline:
+                break
+            await asyncio.sleep(_POLL_S)
+        if found is not None and found["State"] == "DEAD" and found["DeathCause"].HasField("oom_context"):
+            return str(found["DeathCause"].oom_context.error_message)
         return ""
 
     # Hosts.

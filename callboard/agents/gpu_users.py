@@ -1,15 +1,13 @@
-"""Which processes use the node's devices? As their driver says (NVML), ours and foreign ones alike."""
+"""Which processes use the node's devices, and how busy are they? As their driver says (NVML), whoever uses them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from callboard.agents.nvml import failures, opened
 from callboard.v1 import common_pb2
-
-
-class NoDriver(Exception):
-    """The driver of the devices can't be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,30 +25,68 @@ class DeviceUse:
     memory_bytes: int
 
 
-def device_users(devices: Iterable[common_pb2.Device]) -> list[DeviceUse]:
-    """Every process on these devices.
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """How busy one device is.
+
+    Attributes:
+        index: of the device in the node's visible list.
+        utilization_percent: part of the driver's last sampling period (0.2 to 1 s) in which something ran on it; None:
+            the driver doesn't say, as for a part of a partitioned device.
+        used_memory_bytes: memory of the device that is in use.
+        memory_bytes: memory of the device.
+    """
+
+    index: int
+    utilization_percent: int | None
+    used_memory_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesSeen:
+    """What the driver says of the node's devices now.
+
+    Attributes:
+        users: every process on them.
+        loads: how busy each is.
+        silent: what it doesn't say, one sentence each: a device that fell off the bus must not hide the others.
+    """
+
+    users: tuple[DeviceUse, ...]
+    loads: tuple[DeviceLoad, ...]
+    silent: tuple[str, ...]
+
+
+def seen_devices(devices: Iterable[common_pb2.Device]) -> DevicesSeen:
+    """Who uses these devices, and how busy they are. One without a uuid has another driver, and is left out.
 
     Raises:
-        NoDriver: it isn't there, or doesn't know one of the devices.
+        NoDriver: there is none that answers.
     """
+    users: list[DeviceUse] = []
+    loads: list[DeviceLoad] = []
+    silent: list[str] = []
+    with opened() as nvml:
+        for device in devices:
+            if not device.uuid:
+                continue
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid.encode())
+                users += [
+                    DeviceUse(device.index, process.pid, int(process.usedGpuMemory or 0))
+                    for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                ]
+                loads.append(_load(nvml, device.index, handle))
+            except failures(nvml) as error:
+                silent.append(f"GPU {device.id} can't be asked: {error}")
+    return DevicesSeen(tuple(users), tuple(loads), tuple(silent))
+
+
+def _load(nvml: Any, index: int, handle: Any) -> DeviceLoad:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
-        import pynvml  # noqa: PLC0415 - see callboard.agents.devices.probe_nvml
-    except ImportError as error:
-        raise NoDriver("the package nvidia-ml-py is missing") from error
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NoDriver(str(error)) from error
-    try:
-        return [
-            DeviceUse(device.index, process.pid, int(process.usedGpuMemory or 0))
-            for device in devices
-            if device.uuid
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
-                pynvml.nvmlDeviceGetHandleByUUID(device.uuid.encode())
-            )
-        ]
-    except pynvml.NVMLError as error:
-        raise NoDriver(str(error)) from error
-    finally:
-        pynvml.nvmlShutdown()
+        busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
+        busy = None
+    return DeviceLoad(index, busy, int(memory.used), int(memory.total))

@@ -7,13 +7,14 @@ at is said, and holds nothing else up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from callboard.agents.endings import TreeEnder
 from callboard.agents.framing import Json
-from callboard.agents.gpu_users import NoDriver, device_users
+from callboard.agents.gpu_users import seen_devices
+from callboard.agents.nvml import NoDriver
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import HostError, Runtime
 from callboard.agents.usage import Usage, cpu_milli, usage_of
@@ -30,6 +31,9 @@ _ANSWER_S = 2.0
 
 _FOREIGN_S = 5.0
 """For Ray to list actors and groups."""
+
+_STORES_S = 2.0
+"""For Ray to say how full its object stores are, which it knows already: `callboard status` waits for it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Inspector:
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
         """Everything that is asked for, at most a few seconds later."""
+        if ask.object_stores:
+            return await self._object_stores()
         chosen = [
             worker
             for worker in self._workers.all()
@@ -133,32 +139,56 @@ class Inspector:
 
     async def _foreign(self, seen: inspection_pb2.NodeInspection) -> None:
         """What Ray lists, as far as it answers."""
-        asked = asyncio.ensure_future(self._runtime.listed())
-        try:
-            await asyncio.wait([asked], timeout=_FOREIGN_S)
-            if not asked.done():
-                seen.unknown.append(f"Ray did not list its actors within {_FOREIGN_S:g} s")
-                return
-            listed = asked.result()
-        except HostError as error:
-            seen.unknown.append(f"Ray can't be asked: {error}")
-            return
-        finally:
-            asked.cancel()
-        seen.actors.extend(inspection_pb2.RayActor(**actor) for actor in listed.get("actors", ()))
-        groups = listed.get("placement_groups", ())
-        seen.placement_groups.extend(inspection_pb2.RayPlacementGroup(**group) for group in groups)
+        listed = await _answer(self._runtime.listed(), _FOREIGN_S, "list its actors", seen)
+        if listed:  # Plain processes are listed nowhere.
+            seen.ray_listed = True
+            seen.actors.extend(inspection_pb2.RayActor(**actor) for actor in listed.get("actors", ()))
+            groups = listed.get("placement_groups", ())
+            seen.placement_groups.extend(inspection_pb2.RayPlacementGroup(**group) for group in groups)
+
+    async def _object_stores(self) -> inspection_pb2.NodeInspection:
+        """What Ray says of its object stores, as far as it answers."""
+        seen = inspection_pb2.NodeInspection()
+        stores = await _answer(self._runtime.object_stores(), _STORES_S, "tell of its object stores", seen)
+        seen.object_stores.extend(inspection_pb2.RayObjectStore(**store) for store in stores or ())
+        return seen
 
     async def _devices(self, seen: inspection_pb2.NodeInspection, looks: list[_Look]) -> None:
         if self._inventory.simulated or not self._inventory.devices:
             return
         owners = {process.pid: look.worker for look in looks for process in look.tree}
         try:
-            users = await asyncio.to_thread(device_users, list(self._inventory.devices))
+            found = await asyncio.to_thread(seen_devices, list(self._inventory.devices))
         except NoDriver as error:
-            seen.unknown.append(f"who uses the devices can't be asked: {error}")
+            seen.unknown.append(f"the use of the devices can't be asked: {error}")
             return
-        for user in users:
+        seen.unknown.extend(found.silent)
+        for user in found.users:
             entry = seen.device_users.add(index=user.index, pid=user.pid, memory_bytes=user.memory_bytes)
             if user.pid in owners:
                 entry.worker.CopyFrom(owners[user.pid].order.command.worker)
+        for load in found.loads:
+            seen.device_loads.add(
+                index=load.index,
+                utilization_percent=load.utilization_percent,
+                used_memory_bytes=load.used_memory_bytes,
+                memory_bytes=load.memory_bytes,
+            )
+
+
+async def _answer(
+    asking: Coroutine[Any, Any, Json], within_s: float, what: str, seen: inspection_pb2.NodeInspection
+) -> Json:
+    """What Ray answers; None, with the reason among what is unknown, if it doesn't."""
+    asked = asyncio.ensure_future(asking)
+    try:
+        await asyncio.wait([asked], timeout=within_s)
+        if not asked.done():
+            seen.unknown.append(f"Ray did not {what} within {within_s:g} s")
+            return None
+        return asked.result()
+    except HostError as error:
+        seen.unknown.append(f"Ray can't be asked: {error}")
+        return None
+    finally:
+        asked.cancel()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from callboard.agents.devices import NodeDevices, Probe, find_devices, probe_nvml
+from callboard.agents.devices import NodeDevices, Probe, find_devices
+from callboard.agents.nvidia import probe_nvml
 from callboard.agents.options import AgentOptions
 from callboard.v1 import agent_pb2, common_pb2
 

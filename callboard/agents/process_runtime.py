@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
@@ -78,7 +79,7 @@ class ProcessRuntime:
 
     def _spawn(self, launch: Launch, descriptor: int) -> subprocess.Popen[bytes]:
         """From the loop's thread: vfork and exec take a millisecond or two."""
-        log = self._logs / (re.sub(r"[^A-Za-z0-9_.-]", "-", launch.name) + ".log")
+        log = self._log_of(launch.name)
         arguments = ["-P", "-m", "callboard.agents.worker_main", str(descriptor), str(self._successor_s)]
         with log.open("ab") as output:
             return subprocess.Popen(
@@ -90,6 +91,17 @@ class ProcessRuntime:
                 stderr=output,
                 start_new_session=True,
             )
+
+    def _log_of(self, name: str) -> Path:
+        return self._logs / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".log")
+
+    def name_log(self, process: ProcessId, name: str) -> None:
+        """Give the output of a process the name of the worker that it becomes: a spare was nobody's when it began to
+        write. Output that goes elsewhere stays there."""
+        with suppress(OSError):
+            written = Path(f"/proc/{process.pid}/fd/1").readlink()
+            if written.parent == self._logs.resolve():
+                written.rename(self._log_of(name))
 
     def abandon(self, launch: Launch) -> None:
         """Nothing to hurry: `launch` doesn't wait for the process."""
@@ -108,6 +120,10 @@ class ProcessRuntime:
     async def listed(self) -> Json:
         """Plain processes are listed nowhere but here."""
         return {}
+
+    async def object_stores(self) -> Json:
+        """Plain processes share no objects."""
+        return []
 
     async def oom_of(self, hosted: Hosted) -> str:  # noqa: ARG002 - plain processes are ended by the kernel alone
         """Nobody but the kernel ends a plain process."""
@@ -140,6 +156,9 @@ class HostedProcess:
 
     async def control(self, method: str, argument: Json = None) -> Json:
         """Ask the host; see `Hosted`."""
+        if method == "assign" and (said := argument.get("context")):
+            name = f"{said['job_id']}/{said['component']}/{said['rank']}/g{said['generation']}"
+            self._runtime.name_log(self.process, name)
         try:
             return await self._requests.ask(method, argument)
         except PeerGone as error:

@@ -146,8 +146,15 @@ class RayRuntime:
 
     async def listed(self) -> Json:
         """Actors on this node, or on none yet, and every placement group, as Ray lists them."""
+        return await self._told("listed")
+
+    async def object_stores(self) -> Json:
+        """The object store of every node of the Ray cluster."""
+        return await self._told("object_stores")
+
+    async def _told(self, method: str) -> Json:
         try:
-            return await self._driver.ask("listed", {}, within_s=None)
+            return await self._driver.ask(method, {}, within_s=None)
         except (DriverLost, RemoteError) as error:
             raise HostError(str(error)) from error
 

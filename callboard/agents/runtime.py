@@ -164,6 +164,14 @@ class Runtime(Protocol):
             HostError: it can't be asked.
         """
 
+    async def object_stores(self) -> Json:
+        """How full the object stores of the runtime's cluster are: a list of the fields of `RayObjectStore`. Has no
+        time limit: the asker bounds it.
+
+        Raises:
+            HostError: it can't be asked.
+        """
+
     async def oom_of(self, hosted: Hosted) -> str:
         """What the runtime says of a worker that it ended itself for lack of memory; empty when it didn't, or can't
         tell. Has no time limit: the asker bounds it."""

@@ -13,7 +13,6 @@ from callboard.agents.process_tree import ProcessId, is_living, start_ms
 from callboard.agents.progress_watch import watch_progress
 from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.stop_ladder import StopOrder, unasked_stop
-from callboard.agents.usage import usage_of
 from callboard.agents.worker_end import end_alone, end_failed, end_quarantined, end_stopped
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_order import Site, WorkerOrder
@@ -80,14 +79,12 @@ class Worker:
         return report
 
     def see_tree(self, tree: frozenset[ProcessId]) -> None:
-        """Its process tree as it is now; an empty one means that it died just now, and the last one is what counts."""
-        self._facts.tree = tree or self._facts.tree
-        self._facts.peak_bytes = max(self._facts.peak_bytes, usage_of(tree).peak_bytes)
+        """Its process tree as it is now; an empty one means that it died just now."""
+        self._facts.see_tree(tree)
 
     def see_memory(self) -> None:
-        """Remember what its own process held at most so far."""
-        if self.process is not None:
-            self._facts.peak_bytes = max(self._facts.peak_bytes, usage_of([self.process]).peak_bytes)
+        """Remember what its own process holds now."""
+        self._facts.see_memory()
 
     def start_again(self, order: WorkerOrder) -> None:
         """The start command of an adopted worker came again: the controller hasn't heard what came of it."""

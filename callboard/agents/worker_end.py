@@ -66,6 +66,7 @@ async def end_alone(facts: WorkerFacts) -> str:
         ray_says=await _oom_of(facts),
         peak_bytes=facts.peak_bytes,
         asked_bytes=facts.order.command.allocation.resources.memory_bytes,
+        larger=facts.site.memory.larger_than(facts.told_name, asyncio.get_running_loop().time()),
     )
     facts.reports.exited(verdict, left)
     return left

@@ -17,7 +17,7 @@ from pathlib import Path
 import callboard
 from callboard.agents.devices import Vendor, visibility_variables
 from callboard.agents.framing import Json
-from callboard.model.environment import is_secret, why_refused
+from callboard.model.environment import is_secret, prefix_of, why_refused
 from callboard.model.names import is_actor_path, is_env_name
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -103,10 +103,8 @@ def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> di
         PlanRefused: a variable the scheduler owns, a bad name, or too much.
     """
     variables = host_environment(node)
-    for name in command.pass_env:
-        _check(name, "pass_env")
-        if name in node.environment:
-            variables[name] = node.environment[name]
+    for name in passed_names(command, node):
+        variables[name] = node.environment[name]
     variables["OMP_NUM_THREADS"] = str(max(1, command.allocation.resources.cpu_milli // 1000))
     for name, value in command.env.items():
         _check(name, "env")
@@ -120,6 +118,27 @@ def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> di
             f"{', '.join(largest)}; pass on fewer, or put them in a file"
         )
     return variables
+
+
+def passed_names(command: agent_pb2.StartWorker, node: NodeIdentity) -> list[str]:
+    """The agent's variables that a component passes on, as far as the agent has them.
+
+    Raises:
+        PlanRefused: a variable the scheduler owns, a bad name.
+    """
+    names: list[str] = []
+    for stated in command.pass_env:
+        prefix = prefix_of(stated)
+        _check(prefix or stated, "pass_env")
+        if prefix:
+            names += sorted(
+                name
+                for name in node.environment
+                if name.startswith(prefix) and is_env_name(name) and why_refused(name) is None
+            )
+        elif stated in node.environment:
+            names.append(stated)
+    return names
 
 
 def _check(name: str, field: str) -> None:
@@ -171,7 +190,7 @@ def early_variables(command: agent_pb2.StartWorker, node: NodeIdentity, variable
     there = host_environment(node)
     return {
         name: variables[name]
-        for name in (*command.env, *command.pass_env)
+        for name in (*command.env, *passed_names(command, node))
         if name.startswith(_EARLY_PREFIXES) and name in variables and variables[name] != there.get(name)
     }
 

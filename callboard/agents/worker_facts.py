@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from callboard.agents.memory_watch import Held
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted
 from callboard.agents.stop_ladder import StopOrder
-from callboard.agents.usage import oom_kills
+from callboard.agents.usage import oom_kills, usage_of
 from callboard.agents.worker_host_up import Bringing
 from callboard.agents.worker_order import Site, WorkerOrder
 from callboard.agents.worker_record import Stage, WorkerRecord, write_record
@@ -34,6 +35,7 @@ class WorkerFacts:
         stopping: the stop that was asked for.
         tree: the process tree as last seen, for the day it dies alone.
         peak_bytes: most memory that the tree was seen to hold.
+        beside_bytes: memory of the tree beside its own process, when the tree was last seen.
         oom_kills: processes that the kernel had ended here for lack of memory when the worker began.
     """
 
@@ -50,6 +52,7 @@ class WorkerFacts:
         self.stopping: StopOrder | None = None
         self.tree: frozenset[ProcessId] = frozenset()
         self.peak_bytes = 0
+        self.beside_bytes = 0
         self.oom_kills = oom_kills()
 
     @property
@@ -61,6 +64,31 @@ class WorkerFacts:
     def name(self) -> str:
         """`{job}/{component}/{rank}/g{generation}`."""
         return self.order.launch.name
+
+    @property
+    def told_name(self) -> str:
+        """What people call it: job, component and rank."""
+        worker = self.order.command.worker
+        return f"{self.order.command.job_name or worker.job_id}/{worker.component}/{worker.rank}"
+
+    def see_tree(self, tree: frozenset[ProcessId]) -> None:
+        """Its process tree as it is now; an empty one means that it died just now, and the last one is what counts."""
+        self.tree = tree or self.tree
+        used = usage_of(tree)
+        own = usage_of([self.process]).memory_bytes if self.process in tree else 0
+        self.beside_bytes = used.memory_bytes - min(own, used.memory_bytes)
+        self.peak_bytes = max(self.peak_bytes, used.peak_bytes)
+
+    def see_memory(self) -> None:
+        """Remember what its own process holds now, and held at most so far."""
+        if self.process is None:
+            return
+        used = usage_of([self.process])
+        self.peak_bytes = max(self.peak_bytes, used.peak_bytes)
+        if used.memory_bytes:
+            asked = self.order.command.allocation.resources.memory_bytes
+            now_s = asyncio.get_running_loop().time()
+            self.site.memory.see(Held(self.told_name, used.memory_bytes + self.beside_bytes, asked, now_s))
 
     def adopt(self, record: WorkerRecord) -> None:
         """Know what an earlier agent knew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from callboard.agents.checkpoints import Checkpoints
 from callboard.agents.endings import TreeEnder
@@ -10,6 +10,7 @@ from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.framing import Json
 from callboard.agents.interpreters import Interpreters
 from callboard.agents.lease import Lease
+from callboard.agents.memory_watch import MemoryWatch
 from callboard.agents.outbox import Outbox
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Launch, Runtime
@@ -55,3 +56,4 @@ class Site:
     lease: Lease
     fence: FenceKeeper
     checkpoints: Checkpoints
+    memory: MemoryWatch = field(default_factory=MemoryWatch)

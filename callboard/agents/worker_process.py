@@ -62,7 +62,13 @@ def become_subreaper() -> None:
 def load_class(path: str) -> type:
     """The class at "pkg.module:Class"."""
     module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not error.name or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the user's module was found, one that it imports was not
+        where = "workers look for it where their agent's PYTHONPATH and Python environment say"
+        raise ModuleNotFoundError(f"{error}; {where}", name=error.name) from None
     for part in name.split("."):
         found = getattr(found, part)
     if not isinstance(found, type):

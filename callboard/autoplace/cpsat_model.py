@@ -7,6 +7,7 @@ contiguous ranges from meeting.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 from callboard.autoplace.exact import tidied
@@ -15,6 +16,10 @@ from callboard.autoplace.tasks import Arc, Instance, Option
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
+
+Kind = tuple[bool, int, int]
+"""Whether an option is alone, its peak and its resident MiB: what decides with whom it may share a GPU."""
 
 
 class Model:
@@ -43,6 +48,7 @@ class Model:
         self.pieces = [self.weighted(i, lambda option: option.piece) for i in range(size)]
         self.columns: list[dict[int, Any]] = [{} for _ in range(size)]
         self.widths: list[dict[int, Any]] = [{} for _ in range(size)]
+        self.here: list[dict[int, Any]] = [{} for _ in range(size)]  # only where that is open
         for i in range(size):
             self.model.add_exactly_one(self.chosen[i])
             self.model.add(self.ends[i] >= self.starts[i] + self.spans[i])
@@ -56,13 +62,25 @@ class Model:
 
     def hint(self, found: Found) -> None:
         """A plan to start from."""
+        columns = self._as_modelled(found)
         for i, option in enumerate(found.options):
             self.model.add_hint(self.starts[i], found.starts[i])
             self.model.add_hint(self.ends[i], found.ends[i])
             for literal, candidate in zip(self.chosen[i], self.instance.tasks[i].options, strict=True):
                 self.model.add_hint(literal, candidate == option)
-            for pool, column in found.columns[i].items():
+            for pool, column in columns[i].items():
                 self.model.add_hint(self.columns[i][pool], column)
+
+    def _as_modelled(self, found: Found) -> list[dict[int, int]]:
+        """First GPUs of a plan, or of its mirror image in pools where the model has that one."""
+        columns = [dict(of) for of in found.columns]
+        for pool, capacity in enumerate(self.instance.capacity):
+            inside = {i: dict(found.options[i].widths)[pool] for i, of in enumerate(columns) if pool in of}
+            first = next((i for i in range(len(columns)) if pool in self.columns[i]), None)
+            if first in inside and 2 * columns[first][pool] + inside[first] > capacity:
+                for i, width in inside.items():
+                    columns[i][pool] = capacity - columns[i][pool] - width
+        return columns
 
     def found(self, values: Any) -> Found:
         """The solver's plan, its tasks pushed to their earliest times and to the left."""
@@ -134,6 +152,7 @@ class Model:
             else:
                 here = self.model.new_bool_var(f"here{i}.{pool}")
                 self.model.add(sum(one for one, w in zip(self.chosen[i], widths, strict=True) if w) == here)
+                self.here[i][pool] = here
                 times.append(
                     self.model.new_optional_interval_var(
                         self.starts[i], duration, self.ends[i], here, f"time{i}.{pool}"
@@ -144,72 +163,84 @@ class Model:
         if len(inside) > 1:
             self.model.add_no_overlap_2d(times, ranges)
             self.model.add_cumulative(times, heights, capacity)
-            self._alone(pool, inside)
-            if self.instance.memory[pool] is not None:
-                self._memory(pool, inside)
+            # A plan and its mirror image are the same to everybody: in one of them the first task lies to the left.
+            self.model.add(2 * self.columns[inside[0]][pool] + self.widths[inside[0]][pool] <= capacity)
+            self._pairs(pool, inside)
+            limit = self.instance.memory[pool]
+            if limit is not None:
+                self._memory(pool, limit, inside, ranges)
 
-    def _in_pool(self, i: int, pool: int, rule: Callable[[Option], bool]) -> list[Any]:
-        return [
-            literal
-            for literal, option in zip(self.chosen[i], self.instance.tasks[i].options, strict=True)
-            if dict(option.widths).get(pool, 0) and rule(option)
-        ]
+    def _pairs(self, pool: int, inside: list[int]) -> None:
+        """Of two tasks one runs before the other or lies left of it; the solver learns most from such literals.
 
-    def _alone(self, pool: int, inside: list[int]) -> None:
-        """An option that is alone shares no GPU of its pool with anybody, at any time."""
-        for i in inside:
-            for literal in self._in_pool(i, pool, lambda option: option.alone):
-                for j in inside:
-                    if j != i:
-                        left, right = (self.model.new_bool_var("") for _ in range(2))
-                        self.model.add(
-                            self.columns[i][pool] + self.widths[i][pool] <= self.columns[j][pool]
-                        ).only_enforce_if(left)
-                        self.model.add(
-                            self.columns[j][pool] + self.widths[j][pool] <= self.columns[i][pool]
-                        ).only_enforce_if(right)
-                        absent = [there.negated() for there in self._in_pool(j, pool, lambda _: True)]
-                        if len(absent) < len(self.chosen[j]):
-                            here = self.model.new_bool_var("")
-                            self.model.add_max_equality(here, self._in_pool(j, pool, lambda _: True))
-                            self.model.add_bool_or([literal.negated(), here.negated(), left, right])
-                        else:
-                            self.model.add_bool_or([literal.negated(), left, right])
+        Those that share no GPU, because one of them is alone or their memory doesn't fit together, lie side by side.
+        """
+        kinds = {i: self._kinds(i, pool) for i in inside}
+        for i, j in combinations(inside, 2):
+            left, right = (
+                self._when(self.columns[one][pool] + self.widths[one][pool] <= self.columns[other][pool])
+                for one, other in ((i, j), (j, i))
+            )
+            sooner, later = (self._when(self.ends[one] <= self.starts[other]) for one, other in ((i, j), (j, i)))
+            self.model.add_bool_or([sooner, later, left, right, *self._away(pool, i, j)])
+            for one, other in product(kinds[i], kinds[j]):
+                if self._never_share(pool, one, other):
+                    chosen = kinds[i][one], kinds[j][other]
+                    self.model.add_bool_or([left, right, *(literal.negated() for literal in chosen)])
 
-    def _memory(self, pool: int, inside: list[int]) -> None:
-        """On the first GPU of every range, where the set of tasks changes: whoever runs fits beside who stays."""
+    def _kinds(self, i: int, pool: int) -> dict[Kind, Any]:
+        """A literal for each kind that options of a task in the pool have."""
+        literals: dict[Kind, list[Any]] = {}
+        for literal, option in zip(self.chosen[i], self.instance.tasks[i].options, strict=True):
+            if dict(option.widths).get(pool, 0):
+                literals.setdefault((option.alone, option.peak, option.resident), []).append(literal)
+        found = {kind: self.model.new_bool_var("") for kind in literals}
+        for kind, of_kind in literals.items():
+            self.model.add(sum(of_kind) == found[kind])
+        return found
+
+    def _never_share(self, pool: int, one: Kind, other: Kind) -> bool:
         limit = self.instance.memory[pool]
-        largest = 2 * sum(max(o.peak + o.resident for o in self.instance.tasks[i].options) for i in inside) + 1
+        return one[0] or other[0] or (limit is not None and max(one[1] + other[2], other[1] + one[2]) > limit)
+
+    def _when(self, rule: Any) -> Any:
+        """A literal that may be true only when a rule holds."""
+        literal = self.model.new_bool_var("")
+        self.model.add(rule).only_enforce_if(literal)
+        return literal
+
+    def _away(self, pool: int, *tasks: int) -> list[Any]:
+        """Literals of tasks that may be outside the pool: that they are."""
+        return [self.here[i][pool].negated() for i in tasks if pool in self.here[i]]
+
+    def _memory(self, pool: int, limit: int, inside: list[int], ranges: list[Any]) -> None:
+        """On the first GPU of every range, where the set of tasks changes: whoever runs fits beside who stays."""
+        residents = {i: self._resident(i) for i in inside}
+        # Implied by the rest, and seen earlier: what stays, stays for the whole time.
+        self.model.add_cumulative(ranges, [residents[i] for i in inside], limit)
         for point in inside:
-            covers = {point: self._covers(pool, point, point)}
-            for j in inside:
-                if j != point:
-                    covers[j] = self._covers(pool, j, point)
-            stays = {}
-            for j in inside:
-                most = max(o.resident for o in self.instance.tasks[j].options)
-                stays[j] = self.model.new_int_var(0, most, "")
-                self.model.add(stays[j] >= self.weighted(j, lambda o: o.resident) - largest * (1 - covers[j]))
+            covers = {j: self._covers(pool, j, point) for j in inside}
+            stays = {j: self._resident(j, covers[j]) for j in inside}
             for j in inside:
                 others = sum(stays[k] for k in inside if k != j)
-                self.model.add(self.weighted(j, lambda o: o.peak) + others <= limit + largest * (1 - covers[j]))
+                self.model.add(self.weighted(j, lambda o: o.peak) + others <= limit).only_enforce_if(covers[j])
+
+    def _resident(self, i: int, *literals: Any) -> Any:
+        """At least what a task keeps between its spans, whenever the literals are true."""
+        resident = self.model.new_int_var(0, max(option.resident for option in self.instance.tasks[i].options), "")
+        rule = self.model.add(resident >= self.weighted(i, lambda option: option.resident))
+        if literals:
+            rule.only_enforce_if(*literals)
+        return resident
 
     def _covers(self, pool: int, j: int, point: int) -> Any:
         """A literal that is true whenever ``j`` covers the first GPU of ``point``, both in the pool."""
         covers = self.model.new_bool_var("")
-        present = [(self._in_pool(k, pool, lambda _: True), len(self.instance.tasks[k].options)) for k in {j, point}]
-        ways_out = []
-        for literals, count in present:
-            if len(literals) < count:
-                absent = self.model.new_bool_var("")
-                self.model.add(sum(literals) == 0).only_enforce_if(absent)
-                ways_out.append(absent)
+        ways_out = self._away(pool, *{j, point})
         if j != point:
-            before, after = (self.model.new_bool_var("") for _ in range(2))
             column = self.columns[point][pool]
-            self.model.add(column < self.columns[j][pool]).only_enforce_if(before)
-            self.model.add(column >= self.columns[j][pool] + self.widths[j][pool]).only_enforce_if(after)
-            ways_out += [before, after]
+            ways_out.append(self._when(column < self.columns[j][pool]))
+            ways_out.append(self._when(column >= self.columns[j][pool] + self.widths[j][pool]))
         self.model.add_bool_or([covers, *ways_out])
         return covers
 

@@ -45,6 +45,8 @@ def task_of(source: ConfigSource, cluster: ClusterSource | None, *, mixed: bool)
     """
     config = source.config
     notes = cluster.notes if cluster is not None else ()
+    if source.left_out:
+        notes = (*notes, left_out_note(source))
     facts = {} if cluster is None or cluster.revision is None else {"inventory_revision": cluster.revision}
     if "workflow" in config or "components" in config:
         general = _plain(config)
@@ -55,6 +57,11 @@ def task_of(source: ConfigSource, cluster: ClusterSource | None, *, mixed: bool)
         notes = (*notes, "the GPUs are of several kinds; profile_data is taken to hold on each of them")
     job = rlinf_job(config, nodes=nodes, mixed=mixed, located=source.own)
     return Task(problem=job.problem, job=job, notes=notes, facts=facts)
+
+
+def left_out_note(source: ConfigSource) -> str:
+    """What a reader of the answer must know if not all of the config was there."""
+    return f"only {source.file} was read, without the files that its defaults name: {source.left_out}"
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,14 @@ import typer
 
 from callboard.cli.failing import CommandFailed, Failure
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
+from callboard.cli.local.plan import NodeShape
 from callboard.cli.session import failing_in_words
+from callboard.model.cluster_text import NodeText
 from callboard.model.names import is_name
-from callboard.model.quantities import MILLI, QuantityError, parse_memory, parse_milli
+from callboard.model.quantities import MILLI, QuantityError, format_milli, parse_memory, parse_milli
+
+MAX_STARTED = 64
+"""Most nodes of a cluster on one machine."""
 
 
 def check_name(name: str) -> None:
@@ -19,21 +24,27 @@ def check_name(name: str) -> None:
         raise typer.BadParameter(f"{name!r} is no name: a letter, then letters, digits, _ . -", param_hint="--name")
 
 
-def check_gpus(stated: str, *, agents: int, per_node: int) -> MachineGpus:
-    """The GPUs to deal out. Raises BadParameter for what can't be meant; ends the program when there are too few."""
+def check_gpus(stated: str, gpus: Sequence[int]) -> MachineGpus:
+    """The GPUs to deal out. Raises BadParameter for what can't be meant; ends the program when there are too few.
+
+    Args:
+        stated: the option.
+        gpus: of each node.
+    """
     try:
         found = machine_gpus(stated)
     except BadGpus as error:
         raise typer.BadParameter(str(error), param_hint="--machine-gpus") from error
-    needed = agents * per_node
-    if stated and not per_node:
-        raise typer.BadParameter("nodes without GPUs are dealt none", param_hint="--gpus-per-node")
+    needed = sum(gpus)
+    if stated and not needed:
+        raise typer.BadParameter("nodes without GPUs are dealt none", param_hint="--machine-gpus")
     if found.ids and needed > len(found.ids):
+        each = f"{len(gpus)} nodes of {gpus[0]} GPUs" if len(set(gpus)) == 1 else "The nodes"
         with failing_in_words():
             raise CommandFailed(
                 Failure(
                     f"GPU {len(found.ids)} is not available.",
-                    f"{agents} nodes of {per_node} GPUs need {needed}; this machine has "
+                    f"{each} need {needed}; this machine has "
                     f"{'' if found.real else 'simulated '}{', '.join(found.ids)}.",
                     "Start fewer nodes; `nvidia-smi -L` lists real GPUs, --machine-gpus N simulates N.",
                 )
@@ -63,3 +74,34 @@ def check_nodes(*, cpus: str, memory: str, runtime: str, resources: Sequence[str
             raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
         if not is_name(name):
             raise typer.BadParameter(f"{name!r} is no name", param_hint="--resource")
+
+
+def shapes_of(texts: Sequence[NodeText], hint: str, *, cpus: str, memory: str, runtime: str) -> tuple[NodeShape, ...]:
+    """What the nodes that a text describes consist of here. Raises BadParameter for nodes that can't be started.
+
+    Args:
+        texts: the nodes.
+        hint: the option, or the file, that describes them.
+        cpus: of nodes of which the text doesn't say.
+        memory: as ``cpus``.
+        runtime: how they host workers.
+    """
+    if len(texts) > MAX_STARTED:
+        raise typer.BadParameter(f"{len(texts)} nodes are too many; {MAX_STARTED} are allowed", param_hint=hint)
+    models = sorted({text.gpu_model for text in texts if text.gpu_model})
+    if models:
+        what = f"GPUs are simulated or this machine's own, of no other model: leave out :{', :'.join(models)}"
+        raise typer.BadParameter(what, param_hint=hint)
+    if runtime == "ray" and any((text.cpu_milli or 0) % MILLI for text in texts):
+        raise typer.BadParameter("a Ray node has whole CPUs", param_hint=hint)
+    if any(text.cpu_milli == 0 for text in texts):
+        raise typer.BadParameter("a node has more than 0 CPUs", param_hint=hint)
+    return tuple(
+        NodeShape(
+            cpus=cpus if text.cpu_milli is None else format_milli(text.cpu_milli),
+            memory=memory if text.memory_bytes is None else f"{text.memory_bytes}B",
+            gpus=text.gpus,
+            node_group=text.node_group,
+        )
+        for text in texts
+    )

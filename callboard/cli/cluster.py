@@ -68,6 +68,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def up(
+    context: typer.Context,
     agents: Annotated[int, typer.Option("--agents", "-n", metavar="N", help="Nodes to start.", min=1, max=64)] = 3,
     gpus_per_node: Annotated[
         int, typer.Option("--gpus-per-node", metavar="N", help="GPUs of each node.", min=0, max=64)
@@ -78,6 +79,24 @@ def up(
     memory_per_node: Annotated[
         str, typer.Option("--memory-per-node", metavar="SIZE", help="Memory of each node for jobs.")
     ] = "4GiB",
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="TEXT",
+            help="Instead of --agents and --gpus-per-node: the nodes, e.g. 2x(2gpu,8cpu)+(16cpu). Those with GPUs are "
+            "in the node group gpu, the others in cpu.",
+            show_default=False,
+        ),
+    ] = "",
+    roles: Annotated[
+        Path | None,
+        typer.Option(
+            "--roles",
+            metavar="FILE",
+            help="YAML file with presets of further roles; its pools are made, and its nodes started.",
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once it is ready; `callboard down` ends it.")
     ] = False,
@@ -130,7 +149,11 @@ def up(
     quiet: QuietOption = False,
 ) -> None:
     """Start a whole cluster on this machine: controller, agents, Ray. Ctrl-C ends it and leaves nothing behind."""
+    sources = {name: context.get_parameter_source(name) for name in ("agents", "gpus_per_node")}
     actions.local.up(
+        nodes=nodes,
+        counted=[name for name, source in sources.items() if source is not None and source.name != "DEFAULT"],
+        roles=roles,
         name=name,
         port=port,
         agents=agents,

@@ -84,7 +84,7 @@ def load_config(name: str, config_path: Path | None) -> ConfigSource:
     except (CommandFailed, InvalidInput) as error:
         if config_path is not None or any(_decides(entry) for entry in _defaults(own)):
             raise
-        why = error.failure.cause if isinstance(error, CommandFailed) else error.faults[0].message
+        why = error.failure.why.rstrip(".") if isinstance(error, CommandFailed) else error.faults[0].message
         return ConfigSource(
             file=file, text=text, own=own, config=_alone(own, text), composed=False, folder=None, left_out=why
         )

@@ -15,7 +15,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "top",
         epilog="Example: callboard top --once -o json",
-        short_help="Show CPU, memory, calls and gauges of workers.",
+        short_help="Show CPU, memory, GPU, calls and gauges of workers.",
     )(top)
     app.command(
         "doctor",
@@ -37,8 +37,9 @@ def top(
 ) -> None:
     """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
 
-    CALLS is what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json,
-    yaml) it is shown once.
+    GPU is how busy the worker's devices are, as their driver says, whoever uses them; - where it says nothing. CALLS is
+    what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json, yaml) it is
+    shown once.
     """
     actions.looking.top(job=job, once=once, interval_s=interval, controller=controller, output=output)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -10,19 +10,24 @@ from rich.text import Text
 from callboard.cli import screen, words
 from callboard.client.diagnosis import Finding
 from callboard.model.quantities import format_memory, format_milli
-from callboard.v1.inspection_pb2 import CallLoad, NodeInspection
+from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, NodeInspection
 from callboard.v1.job_pb2 import Job, Worker
+
+Key = tuple[str, str, int]
+"""Uid of the job, component, and rank of a worker."""
 
 
 def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Mapping[str, str]) -> Group:
     """A row per worker and member, then the gauges."""
     names = {job.uid: job.spec.name for job in jobs}
+    devices = _devices_of(jobs)
     rows: list[list[RenderableType]] = []
     for node_id, inspection in seen.items():
-        on_devices = _device_memory(inspection)
+        on_devices, loads = _device_memory(inspection), {load.index: load for load in inspection.device_loads}
         for look in inspection.workers:
             if look.worker.job_id not in names:
                 continue
+            key = (look.worker.job_id, look.worker.component, look.worker.rank)
             row: list[RenderableType] = [
                 names[look.worker.job_id],
                 look.worker.component,
@@ -31,12 +36,13 @@ def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Ma
                 format_milli(look.cpu_milli),
                 format_memory(_rounded(look.memory_bytes)),
                 format_memory(_rounded(look.peak_memory_bytes)),
-                on_devices.get((look.worker.job_id, look.worker.component, look.worker.rank), ""),
+                _busy([loads[index] for index in devices.get(key, ()) if index in loads]),
+                on_devices.get(key, ""),
             ]
             calls = [_calls(load) for load in look.calls] or [Text(look.silent or "", style="yellow")]
             rows.append([*row, calls[0]])
             rows += [[*[""] * len(row), each] for each in calls[1:]]
-    columns = ["JOB", "COMPONENT", "RANK", "NODE", "CPU", "MEMORY", "PEAK", "GPU MEMORY", "CALLS"]
+    columns = ["JOB", "COMPONENT", "RANK", "NODE", "CPU", "MEMORY", "PEAK", "GPU", "GPU MEMORY", "CALLS"]
     parts: list[RenderableType] = [screen.table(columns, rows, right=("RANK", "CPU", "MEMORY", "PEAK"))]
     if not rows:
         parts = [Text("No workers run.", style="dim")]
@@ -75,9 +81,26 @@ def environment_view(job: Job, found: Sequence[tuple[Worker, Mapping[str, str]]]
     return Group(*parts)
 
 
-def _device_memory(inspection: NodeInspection) -> dict[tuple[str, str, int], str]:
+def _devices_of(jobs: Iterable[Job]) -> dict[Key, list[int]]:
+    """Devices of each worker, by their place in the visible list of its node."""
+    return {
+        (job.uid, worker.key.component, worker.key.rank): [share.index for share in worker.allocation.devices]
+        for job in jobs
+        for worker in job.workers
+    }
+
+
+def _busy(loads: Sequence[DeviceLoad]) -> Text:
+    """How busy the devices of a worker are, whoever makes them so: "0: 87%, 1: 90%"; "-" where nothing is known."""
+    known = [load for load in loads if load.HasField("utilization_percent")]
+    idle = bool(known) and not any(load.utilization_percent for load in known)
+    text = ", ".join(f"{load.index}: {load.utilization_percent}%" for load in known)
+    return Text(text or "-", style="yellow" if idle else "")
+
+
+def _device_memory(inspection: NodeInspection) -> dict[Key, str]:
     """What each worker holds of which device, as the devices' driver says: "0: 12GiB, 1: 12GiB"."""
-    held: dict[tuple[str, str, int], list[str]] = {}
+    held: dict[Key, list[str]] = {}
     for user in inspection.device_users:
         if user.HasField("worker"):
             key = (user.worker.job_id, user.worker.component, user.worker.rank)

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from callboard.model.cluster_text import group_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.specs import JobSpec
 from callboard.placement import Accelerator, Cluster, Node
 from callboard.placement.diagnostics import Report
 from callboard.placement.jobs import place_by, plan_of
 from callboard.placement.source import open_document
-from callboard.scheduler.described import DescribedNode, group_of
+from callboard.scheduler.described import DescribedNode
 
 _ANY_TYPE = Accelerator("").type
 
 
-def placed(spec: JobSpec, described: Sequence[DescribedNode]) -> tuple[JobSpec, list[DescribedNode], Sequence[Fault]]:
+def placed(
+    spec: JobSpec, described: Sequence[DescribedNode], otherwise: Sequence[DescribedNode]
+) -> tuple[JobSpec, list[DescribedNode], Sequence[Fault]]:
     """A job with the places that its text gives its workers.
 
     Args:
         spec: the job, as it was read.
         described: the nodes; empty: those that its text describes.
+        otherwise: the nodes if it describes none.
 
     Returns:
         The job, the nodes by rank, and what is allowed and may not be meant.
@@ -30,7 +34,12 @@ def placed(spec: JobSpec, described: Sequence[DescribedNode]) -> tuple[JobSpec, 
         InvalidInput: every fault of the text, or there are no nodes.
         Misfits: what the job says beside it and differently.
     """
-    cluster = _cluster_of(described) if described else _own_cluster(spec.placement_config)
+    if described:
+        cluster = _cluster_of(described)
+    elif otherwise and not _describes_nodes(spec.placement_config):
+        cluster = _cluster_of(otherwise)
+    else:
+        cluster = _own_cluster(spec.placement_config)
     plan = plan_of(spec, cluster)
     return place_by(spec, plan), [_described(node) for node in cluster.nodes], plan.warnings
 
@@ -52,9 +61,13 @@ def _cluster_of(described: Sequence[DescribedNode]) -> Cluster:
     )
 
 
-def _own_cluster(text: str) -> Cluster:
+def _describes_nodes(text: str) -> bool:
     document = open_document(text, Report())
-    if document.value("cluster", "nodes") is None and document.value("nodes") is None:
+    return document.value("cluster", "nodes") is not None or document.value("nodes") is not None
+
+
+def _own_cluster(text: str) -> Cluster:
+    if not _describes_nodes(text):
         what = "which nodes are there? what a placement means depends on them; describe them, e.g. --nodes 8+8"
         raise InvalidInput([Fault("nodes", what)])
     cluster = Cluster.from_mapping(text)

@@ -27,14 +27,18 @@ def plan(
         typer.Option(
             "--nodes",
             metavar="TEXT",
-            help="The cluster: 8+8 (GPUs per node), 4x(2gpu,32cpu), or sums of these. Default: `nodes` of the file; "
-            "without one only the totals are said.",
+            help="The cluster: 8+8 (GPUs per node), 4x(2gpu,32cpu), or sums of these. Default: `nodes` of the file, "
+            "else of the file of roles; without any only the totals are said.",
             show_default=False,
         ),
     ] = "",
     roles: Annotated[
         Path | None,
-        typer.Option("--roles", metavar="FILE", help="YAML file with presets of further roles, as the controller has."),
+        typer.Option(
+            "--roles",
+            metavar="FILE",
+            help="YAML file with presets of further roles, as the controller has; and with nodes.",
+        ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

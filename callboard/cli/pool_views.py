@@ -11,7 +11,7 @@ from rich.table import Table
 from callboard.cli import screen, words
 from callboard.cli.plain import short_enum
 from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupKind, PlacementGroupState
-from callboard.v1.pool_pb2 import PlacementGroupPoolStats, Pool
+from callboard.v1.pool_pb2 import PlacementGroupPoolStats, Pool, StopPolicy
 
 
 def pool_table(pools: Sequence[Pool], *, wide: bool) -> Table:
@@ -42,12 +42,15 @@ def pool_view(pool: Pool, *, wide: bool) -> Group:
     )
     found: list[tuple[str, RenderableType]] = [
         ("Pool", pool.name.removeprefix("pools/")),
-        ("Quota", words.amounts(pool.spec.nominal)),
+        ("Quota", words.limits(pool.spec.nominal, pool.spec.limited)),
         ("Used", words.amounts(pool.used)),
         ("Promised to jobs about to start", words.amounts(pool.nominated)),
-        ("Left", words.amounts(pool.available)),
+        ("Left", words.limits(pool.available, pool.spec.limited)),
         ("Above the quota", words.amounts(pool.over)),
         ("Jobs", f"{pool.active_jobs} running, {pool.pending_jobs} waiting"),
+        ("Cohort", pool.spec.cohort),
+        ("Takes jobs", _stopped(pool)),
+        ("Protected", "nobody outside may preempt here" if pool.spec.protected else ""),
         ("Labels", words.labels(pool.spec.labels)),
         ("Placement groups", groups_in_short(stats)),
         ("  made / used again", f"{stats.creations} / {stats.reuses}"),
@@ -56,6 +59,14 @@ def pool_view(pool: Pool, *, wide: bool) -> Group:
     if wide:
         found += [("Etag", pool.etag), ("Revision", str(pool.revision))]
     return Group(screen.facts([pair for pair in found if pair[1] not in ("", "nothing")]))
+
+
+def _stopped(pool: Pool) -> str:
+    """Why a pool takes no new jobs; empty: it does."""
+    if pool.deleting:
+        return "no, it is being deleted"
+    policy = short_enum(StopPolicy.DESCRIPTOR, pool.spec.stop_policy)
+    return f"no, its stop policy is {policy}" if policy in ("HOLD", "HOLD_AND_DRAIN") else ""
 
 
 def group_table(groups: Sequence[PlacementGroup], *, wide: bool) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import yaml
@@ -54,6 +54,16 @@ def node_id(node: Node) -> str:
 def amounts(message: common_pb2.Resources) -> str:
     """ "1.5 CPU, 1 GPU, 1GiB"."""
     return amounts_of(resources_from_proto(message))
+
+
+def limits(message: common_pb2.Resources, limited: Collection[str]) -> str:
+    """Amounts of the resources that are limited, also where there is nothing of one: "1 CPU, 0 GPU"."""
+    held = resources_from_proto(message)
+    names = sorted(limited, key=lambda name: (name not in UNITS, name))
+    return ", ".join(
+        amounts_of(Resources.from_items([(name, held.get(name))])) if held.get(name) else f"0 {UNITS.get(name, name)}"
+        for name in names
+    )
 
 
 def amounts_of(resources: Resources) -> str:

@@ -3,8 +3,7 @@
 A plain process writes to `logs/` in its agent's run directory, a Ray actor to `worker-*-{pid}.out|err` among the
 logs of its Ray session. While it runs, its own descriptors name the files. Once it ended they are looked for where the
 agents of this user keep theirs; an agent that leaves takes its run directory along. Of a job that ended the controller
-knows no workers any more: then only plain processes are found, whose files are named after the job, and of those not
-the ones that were warm spares before.
+knows no workers any more: then only plain processes are found, whose files are named after the job.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.paging import PAGE_SIZE, all_pages
+from callboard.client.stores import ObjectStore, node_to_ask, stores_of
 from callboard.client.watching import watch_events
 from callboard.model.durations import parse_duration_ms
 from callboard.model.faults import Fault, InvalidInput
@@ -39,6 +40,7 @@ from callboard.v1.scheduler_pb2 import (
 )
 from callboard.wire.amounts import resources_from_proto
 from callboard.wire.policy import policy_from_proto, policy_to_proto
+from callboard.wire.refusals import Unavailable
 
 
 class ClusterCalls:
@@ -82,6 +84,25 @@ class ClusterCalls:
         ask = InspectionAsk(job_id=job, environment=environment, foreign=foreign)
         request = InspectNodeRequest(name=f"nodes/{node_id}", ask=ask)
         return (await self._connection.call(methods.INSPECT_NODE, request)).inspection
+
+    async def object_stores(self, nodes: Sequence[Node] | None = None) -> list[ObjectStore]:
+        """How full the object store of each node of Ray is, by Ray's own account; none without Ray.
+
+        Args:
+            nodes: the nodes, if they are known already.
+
+        Raises:
+            Unavailable: the node that was asked, or its Ray, did not answer.
+        """
+        known = await self.list_nodes() if nodes is None else nodes
+        node_id = node_to_ask(known)
+        if not node_id:
+            return []
+        request = InspectNodeRequest(name=f"nodes/{node_id}", ask=InspectionAsk(object_stores=True))
+        seen = (await self._connection.call(methods.INSPECT_NODE, request)).inspection
+        if seen.unknown:
+            raise Unavailable(f"{node_id}: {'; '.join(seen.unknown)}")
+        return stores_of(known, seen.object_stores)
 
     async def cluster_resources(self) -> dict[str, float]:
         """What the nodes that take part have, in numbers of CPUs and GPUs, bytes of memory: ``{"cpu": 16.0, …}``."""

@@ -12,10 +12,13 @@ from callboard.model.quantities import format_memory
 from callboard.v1.inspection_pb2 import NodeInspection, RayActor, WorkerInspection
 from callboard.v1.job_pb2 import Job, JobState, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
-from callboard.v1.placement_group_pb2 import PlacementGroup
+from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupState
 
 OURS = "cb/"
 """Beginning of the name of everything that callboard makes in Ray."""
+
+Key = tuple[str, str, int]
+"""Uid of the job, component, and rank of a worker."""
 
 _PENDING_IN_RAY = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
@@ -58,8 +61,9 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Every finding, nodes first, then what Ray knows, devices, workers and jobs."""
-    found = [*_nodes(evidence), *_actors(evidence), *_groups(evidence), *_devices(evidence)]
     looks = {_key(look): look for seen in evidence.seen.values() for look in seen.workers}
+    found = [*_nodes(evidence), *_actors(evidence), *_missing_actors(evidence, looks)]
+    found += [*_groups(evidence), *_missing_groups(evidence), *_devices(evidence)]
     for job in evidence.jobs:
         found += _job(job)
         for worker in job.workers:
@@ -100,6 +104,22 @@ def _actors(evidence: Evidence) -> Iterable[Finding]:
                 yield Finding("leftover-actor", subject, what, "Its agent ends it soon; if it stays, ray.kill it.")
 
 
+def _missing_actors(evidence: Evidence, looks: Mapping[Key, WorkerInspection]) -> Iterable[Finding]:
+    """Workers that run, and whose actor Ray has lost: no caller reaches them."""
+    for job in evidence.jobs:
+        for worker in job.workers:
+            node_id = worker.allocation.node_id
+            seen = evidence.seen.get(node_id)
+            look = looks.get((job.uid, worker.key.component, worker.key.rank))
+            if seen is None or look is None or not seen.ray_listed or not worker.actor_name:
+                continue
+            if look.generation == worker.generation and worker.actor_name not in {actor.name for actor in seen.actors}:
+                subject = f"{job.spec.name}/{worker.key.component}/{worker.key.rank}"
+                what = f"{subject} runs on {node_id} as process {look.pid}, and Ray does not know its actor"
+                remedy = f"Nobody can call it: `callboard job preempt {job.spec.name}` starts it anew."
+                yield Finding("missing-actor", subject, what, remedy)
+
+
 def _is_left_over(actor: RayActor, known: set[str]) -> bool:
     return actor.name not in known and not actor.name.startswith(f"{OURS}spare/")
 
@@ -120,6 +140,21 @@ def _groups(evidence: Evidence) -> Iterable[Finding]:
                 yield Finding(
                     "leftover-group", "ray", what, "Its agents remove it soon; if it stays, remove it in Ray."
                 )
+
+
+def _missing_groups(evidence: Evidence) -> Iterable[Finding]:
+    """Placement groups that the ledger has and Ray doesn't: what they should keep is anybody's."""
+    listing = [seen for seen in evidence.seen.values() if seen.ray_listed]
+    there = {group.id for seen in listing for group in seen.placement_groups}
+    for group in evidence.groups:
+        ready = group.state == PlacementGroupState.PLACEMENT_GROUP_STATE_READY
+        if listing and ready and group.ray_placement_group_id and group.ray_placement_group_id not in there:
+            name = group.name.removeprefix("placementGroups/")
+            what = f"placement group {name} is READY, and Ray does not have it"
+            remedy = (
+                f"What it keeps is free for others in Ray: `callboard pg delete {name}`; another is made if needed."
+            )
+            yield Finding("missing-group", group.name, what, remedy)
 
 
 def _devices(evidence: Evidence) -> Iterable[Finding]:
@@ -151,7 +186,10 @@ def _job(job: Job) -> Iterable[Finding]:
     for change in job.history:
         if "out of memory" in change.reason:
             what = f"{job.spec.name} lost a worker: {change.reason}"
-            remedy = "Ask for more memory, keep less (a smaller pool of trajectories, checkpointing), or find the leak."
+            remedy = (
+                "Ask for more memory, keep less (a smaller pool of trajectories, checkpointing), or find the leak; "
+                "where it says that another worker held most, do it there."
+            )
             yield Finding("out-of-memory", subject, what, remedy)
 
 
@@ -202,5 +240,5 @@ def _is_trainer(job: Job, worker: Worker) -> bool:
     return any("trainer" in (spec.role, spec.name) for spec in job.spec.components if spec.name in names)
 
 
-def _key(look: WorkerInspection) -> tuple[str, str, int]:
+def _key(look: WorkerInspection) -> Key:
     return (look.worker.job_id, look.worker.component, look.worker.rank)

@@ -17,6 +17,7 @@ from callboard.client.background import background_loop
 from callboard.client.client import Client, ray_of
 from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S
 from callboard.client.methods import Method
+from callboard.client.stores import ObjectStore
 from callboard.client.sync_jobs import SyncJobHandle
 from callboard.client.workers import WorkerHandle, connect_ray
 from callboard.model.policy import PreemptionPolicy as ExactPolicy
@@ -127,6 +128,10 @@ class SyncClient:
     ) -> NodeInspection:
         """What a node sees now: CPU, memory and calls of its workers."""
         return self._loop.run(self._client.inspect_node(node_id, job=job, environment=environment, foreign=foreign))
+
+    def object_stores(self, nodes: Sequence[Node] | None = None) -> list[ObjectStore]:
+        """How full the object store of each node of Ray is, by Ray's own account."""
+        return self._loop.run(self._client.object_stores(nodes))
 
     def cluster_resources(self) -> dict[str, float]:
         """What the nodes that take part have, in numbers of CPUs and GPUs, bytes of memory."""

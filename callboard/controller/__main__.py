@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     stated: dict[str, Any] = {key: value for key, value in read.items() if value is not None}
     try:
         if "roles" in stated:
-            stated["roles"] = read_role_file(stated["roles"])
+            stated["roles"] = read_role_file(stated["roles"]).presets
         options = ControllerOptions(**stated)
     except (BadOption, InvalidInput) as error:
         parser.error(str(error))

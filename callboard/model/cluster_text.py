@@ -65,6 +65,16 @@ class NodeText:
     memory_bytes: int | None = None
     gpu_model: str = ""
 
+    @property
+    def node_group(self) -> str:
+        """Its node group."""
+        return group_of(self.gpus)
+
+
+def group_of(gpus: int) -> str:
+    """The node group of a described node that states none: ``gpu`` for those with GPUs, ``cpu`` for the others."""
+    return "gpu" if gpus else "cpu"
+
 
 def parse_cluster(text: str, field: str = "nodes") -> tuple[NodeText, ...]:
     """The nodes that ``text`` describes, in the order written; node ``i`` of the tuple has rank ``i``.

@@ -46,3 +46,11 @@ def is_secret(name: str) -> bool:
     """Whether the value of ``name`` must appear in no log, event, status, metric or journal."""
     upper = name.upper()
     return upper.endswith(_SECRET_SUFFIXES) or "PASSWORD" in upper
+
+
+def prefix_of(passed: str) -> str:
+    """What variables begin with that ``NEXRL_*`` stands for: ``NEXRL_``; empty for the name of one variable.
+
+    A prefix ends with an underscore: an agent's whole environment is never passed on (design 06).
+    """
+    return passed[:-1] if passed.endswith("_*") else ""

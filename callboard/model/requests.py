@@ -66,7 +66,7 @@ class ComponentSpec(_Request):
         role: role whose preset fills in resources and concurrency that are not stated.
         env: variables; those the scheduler owns are refused.
         secret_env: variables whose values are secret whatever their names.
-        pass_env: names of the agent's variables to pass on.
+        pass_env: names of the agent's variables to pass on; ``NEXRL_*`` is all that begin with ``NEXRL_``.
         node_selector: labels a node must have, besides the job's; ``{"node": "n1"}`` is that node.
         colocation_group: components with one group share a process per rank; their counts are equal.
         colocation_total: resources of one such process; not stated: the most of each that a member states.

@@ -2,7 +2,7 @@
 
 A component that names a role takes from its preset what it does not state itself (design 06). The presets below are
 those of the framework in whose words roles are spoken of here; users add their own, or replace these, in a YAML file
-(:func:`callboard.model.inputs.roles.role_presets`). Presets are applied once, where a job is submitted, so that what
+(:func:`callboard.model.inputs.roles.read_role_file`). Presets are applied once, where a job is submitted, so that what
 is shown and journaled is the filled-in job.
 """
 

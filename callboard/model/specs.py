@@ -221,7 +221,7 @@ class ComponentSpec:
         max_concurrency: calls that may run at once in one worker; 0: as the preset of its role says.
         env: (name, value) of variables, sorted.
         secret_env: (name, value) of variables whose values are secret whatever their names.
-        pass_env: names of the agent's variables to pass on.
+        pass_env: names of the agent's variables to pass on; ``NEXRL_*`` is all that begin with ``NEXRL_``.
         pool: pool the component is charged to; empty: the job's.
         node_selector: labels a node must have, besides the job's.
         colocation_group: components with one group share a process per rank; empty: none.

@@ -54,10 +54,11 @@ def _quota_reasons(view: View, state: State, asks: Sequence[Ask], ask: Ask) -> l
     for short in shortages(state.pools, charged_beside(view, asks, ask), spec, ask.resources):
         resource, nominal = short.resource, dict(spec.nominal)[short.resource]
         lent = f" and {format_amount(resource, short.limit - nominal)} that others may lend" if spec.cohort else ""
-        message = (
-            f"pool {ask.pool}: {format_amount(resource, short.used)} of {format_amount(resource, nominal)} "
-            f"{resource} used{lent}, asks {format_amount(resource, short.asked)}"
+        own = f"{format_amount(resource, nominal)} {resource}"
+        held = (
+            f"its quota is {own}" if view.assumption.empty else f"{format_amount(resource, short.used)} of {own} used"
         )
+        message = f"pool {ask.pool}: {held}{lent}, asks {format_amount(resource, short.asked)}"
         reasons.append(Reason("QUOTA_SHORT", f"pools/{ask.pool}", message, resource, short.asked, short.available))
     return reasons
 

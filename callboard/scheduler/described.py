@@ -21,9 +21,6 @@ UNBOUNDED_CPU_MILLI = 1_000_000_000
 UNBOUNDED_MEMORY = 1 << 60
 """Of a node whose text doesn't say: more than any job may ask."""
 
-GPU_NODES, CPU_NODES = "gpu", "cpu"
-"""Node groups of described nodes: those with GPUs and those without."""
-
 _MAX_REASONS = 4
 """Most nodes that are named for one component."""
 
@@ -129,7 +126,7 @@ def nodes_of(texts: Iterable[NodeText]) -> tuple[DescribedNode, ...]:
         DescribedNode(
             node_id=f"node-{rank}",
             rank=rank,
-            node_group=group_of(text.gpus),
+            node_group=text.node_group,
             gpus=text.gpus,
             gpu_model=text.gpu_model,
             cpu_milli=text.cpu_milli,
@@ -139,19 +136,15 @@ def nodes_of(texts: Iterable[NodeText]) -> tuple[DescribedNode, ...]:
     )
 
 
-def group_of(gpus: int) -> str:
-    """Node group of a described node that states none."""
-    return GPU_NODES if gpus else CPU_NODES
-
-
-def plan_job(spec: JobSpec, nodes: Sequence[DescribedNode]) -> JobPlan:
+def plan_job(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequence[PoolSpec] = ()) -> JobPlan:
     """Where the job would go on an empty cluster of these nodes, or how much of it.
 
     Args:
         spec: the job, settled (:func:`callboard.model.inputs.settling.settled`).
         nodes: the cluster, by rank.
+        pools: its pools; those that the job names beside them have no quota and no selector.
     """
-    state = described_state(spec, nodes)
+    state = described_state(spec, nodes, pools)
     whole = explain_spec(state, spec, 0)
     if whole.workers:
         return JobPlan(spec, _filled(spec, nodes, whole.workers), ())
@@ -171,11 +164,12 @@ def plan_job(spec: JobSpec, nodes: Sequence[DescribedNode]) -> JobPlan:
     return JobPlan(spec, filled, unplaced)
 
 
-def described_state(spec: JobSpec, nodes: Sequence[DescribedNode]) -> State:
-    """What a scheduler would know once these nodes joined and the job's pools were made, without quotas."""
+def described_state(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequence[PoolSpec] = ()) -> State:
+    """What a scheduler would know once these nodes joined and the pools were made."""
     state = State()
-    for pool in dict.fromkeys((spec.pool, *asks_by_pool(spec))):
-        state.apply(Put(PoolRecord(spec=PoolSpec(name=pool))))
+    missing = dict.fromkeys((spec.pool, *asks_by_pool(spec)))
+    for pool in ({name: PoolSpec(name=name) for name in missing} | {pool.name: pool for pool in pools}).values():
+        state.apply(Put(PoolRecord(spec=pool)))
     for node in nodes:
         record = NodeRecord(
             node_id=node.node_id,
@@ -241,7 +235,12 @@ def _why(state: State, spec: JobSpec, component: ComponentSpec, filled: Sequence
     """What one more worker of a component lacks on every node; nothing where it is the strategy that forbids it."""
     if component.places:
         return _why_of_places(component, filled)
-    labels = (*component.node_selector, *(() if spec.node_selector_soft else spec.node_selector))
+    pool = state.pools[spec.pool_of(component)].spec
+    labels = (
+        *component.node_selector,
+        *pool.node_selector,
+        *(() if spec.node_selector_soft else spec.node_selector),
+    )
     wanted = NodeFilter(tuple(sorted(set(labels))))
     admitted = [node for node in filled if wanted.admits(state.nodes[node.node_id])]
     if not admitted:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler.asks import asks_of
-from callboard.scheduler.awaited import awaited, backoff, living_copies, waiting_workers
+from callboard.scheduler.awaited import awaited, backoff, leaving_beside, living_copies, waiting_workers
 from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
 from callboard.scheduler.planning import Blocked, Plan, best_case, could_ever_fit, plan
 from callboard.scheduler.preemption import claims_of, lost_work_ms, may_yield, policy_for
@@ -75,7 +75,12 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         return Explanation("NONE", summary, waiting_workers(state, job), (), workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
-        reasons = (*backoff(job, now_ms), *living_copies(state, job, spec), *awaited(state, job))
+        reasons = (
+            *_reconciling(state),
+            *backoff(job, now_ms),
+            *living_copies(state, job, spec),
+            *awaited(state, job),
+        )
         what = join([reason.message for reason in reasons]) or "what is on its way out"
         workers = _nominated_workers(state, job, spec)
         summary = f"{job.name} holds its room and waits for {what}"
@@ -121,15 +126,22 @@ def unschedulable_reasons(state: State, spec: JobSpec) -> tuple[Reason, ...]:
 
 
 def _account(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: int) -> Explanation:
-    if state.meta.reconcile_until_ms:
-        message = "the controller restarted and counts what runs before it admits anything"
-        return Explanation("WAIT", message, (Reason("RECONCILING", "scheduler", message),))
+    recounting = _reconciling(state)
+    if recounting:
+        return Explanation("WAIT", recounting[0].message, recounting)
     found = plan(state, uid, spec, since_ms, now_ms)
     if isinstance(found, Plan):
         return _planned(state, uid, spec, found, now_ms)
     if not could_ever_fit(state, spec):
         return unschedulable(state, spec)
     return _waits(state, uid, spec, found, now_ms)
+
+
+def _reconciling(state: State) -> tuple[Reason, ...]:
+    if not state.meta.reconcile_until_ms:
+        return ()
+    message = "the controller restarted and counts what runs before it admits anything"
+    return (Reason("RECONCILING", "scheduler", message),)
 
 
 def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) -> Explanation:
@@ -167,6 +179,11 @@ def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) ->
         Reason("TRIM", f"placementGroups/{group_id}", f"the idle group {group_id} is removed")
         for group_id in found.trims
     ]
+    if found.waits:
+        bundles = [bundle for use in found.uses for bundle in use.bundles]
+        reasons += leaving_beside(
+            state, dict.fromkeys(bundle.node_id for bundle in bundles), [use.ask.pool for use in found.uses]
+        )
     nodes = join(sorted({worker.node_id for worker in workers}))
     if victims:
         names = join([record.victim_name for record in victims])

@@ -81,11 +81,16 @@ class FreeIndex:
 
 
 def _key(book: NodeBook) -> Key:
-    booked, claimed = book.booked, book.claimed
-    gpu_milli = 0
-    for _, taken, promised in zip(book.node.devices, booked.device_milli, claimed.device_milli, strict=False):
-        free = MILLI - taken - promised
-        if free > 0:
-            gpu_milli += free
-    cpu_milli = book.node.capacity.cpu_milli - booked.cpu_milli - claimed.cpu_milli
-    return (gpu_milli, max(0, cpu_milli), book.node.rank, book.node.node_id)
+    booked, claimed, node = book.booked, book.claimed, book.node
+    devices = len(node.devices)
+    if not claimed.parts and len(booked.device_milli) == devices:
+        # The rule: nothing is claimed, and what is booked is never more than the device (I1).
+        gpu_milli = MILLI * devices - sum(booked.device_milli)
+    else:
+        gpu_milli = 0
+        for _, taken, promised in zip(node.devices, booked.device_milli, claimed.device_milli, strict=False):
+            free = MILLI - taken - promised
+            if free > 0:
+                gpu_milli += free
+    cpu_milli = node.capacity.cpu_milli - booked.cpu_milli - claimed.cpu_milli
+    return (gpu_milli, max(0, cpu_milli), node.rank, node.node_id)

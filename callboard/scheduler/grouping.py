@@ -95,9 +95,14 @@ def charged_beside(view: View, asks: Sequence[Ask], ask: Ask) -> Charged:
 
 def _keeps_strategy(placement: Strategy, uses: Sequence[GroupUse]) -> bool:
     """Whether the strategy holds across the groups of a job; within each it does."""
-    nodes = [use.bundles[index].node_id for use in uses for index in use.bundle_of]
+    nodes = [
+        use.bundles[index].node_id
+        for use in uses
+        for slot, index in zip(use.ask.slots, use.bundle_of, strict=True)
+        if slot.place is None  # those that have a place are where it is
+    ]
     if placement is Strategy.STRICT_PACK:
-        return len(set(nodes)) == 1
+        return len(set(nodes)) <= 1
     return placement is not Strategy.STRICT_SPREAD or len(set(nodes)) == len(nodes)
 
 

@@ -26,6 +26,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.version = -1
+        self.leaving_version = -1
         self.blocked: set[Shape] = set()
         self.hopeless: dict[Shape, bool] = {}
         """Whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is known."""
@@ -40,13 +41,25 @@ class Memory:
         return self.retries[0][0] if self.retries else None
 
 
+MOST_ROUNDS = 4
+"""Most passes after one event. A pass that frees something (a nomination is overtaken) may help who was looked at
+before; that one would else wait for the next event, whenever it comes. A second round finds nothing nearly always."""
+
+
 def run(tx: Transaction, memory: Memory) -> None:
     """Starts or nominates whatever can be."""
-    state = tx.state
-    if state.meta.reconcile_until_ms:
+    if tx.state.meta.reconcile_until_ms:
         return
+    for _ in range(MOST_ROUNDS):
+        _pass(tx, memory)
+        if memory.version == tx.state.room_version or not tx.state.queue:
+            return
+
+
+def _pass(tx: Transaction, memory: Memory) -> None:
+    state = tx.state
     version = state.room_version
-    if version == memory.version:
+    if version == memory.version and not _overlooked(tx, memory):
         _look_at_some(tx, memory)
     else:
         memory.blocked.clear()
@@ -66,8 +79,16 @@ def run(tx: Transaction, memory: Memory) -> None:
             _look_at_heads(tx, memory)
         for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
             elastic.grow(tx, uid)
+        memory.leaving_version = state.leaving_version
     tx.fresh.clear()
     memory.version = state.room_version if state.room_version == version else -1
+
+
+def _overlooked(tx: Transaction, memory: Memory) -> bool:
+    """Whether a job that comes now might be promised room that has begun to leave since those who wait were looked at:
+    then they are looked at first."""
+    comes = bool(tx.fresh) or (memory.retries and memory.retries[0][0] <= tx.now_ms)
+    return bool(comes and memory.blocked) and memory.leaving_version != tx.state.leaving_version
 
 
 def _look_at_heads(tx: Transaction, memory: Memory) -> None:

@@ -122,6 +122,7 @@ class Removal(StrEnum):
     REQUESTED = "REQUESTED"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """One accelerator as its node's inventory gives it; its position in the inventory is its index."""

@@ -96,7 +96,7 @@ def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
         raise Refusal(
             RefusalCode.POOL_IN_USE,
             f"pools/{event.name}",
-            f"pool {event.name} has {len(inside)} jobs that have not ended; cancel them or delete with force",
+            f"pool {event.name} has jobs that have not ended ({len(inside)}); cancel them or delete with force",
         )
     revision = tx.event("pool.deleting", f"pools/{event.name}", "DELETING", "being deleted")
     tx.put(evolve(pool, deleting=True, revision=revision))

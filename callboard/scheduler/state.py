@@ -69,6 +69,8 @@ class State:
         self._free = FreeIndex()
         self.room_version = 0
         """Counts changes that could let a waiting job start: freed room, new nodes, quotas, policies."""
+        self.leaving_version = 0
+        """Counts what began to leave: jobs, extra workers, placement groups. Their room may be promised already."""
         self._tables: dict[str, dict[Key, Record]] = {
             "node": cast("dict[Key, Record]", self.nodes),
             "pool": cast("dict[Key, Record]", self.pools),
@@ -357,6 +359,7 @@ class State:
             remove(self.jobs_holding, before.job, before.generation)
         if new is not None and new.extra and new.state is WorkerState.STOPPING:
             self.leaving_extras[new.generation] = None
+            self.leaving_version += 1
         elif old is not None and old.extra:
             self.leaving_extras.pop(old.generation, None)
         left_live = old is not None and old.state in LIVE and (new is None or new.state not in LIVE)
@@ -375,7 +378,8 @@ class State:
             self.holders.update(new, new.uid, self.shapes[new.uid])
         if old is not None and old.nominated and not (new is not None and new.nominated):
             del self.nominated[old.uid]
-            self.room_version += 1
+            if new is None or new.state is not JobState.STARTING:  # one that starts takes what was held
+                self.room_version += 1
         if new is None:
             return
         if new.nominated:
@@ -402,6 +406,8 @@ class State:
         if new is None:
             return
         self.jobs_by_state[new.state][new.uid] = None
+        if new.state is JobState.STOPPING or new.state is JobState.PREEMPTING:
+            self.leaving_version += 1
         if new.state is JobState.PENDING:
             key = self.queue_key(new)
             insort(self.queue, key)
@@ -434,6 +440,8 @@ class State:
             self.room_version += 1
         if new is None:
             return
+        if new.destroy or new.state is GroupState.REMOVING:
+            self.leaving_version += 1
         if new.deadline_ms:
             self.deadlines.add(new.deadline_ms, "group", new.group_id)
         if new.idle_since_ms and (idle_end_ms := self._idle_end_ms(new)):

@@ -179,11 +179,21 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
     if not event.succeeded:
         name = f"{worker.component}/{worker.rank}"
         tx.change_job(worker.job, traceback=event.traceback)
-        stopping.recover(tx, worker.job, f"the entry method of {name} raised", counts=True)
+        said = _error_of(event.traceback)
+        reason = f"the entry method of {name} raised {said}" if said else f"the entry method of {name} raised"
+        stopping.recover(tx, worker.job, reason, counts=True)
         return
     tx.put(evolve(worker, finished=True))
     tx.event("worker.finished", tx.worker_subject(worker), worker.state.value, "its entry method returned")
     stopping.finish_if_all_returned(tx, worker.job)
+
+
+def _error_of(traceback: str) -> str:
+    """What was raised, without where: the line after the last indented one."""
+    lines = traceback.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line[:1].isspace()]
+    after = frames[-1] + 1 if frames else 0
+    return lines[after][:200] if after < len(lines) else ""
 
 
 def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:

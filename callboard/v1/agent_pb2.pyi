@@ -950,7 +950,7 @@ class StartWorker(_message.Message):
 
     @_builtins.property
     def pass_env(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the agent's variables to pass on."""
+        """Names of the agent's variables to pass on; one that ends with "_*" stands for all that begin so."""
 
     @_builtins.property
     def checkpoint(self) -> Global___Checkpoint:

@@ -66,6 +66,9 @@ class NodeInspection(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     DEVICE_LOADS_FIELD_NUMBER: _builtins.int
     OBJECT_STORES_FIELD_NUMBER: _builtins.int
+    RAY_LISTED_FIELD_NUMBER: _builtins.int
+    ray_listed: _builtins.bool
+    """Whether Ray listed its actors and placement groups: what is not among them, it doesn't know."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerInspection]:
         """Its workers."""
@@ -104,10 +107,11 @@ class NodeInspection(_message.Message):
         unknown: _abc.Iterable[_builtins.str] | None = ...,
         device_loads: _abc.Iterable[Global___DeviceLoad] | None = ...,
         object_stores: _abc.Iterable[Global___RayObjectStore] | None = ...,
+        ray_listed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "device_loads", b"device_loads", "device_users", b"device_users", "object_stores", b"object_stores", "placement_groups", b"placement_groups", "unknown", b"unknown", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "device_loads", b"device_loads", "device_users", b"device_users", "object_stores", b"object_stores", "placement_groups", b"placement_groups", "ray_listed", b"ray_listed", "unknown", b"unknown", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -376,7 +376,7 @@ class ComponentSpec(_message.Message):
 
     @_builtins.property
     def pass_env(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the agent's variables to pass on."""
+        """Names of the agent's variables to pass on; one that ends with "_*" stands for all that begin so."""
 
     @_builtins.property
     def ray_options(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

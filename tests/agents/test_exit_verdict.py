@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from callboard.agents.exit_verdict import exit_verdict
+from callboard.agents.memory_watch import RECENT_S, Held, MemoryWatch
 from callboard.agents.process_tree import ProcessId, identify
 from callboard.agents.usage import Usage, cpu_milli, oom_kills, usage_of
 
@@ -45,6 +46,39 @@ class TestVerdict:
         assert verdict.out_of_memory
         assert verdict.message.startswith("out of memory: Ray's memory monitor ended it; its processes held up to 1GiB")
         assert "Memory on the node" not in verdict.message
+
+    @pytest.mark.parametrize("ray", ["", "Task was killed due to the node running low on memory."])
+    def test_who_held_more_is_named(self, ray: str) -> None:
+        hog = Held("eater/hog/0", 7 * GIB, GIB, 0.0)
+        small = exit_verdict(KILLED, oom_kills=1, peak_bytes=GIB, asked_bytes=0, ray_says=ray, larger=hog)
+        assert "; eater/hog/0 held most on the node, 7GiB, and asked for 1GiB" in small.message
+        grown = exit_verdict(KILLED, oom_kills=1, peak_bytes=8 * GIB, asked_bytes=0, ray_says=ray, larger=hog)
+        assert "eater" not in grown.message, "it grew beyond that one after the last look"
+        other = exit_verdict(KILLED, oom_kills=0, peak_bytes=GIB, asked_bytes=0, larger=hog)
+        assert "eater" not in other.message, "not for lack of memory"
+
+
+class TestMemoryWatch:
+    def test_the_largest_is_known_for_a_while_after_its_end(self) -> None:
+        watch = MemoryWatch()
+        watch.see(Held("a/w/0", 3, 0, 10.0))
+        watch.see(Held("b/w/0", 2, 0, 10.0))
+        assert watch.larger_than("a/w/0", 10.0) is None
+        largest = watch.larger_than("b/w/0", 10.0)
+        assert largest is not None
+        assert largest.name == "a/w/0"
+        watch.see(Held("b/w/0", 1, 0, 10.0 + RECENT_S))
+        assert watch.larger_than("b/w/0", 10.0 + RECENT_S) is not None
+        watch.see(Held("b/w/0", 1, 0, 10.1 + RECENT_S))
+        assert watch.larger_than("b/w/0", 10.1 + RECENT_S) is None
+
+    def test_what_is_seen_last_counts(self) -> None:
+        watch = MemoryWatch()
+        for name, held, at_s in (("a/w/0", 9, 0.0), ("b/w/0", 5, 0.0), ("a/w/0", 4, 1.0)):
+            watch.see(Held(name, held, 0, at_s))
+        largest = watch.larger_than("a/w/0", 1.0)
+        assert largest is not None
+        assert largest.name == "b/w/0"
 
 
 class TestKernel:

@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from callboard.agents.loopback import host_addresses
 from callboard.agents.process_tree import read_entry
-from callboard.v1 import agent_pb2, common_pb2
+from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
 from tests.support.fake_controller import FakeController, start_worker, stop_worker
 
@@ -167,6 +167,13 @@ async def bring_up(
     return Cluster(controller, folder, nodes, agents, Probe(probe))
 
 
+async def stores_seen(cluster: Cluster) -> dict[str, inspection_pb2.RayObjectStore]:
+    """Object stores by Ray's id of their nodes, as n1 tells of them."""
+    seen = await cluster.controller.inspect("n1", object_stores=True)
+    assert not seen.unknown
+    return {store.ray_node_id: store for store in seen.object_stores}
+
+
 pytestmark.append(pytest.mark.timeout(START_S + 60))
 
 CHOSEN_IPS = ["127.0.0.2", *[each for each in host_addresses() if ":" not in each and " " not in each][:1]]
@@ -294,6 +301,19 @@ class TestPlacementGroups:
         remove = agent_pb2.RemovePlacementGroup(placement_group_id="pg-9", attempt=1)
         report = await cluster.controller.do("n1", remove_placement_group=remove)
         assert report.HasField("placement_group_removed")
+
+
+class TestObjectStores:
+    async def test_any_node_tells_how_full_those_of_all_nodes_are(self, cluster: Cluster) -> None:
+        head, other = cluster.nodes["n0"].ray_node_id, cluster.nodes["n1"].ray_node_id
+        await cluster.probe.ask("put", size=30 << 20)
+        while (stores := await stores_seen(cluster))[head].used_bytes < 30 << 20:
+            pass
+        assert {node: store.total_bytes for node, store in stores.items()} == {head: 100 << 20, other: 100 << 20}
+        assert stores[other].used_bytes == 0
+        await cluster.probe.ask("forget")
+        while (await stores_seen(cluster))[head].used_bytes:
+            pass
 
 
 class TestWorkers:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from callboard.agents.worker_env import PlanRefused, worker_environment, worker_plan
+from callboard.agents.worker_env import PlanRefused, early_variables, worker_environment, worker_plan
 from tests.agents.test_worker_host import identity
 from tests.support.fake_controller import start_worker
 
@@ -43,3 +44,18 @@ def test_an_actor_that_is_no_import_path_is_refused(actor: str) -> None:
     command.actor = actor
     with pytest.raises(PlanRefused, match="actor"):
         worker_plan(command, identity(), {})
+
+
+def test_a_prefix_passes_on_all_that_begin_so_but_what_nobody_may_state() -> None:
+    own = {"NEXRL_USER": "a", "NEXRL_MODE": "ray", "NEXRL": "b", "LD_PRELOAD": "evil.so", "LD_LIBRARY_PATH": "/lib"}
+    command = start_worker("Plain", pass_env=["NEXRL_*", "LD_*", "NOTHING_*"], env={"NEXRL_MODE": "mine"})
+    node = replace(identity(), environment=own)
+    variables = worker_environment(command, node)
+    assert {name: variables[name] for name in own if name in variables} == {
+        "NEXRL_USER": "a",
+        "NEXRL_MODE": "mine",
+        "LD_LIBRARY_PATH": "/lib",
+    }
+    assert set(early_variables(command, node, variables)) == set()
+    with pytest.raises(PlanRefused, match="CALLBOARD_: the scheduler sets"):
+        worker_environment(start_worker("Plain", pass_env=["CALLBOARD_*"]), node)

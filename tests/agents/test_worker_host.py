@@ -18,6 +18,7 @@ from callboard.agents.pid_watch import exited
 from callboard.agents.process_runtime import HostedProcess, ProcessRuntime
 from callboard.agents.runtime import HostError, Launch
 from callboard.agents.worker_env import NodeIdentity, import_path, worker_environment, worker_name, worker_plan
+from callboard.agents.worker_process import load_class
 from callboard.v1 import agent_pb2
 from tests.support.fake_controller import start_worker
 
@@ -231,3 +232,14 @@ class TestStart:
     async def test_what_is_no_class_is_a_failed_import(self, host: Host, actor: str) -> None:
         _, answer = await host(actor)
         assert answer["failure"] == "IMPORT"
+
+
+def test_where_a_module_is_looked_for_is_said_when_it_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'nowhere_at_all'; .* agent's PYTHONPATH"):
+        load_class("nowhere_at_all.workers:Actor")
+    (tmp_path / "found_but_broken.py").write_text("import missing_in_it\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'missing_in_it'$"):
+        load_class("found_but_broken:Actor")

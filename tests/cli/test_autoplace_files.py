@@ -100,6 +100,35 @@ class TestWhichConfig:
         with pytest.raises(InvalidInput, match="nowhere"):
             load_config("lame", folder)
 
+    @pytest.mark.parametrize("hydra", [True, False])
+    def test_settings_that_lie_elsewhere_are_left_out_with_a_word(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hydra: bool
+    ) -> None:
+        """RLinf's embodied configs, outside of RLinf's folders: what they say of placement stands in them."""
+        monkeypatch.delenv("EMBODIED_PATH", raising=False)
+        if not hydra:
+            monkeypatch.setattr(config_source, "find_spec", lambda name: None)
+        file = tmp_path / "ppo.yaml"
+        file.write_text(
+            "defaults:\n  - env/libero@env.train\n  - model@actor.model: pi0\n  - override hydra/job_logging: stdout\n"
+            "hydra:\n  searchpath:\n    - file://${oc.env:EMBODIED_PATH}/config/\n"
+            "cluster:\n  num_nodes: 2\n"
+        )
+        source = load_config(str(file), None)
+        assert source.config["cluster"]["num_nodes"] == 2
+        assert not source.composed
+        assert ("EMBODIED_PATH" if hydra else "Hydra") in source.left_out
+        if hydra:
+            with pytest.raises(InvalidInput, match="EMBODIED_PATH"):
+                load_config("ppo", tmp_path)
+
+    @pytest.mark.parametrize("default", ["base", "nodes/big@cluster", "x/y@_global_", "base@algorithm.sizes"])
+    def test_defaults_that_a_placement_may_be_read_from_are_not_left_out(self, tmp_path: Path, default: str) -> None:
+        file = tmp_path / "ppo.yaml"
+        file.write_text(f"defaults:\n  - {default}\n  - env/libero@env.train\ncluster:\n  num_nodes: 2\n")
+        with pytest.raises(InvalidInput, match="composed"):
+            load_config(str(file), None)
+
     def test_without_hydra_a_composed_config_says_what_to_install(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

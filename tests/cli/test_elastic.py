@@ -21,6 +21,7 @@ from callboard.cli.local.ending import marked
 from callboard.cli.local.growth import running_workers
 from callboard.cli.local.ports import free_port, listening_in
 from callboard.client.clusters import ClusterRecord
+from examples import training_loop_with_autoscaling as example
 from tests.cli.machine import ROOT, Machine, wait_for_line, wait_gone
 
 START = str(ROOT / "scripts" / "start_ray_cluster.sh")
@@ -264,10 +265,21 @@ class TestActor:
         assert losses[-1] < losses[0] / 10
         assert actor.steps_done == 5
 
-    def test_numpy_and_plain_python_agree(self) -> None:
-        losses = [TrainingActor(backend).train_step(1)["loss"] for backend in ("numpy", "python")]
-        assert losses[0] == pytest.approx(losses[1])
+    @pytest.mark.parametrize("backend", [name for name in ("torch", "numpy") if installed(name)])
+    def test_it_learns_the_same_by_hand(self, backend: str) -> None:
+        losses = [TrainingActor(name).train_step(1)["loss"] for name in (backend, "python")]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
         assert PASSES > 1
+
+    @pytest.mark.parametrize("there", [name for name in ("torch", "numpy", "python") if installed(name)])
+    def test_the_one_of_the_example_needs_nothing_that_is_not_installed(
+        self, monkeypatch: pytest.MonkeyPatch, there: str
+    ) -> None:
+        monkeypatch.setattr(example, "find_spec", lambda name: name if name == there else None)
+        actor = example.TrainingActor()
+        losses = [float(actor.train_step(number)["message"].rpartition("=")[2]) for number in range(20)]
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < losses[0]
 
 
 class TestSummary:

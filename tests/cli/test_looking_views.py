@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console, RenderableType
 
 from callboard.cli.looking_views import environment_view, findings_view, top_view
 from callboard.client.diagnosis import Finding
-from callboard.v1.common_pb2 import WorkerKey
-from callboard.v1.inspection_pb2 import CallLoad, DeviceUser, NodeInspection, WorkerInspection
+from callboard.v1.common_pb2 import Allocation, DeviceShare, WorkerKey
+from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, DeviceUser, NodeInspection, WorkerInspection
 from callboard.v1.job_pb2 import Job, JobSpec, Worker
 
 KEY = WorkerKey(job_id="u1", component="training", rank=0)
@@ -44,6 +45,7 @@ def test_top_has_a_line_per_member_and_says_what_waits() -> None:
         "1.5",
         "2GiB",
         "3GiB",
+        "-",
         "0:",
         "12GiB",
         *["trainer", "3/1,", "2", "wait"],
@@ -52,6 +54,25 @@ def test_top_has_a_line_per_member_and_says_what_waits() -> None:
     assert ["train", "queue_depth", "120.5"] in lines
     assert "n2 could not be asked: gone" in read(top_view([JOB], seen, {"n2": "gone"}))
     assert "No workers run." in read(top_view([], {}, {}))
+
+
+@pytest.mark.parametrize(
+    ("loads", "shown"),
+    [
+        ([], "-"),
+        ([DeviceLoad(index=1, utilization_percent=87)], "1: 87%"),
+        ([DeviceLoad(index=3, utilization_percent=0), DeviceLoad(index=1, utilization_percent=87)], "3: 0%, 1: 87%"),
+        ([DeviceLoad(index=0, utilization_percent=50)], "-"),  # Another's.
+        ([DeviceLoad(index=1)], "-"),  # A part of a partitioned device.
+    ],
+)
+def test_top_says_how_busy_the_devices_of_a_worker_are(loads: list[DeviceLoad], shown: str) -> None:
+    held = Allocation(devices=[DeviceShare(index=3, id="5"), DeviceShare(index=1, id="7")])
+    job = Job(uid="u1", spec=JobSpec(name="train"), workers=[Worker(key=KEY, allocation=held)])
+    seen = {"n1": NodeInspection(workers=[WorkerInspection(worker=KEY)], device_loads=loads)}
+    head, row = read(top_view([job], seen, {})).splitlines()[:2]
+    column = head.index("GPU ")
+    assert row[column : head.index("GPU MEMORY")].strip() == shown
 
 
 def test_a_worker_that_does_not_answer_says_why_instead_of_its_calls() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +129,88 @@ class TestAPlan:
         assert result.exit_code == 2
         assert words in result.output
 
-    def test_imports_no_client(self) -> None:
-        code = "import callboard.cli.actions.plan, sys; print(*sys.modules)"
-        loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-        assert loaded & {"grpc", "ray", "asyncio", "rich.console", "callboard.simulation"} == set()
+
+PLACED = """\
+name: placed
+pool: p
+components:
+  - {name: actor, actor: "m:A", resources: {cpu: 2}}
+  - {name: env, actor: "m:B", resources: {cpu: 1}}
+  - {name: reward, role: validator, actor: "m:C"}
+cluster:
+  component_placement:
+    actor: 0-3
+    env: "0-1:0-3"
+"""
+
+
+class TestAPlacedJob:
+    def test_is_planned_where_its_text_places_it(self) -> None:
+        found = planned("-", "--nodes", "2x(2gpu,32cpu)", text=PLACED)
+        assert found["fits"] is True
+        assert found["totals"] == {"cpu": 13, "gpu": 3.998}  # Three share each of two GPUs: 333 milli each.
+        assert [node["workers"] for node in found["nodes"]] == [{"actor": 2, "env": 4}, {"actor": 2, "reward": 1}]
+        assert [component["per_worker"] for component in found["components"]] == [
+            {"cpu": 2, "gpu": 1},
+            {"cpu": 1, "gpu": 0.333},
+            {"cpu": 1, "gpu": 0},
+        ]
+
+    def test_that_lacks_cpus_on_a_node_says_which(self) -> None:
+        result = invoke("-", "--nodes", "2x(2gpu,6cpu)", "-o", "json", text=PLACED)
+        found = json.loads(result.stdout)
+        assert result.exit_code == 3
+        why = "one worker asks 1 cpu; node-0, where it is placed, has 0 left"
+        assert found["unplaced"] == [{"component": "env", "workers": 2, "why": [why]}]
+        assert [node["workers"] for node in found["nodes"]] == [{"actor": 2, "env": 2}, {"actor": 2, "reward": 1}]
+
+    def test_may_say_itself_which_nodes_there_are_and_how_they_are_grouped(self) -> None:
+        groups = "  node_groups: [{label: cheap, node_ranks: 1-2}]\n    "
+        text = PLACED.replace('"0-1:0-3"', "{node_group: cheap, placement: 0-1}")
+        nodes = "  nodes: [{node_id: big, accelerators: 4}, {node_id: a, cpu: 4}, {node_id: b, cpu: 4}]\n"
+        found = planned("-", text=text + nodes + groups)
+        assert found["fits"] is True
+        held = {node["node"]: node["workers"] for node in found["nodes"]}
+        assert held.pop("big").pop("actor") == 4
+        assert [workers.get("env") for workers in held.values()] == [1, 1]
+
+    def test_counts_the_node_groups_of_a_plan(self) -> None:
+        text = PLACED.replace('"0-1:0-3"', "{node_group: cpu, placement: 0}")
+        found = planned("-", "--nodes", "(4gpu,32cpu)+(8cpu)", text=text)
+        assert [node["workers"].get("env") for node in found["nodes"]] == [None, 1]
+
+    def test_shares_a_process_by_its_places(self) -> None:
+        text = (
+            PLACED.replace("resources: {cpu: 2}}", "colocation_group: g}")
+            .replace("resources: {cpu: 1}}", "colocation_group: g}")
+            .replace('"0-1:0-3"', "0-3")
+        )
+        found = planned("-", "--nodes", "4", text=text)
+        assert [(each["component"], each["workers"]) for each in found["components"]] == [("g", 4), ("reward", 1)]
+
+    @pytest.mark.parametrize(
+        ("arguments", "old", "new", "words"),
+        [
+            (["--nodes", "2"], "", "", ["input:9:12: error: ", "GPU rank 3 does not exist", "    9 |     actor: 0-3"]),
+            (["--nodes", "4"], "0-3\n", "0-3;\n", ["input:9:"]),
+            (["--nodes", "4"], "resources: {cpu: 2}", "workers: 3", ["input:4:33: error: ", "its placement makes 4"]),
+            (["--nodes", "4"], "resources: {cpu: 2}", "resources: {gpu: 3}", ["input:4:45: error: ", "3 GPU a worker"]),
+            (["--nodes", "4"], "    actor:", "    actr:", ["input:8:3: error: places actr"]),
+            ([], "", "", ["describe them, e.g. --nodes 8+8"]),
+            (["--nodes", "4+y"], "", "", ["'y' describes no node"]),
+        ],
+    )
+    def test_with_faults_shows_each_in_its_line(
+        self, arguments: list[str], old: str, new: str, words: list[str]
+    ) -> None:
+        result = invoke("-", *arguments, text=PLACED.replace(old, new))
+        assert result.exit_code == 2
+        for each in words:
+            assert each in result.output
+
+    def test_that_may_not_be_meant_is_warned_of(self) -> None:
+        text = PLACED.replace('"0-1:0-3"', "{node_group: cpu, placement: 0}")
+        result = invoke("-", "--nodes", "4+0", text=text)
+        assert result.exit_code == 0
+        assert "warning: " in result.output
+        assert "no accelerators found on nodes 1" in result.output

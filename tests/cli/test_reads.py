@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 import yaml
 
+from callboard.cli.actions import status
 from callboard.client import methods
 from callboard.v1.event_pb2 import ListEventsResponse
+from callboard.v1.inspection_pb2 import NodeInspection, RayObjectStore
 from callboard.v1.job_pb2 import ExplainJobResponse, Explanation, GetJobResponse, ListJobsRequest, ListJobsResponse
-from callboard.v1.node_pb2 import GetNodeResponse, ListNodesResponse
+from callboard.v1.node_pb2 import GetNodeResponse, InspectNodeRequest, InspectNodeResponse, ListNodesResponse
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
@@ -35,6 +38,12 @@ READS = [
 ]
 INTERNAL_IDS = ("uid-4711", "pg-77", "cb/uid", "abcdef0123", "feedbeef", "etag-9", "12345", "cause-1")
 
+STORES = [
+    RayObjectStore(ray_node_id="98fedcba10", used_bytes=0, total_bytes=2 << 30),
+    RayObjectStore(ray_node_id="abcdef0123", used_bytes=(256 << 20) + 1, total_bytes=1 << 30),
+]
+"""Of a node of Ray that isn't ours, and of node-1."""
+
 
 @pytest.fixture(autouse=True)
 def filled(api: FakeApi) -> None:
@@ -49,6 +58,7 @@ def filled(api: FakeApi) -> None:
     api.on(methods.LIST_PLACEMENT_GROUPS, ListPlacementGroupsResponse(placement_groups=[objects.group()]))
     api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(nodes={"READY": 1}, total_preemptions=1, uptime_ms=5000)))
     api.on(methods.LIST_EVENTS, ListEventsResponse(events=[objects.event()]))
+    api.on(methods.INSPECT_NODE, InspectNodeResponse(inspection=NodeInspection(object_stores=STORES)))
 
 
 @pytest.mark.parametrize("verb", READS, ids=" ".join)
@@ -103,6 +113,40 @@ def test_status_draws_who_is_on_which_gpu(run: Run) -> None:
     shown = run("status").stdout
     assert "GPU0 [    train-00    ]" in shown
     assert "GPU1 [ kept for a PG  ]" in shown
+
+
+class TestObjectStores:
+    def test_are_shown_by_node_the_fullest_first(self, run: Run, api: FakeApi) -> None:
+        shown = run("status").stdout
+        assert "Object store: 257MiB/3GiB; node-1 257MiB/1GiB, Ray node 98fedcba 0B/2GiB\n" in shown
+        (asked,) = api.seen(InspectNodeRequest)
+        assert (asked.name, asked.ask.object_stores) == ("nodes/node-1", True)
+
+    def test_are_bytes_in_json_ours_first(self, run: Run) -> None:
+        found = json.loads(run("status", "-o", "json").stdout)
+        ours = {"node_id": "node-1", "ray_node_id": "abcdef0123", "used_bytes": (256 << 20) + 1, "total_bytes": 1 << 30}
+        theirs = {"node_id": "", "ray_node_id": "98fedcba10", "used_bytes": 0, "total_bytes": 2 << 30}
+        assert found["object_stores"] == [ours, theirs]
+        assert found["object_stores_unknown"] == ""
+
+    def test_that_can_t_be_asked_for_say_why_and_hold_nothing_up(
+        self, run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        silent = NodeInspection(unknown=["Ray did not tell of its object stores within 2 s"])
+        api.on(methods.INSPECT_NODE, InspectNodeResponse(inspection=silent))
+        assert "not known, node-1: Ray did not tell of its object stores within 2 s" in run("status").stdout
+        monkeypatch.setattr(status, "_STORES_S", 0.01)
+        api.on(methods.INSPECT_NODE, lambda _: asyncio.Event().wait())
+        found = json.loads(run("status", "-o", "json").stdout)
+        assert found["object_stores"] is None
+        assert found["object_stores_unknown"] == "no answer within 0.01 s"
+
+    def test_are_not_asked_for_without_ray(self, run: Run, api: FakeApi) -> None:
+        node = objects.node()
+        node.ClearField("ray_node_id")
+        api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node]))
+        assert "Object store" not in run("status").stdout
+        assert not api.seen(InspectNodeRequest)
 
 
 def test_amounts_are_exact_numbers_in_json(run: Run) -> None:

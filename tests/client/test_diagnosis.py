@@ -18,7 +18,7 @@ from callboard.v1.inspection_pb2 import (
 )
 from callboard.v1.job_pb2 import ComponentSpec, Job, JobSpec, JobState, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
-from callboard.v1.placement_group_pb2 import PlacementGroup
+from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupState
 
 KEY = WorkerKey(job_id="u1", component="trainer", rank=0)
 
@@ -100,6 +100,34 @@ class TestAGpuThatIsNotUsed:
 
     def test_a_later_generation_is_not_judged_by_an_earlier_one(self) -> None:
         assert kinds(seen={"workers": [look(generation=2, uses_device=False)]}) == []
+
+
+class TestWhatRayLost:
+    ACTOR = RayActor(name="cb/u1/trainer/0/g3", state="ALIVE", ray_node_id="r1")
+    GROUP = RayPlacementGroup(id="abc", name="cb/default/pg-1/1", state="CREATED")
+    READY = PlacementGroup(
+        name="placementGroups/pg-1",
+        ray_placement_group_id="abc",
+        state=PlacementGroupState.PLACEMENT_GROUP_STATE_READY,
+    )
+
+    def kinds(self, **seen: Any) -> list[str]:
+        return kinds(seen={"ray_listed": True, **seen}, groups=[self.READY])
+
+    def test_is_nothing_where_it_has_both(self) -> None:
+        assert self.kinds(actors=[self.ACTOR], placement_groups=[self.GROUP]) == []
+
+    def test_is_an_actor_whose_worker_runs(self) -> None:
+        other = RayActor(name="cb/u1/trainer/0/g4", state="ALIVE", ray_node_id="r1")
+        assert self.kinds(actors=[], placement_groups=[self.GROUP]) == ["missing-actor"]
+        assert self.kinds(actors=[other], placement_groups=[self.GROUP]) == ["leftover-actor", "missing-actor"]
+
+    def test_is_a_group_that_the_ledger_has(self) -> None:
+        assert self.kinds(actors=[self.ACTOR]) == ["missing-group"]
+
+    def test_is_not_guessed_where_ray_listed_nothing(self) -> None:
+        assert self.kinds(ray_listed=False) == []
+        assert self.kinds(actors=[self.ACTOR], placement_groups=[self.GROUP], workers=[]) == []
 
 
 class TestForeigners:

@@ -82,6 +82,20 @@ async def test_running_returns_when_every_worker_answers(board: Board, client: C
     assert job.state == "RUNNING"
 
 
+async def test_pc_14_the_end_of_an_earlier_job_of_the_name_is_not_its_own(board: Board, client: Client) -> None:
+    await board.enter(JobState.JOB_STATE_RUNNING)
+    job = await job_of(client)
+
+    def moved(uid: str, state: str) -> Event:
+        revision = board.job.revision + len(board.events) + 1
+        return Event(revision=revision, type="job.changed", subject="jobs/train", state=state, facts={"uid": uid})
+
+    board.events += [moved("j0", "CANCELLED")]
+    board.events += [moved("j1", "STOPPING")]
+    board.events += [moved("j1", "SUCCEEDED")]
+    assert [event.state async for event in job.events()] == ["STOPPING", "SUCCEEDED"]
+
+
 async def test_a_job_that_runs_already_is_not_watched(board: Board, client: Client) -> None:
     await board.enter(JobState.JOB_STATE_RUNNING)
     await (await job_of(client)).running(20)

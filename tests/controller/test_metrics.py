@@ -12,11 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.server import MetricsServer
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller
 from callboard.v1 import job_pb2
 from tests.controller.support import api_at, job, options_for, pool, running
+from tests.scheduler.world import World
 from tests.support.fake_agent import FakeAgent
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -107,3 +109,19 @@ class TestMetrics:
     def test_an_address_that_others_can_reach_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadOption, match="--metrics"):
             ControllerOptions(state_dir=tmp_path, metrics="0.0.0.0:8080")
+
+
+def test_pc_14_a_name_has_one_series_while_one_job_ends_and_the_next_starts() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("j")
+    world.hold_stops_of("j")
+    world.cancel("j")
+    world.submit("j")
+    series = [
+        tuple(sorted(sample.labels.items()))
+        for metric in gauges(world.state, world.now_ms)
+        if metric.name == "callboard_component_workers"
+        for sample in metric.samples
+    ]
+    assert series == [labelled(job="j", component="main")]

@@ -236,6 +236,10 @@ REFUSED_OF_COMPONENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"kwargs": [1]}, "kwargs", "a list is not a mapping"),
     ({"pass_env": ["A-B"]}, "pass_env[0]", "not the name of a variable"),
     ({"pass_env": "A"}, "pass_env", "not a list"),
+    ({"pass_env": ["NEXRL*"]}, "pass_env[0]", "such as NEXRL_*"),
+    ({"pass_env": ["*"]}, "pass_env[0]", "pass on too much"),
+    ({"pass_env": ["A-_*"]}, "pass_env[0]", "not the name of a variable"),
+    ({"pass_env": ["RAY_*"]}, "pass_env[0]", "the scheduler sets"),
     ({"ray_options": {"num_gpus": 1}}, "ray_options.num_gpus", "the scheduler decides"),
     ({"ray_options": {"runtime_env": {}}}, "ray_options.runtime_env", "the scheduler decides"),
     ({"ray_options": {"memory": "x"}}, "ray_options.memory", "not an amount of memory"),
@@ -448,3 +452,27 @@ class TestVariables:
         while context is not None:
             assert secret not in str(context)
             context = context.__context__
+
+
+@pytest.mark.parametrize(
+    ("stated", "bounds"),
+    [
+        ({"workers": 4}, (1, 4)),
+        ({"min_workers": 3, "max_workers": 3}, (1, 3)),
+        ({"min_workers": 2, "max_workers": 4}, (2, 4)),
+        ({}, (1, 1)),
+    ],
+)
+def test_a_job_that_is_no_gang_starts_with_one_worker_of_each_component(
+    stated: dict[str, int], bounds: tuple[int, int]
+) -> None:
+    (found,) = job_spec(component(**stated) | {"gang": False}).components
+    assert (found.min_workers, found.max_workers) == bounds
+    (whole,) = job_spec(component(**stated) | {"gang": True}).components
+    assert whole.min_workers == stated.get("min_workers", stated.get("workers", 1))
+
+
+def test_workers_with_places_start_whole_all_the_same() -> None:
+    places = [{"node": "n1", "devices": [0]}, {"node": "n1", "devices": [1]}]
+    spec = job_spec(job(gang=False, components=[{"name": "a", "actor": "a:B", "places": places}]))
+    assert (spec.components[0].min_workers, spec.components[0].max_workers) == (2, 2)

@@ -14,7 +14,7 @@ from callboard.model.describe import MASK, job_to_mapping
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, read_yaml
 from callboard.model.inputs.located import Misfits
-from callboard.model.inputs.roles import read_role_file, role_presets
+from callboard.model.inputs.roles import read_role_file, role_file
 from callboard.model.inputs.settling import settled
 from callboard.model.quantities import Resources
 from callboard.model.requests import ComponentSpec, JobSpec
@@ -106,7 +106,7 @@ class TestAPreset:
     def test_may_be_a_users_own(self, tmp_path: Path) -> None:
         file = tmp_path / "roles.yaml"
         file.write_text("roles:\n  sim: {cpu: 2, memory: 4GiB, licence: 1}\n  trainer: {cpu: 8, max_concurrency: 2}\n")
-        presets = read_role_file(file)
+        presets = read_role_file(file).presets
         found = settled(job(part("a", role="sim"), part("b", role="trainer"), part("c", role="validator")), presets)
         assert [component.resources for component in found.components] == [
             Resources.of(cpu_milli=2000, memory_bytes=4 << 30, custom={"licence": 1000}),
@@ -128,11 +128,47 @@ class TestAPreset:
     )
     def test_of_a_user_is_checked(self, text: str, path: str, words: str) -> None:
         with pytest.raises(InvalidInput) as caught:
-            role_presets(read_yaml(text))
+            role_file(read_yaml(text))
         fault = caught.value.faults[0]
         assert words in fault.message
         assert fault.field in (path, "")
         assert fault.line
+
+    def test_file_may_describe_pools_and_nodes_too(self) -> None:
+        text = """
+            pools:
+              cpu_pool: {nominal: {cpu: 64}, node_selector: {node_group: cpu}}
+              gpu_pool: {nominal: {gpu: 4}}
+            nodes: 2x(2gpu,32cpu)+(64cpu)
+        """
+        found = role_file(read_yaml(text))
+        assert found.presets == dict(PRESETS)
+        assert [(pool.name, pool.nominal, pool.node_selector) for pool in found.pools] == [
+            ("cpu_pool", (("cpu", 64_000),), (("node_group", "cpu"),)),
+            ("gpu_pool", (("gpu", 4_000),), ()),
+        ]
+        assert [(node.gpus, node.cpu_milli) for node in found.nodes] == [(2, 32_000), (2, 32_000), (0, 64_000)]
+
+    def test_file_tells_every_fault_at_its_place(self) -> None:
+        text = (
+            "pools: {a: {nominl: 1, name: x}, b: 3, 'x/y': {nominal: {cpu: -1}}}\nnodes: 8+x\nroles: {s: {cpu: -1}}\n"
+        )
+        with pytest.raises(InvalidInput) as caught:
+            role_file(read_yaml(text))
+        assert [(fault.line, fault.field) for fault in caught.value.faults] == [
+            (1, "pools.a.nominl"),
+            (1, "pools.a.name"),
+            (1, "pools.b"),
+            (1, 'pools["x/y"]'),
+            (1, 'pools["x/y"].nominal.cpu'),
+            (2, "nodes"),
+            (3, "roles.s.cpu"),
+        ]
+
+    @pytest.mark.parametrize("text", ["{}", "roles:\n", "pools: null\nnodes: null\n"])
+    def test_file_that_says_nothing_is_a_fault(self, text: str) -> None:
+        with pytest.raises(InvalidInput, match="says nothing"):
+            role_file(read_yaml(text))
 
     def test_file_that_is_missing_is_a_fault(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="can't be read"):

@@ -52,6 +52,14 @@ class TestWhereFaultsAre:
             pool_spec(read_yaml("name: p\nnominal:\n  cpu: -1\n"))
         assert [(fault.field, fault.line) for fault in caught.value.faults] == [("nominal.cpu", 3)]
 
+    def test_numbers_are_keys_and_indices(self) -> None:
+        """A table by number of GPUs is read with numbers for keys, and a fault in it has its own column."""
+        source = read_yaml("rollout: {8: 59.9, 16: -1}\nnodes: [8, {gpus: 4}]\n")
+        assert source.position(("rollout", 16)) == (1, 20)
+        assert source.position(("rollout", "16")) == (1, 20)
+        assert source.position(("nodes", 1, "gpus")) == (2, 13)
+        assert source.position(("rollout", 32)) == source.position(("rollout",)) == (1, 1)
+
     def test_words_that_yaml_takes_for_truth_values_are_refused_as_labels(self) -> None:
         with pytest.raises(InvalidInput, match=r"labels\.stage: true .* put it in quotes"):
             pool_spec(read_yaml("name: p\nlabels: {stage: on}\n"))

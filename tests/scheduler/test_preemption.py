@@ -9,7 +9,7 @@ import pytest
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PoolSpec
-from callboard.scheduler import State, passes
+from callboard.scheduler import RefusalCode, State, passes
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.planning import plan
@@ -174,6 +174,23 @@ def test_pc14_a_name_is_free_as_soon_as_its_job_has_ended() -> None:
         seen.add(generation)
         world.cancel("j")
         assert world.job("j").state is JobState.CANCELLED
+
+
+def test_pc14_a_name_is_free_as_soon_as_its_job_is_cancelled_and_leads_to_the_next() -> None:
+    world = world_of(n1=1)
+    world.hold_stops_of("j")
+    uids = [world.submit("j")]
+    for _ in range(20):
+        world.cancel("j")
+        uids.append(world.submit("j"))
+        assert world.job("j").uid == uids[-1], "the name leads to the newest"
+        assert world.status("j") is JobState.PENDING, "the device is the first one's until it is gone"
+    refusal = world.refused("j")
+    assert refusal.code is RefusalCode.ALREADY_EXISTS
+    world.hold = lambda command: False
+    world.answer()
+    assert world.status("j") is JobState.RUNNING
+    assert [world.state.jobs[uid].state for uid in uids[:-1]] == [JobState.CANCELLED] * 20
 
 
 def test_pc16_a_resource_nobody_is_short_of_never_blocks() -> None:

@@ -137,7 +137,7 @@ def test_where_only_the_quota_is_short_the_nodes_are_not_blamed() -> None:
     world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=1)))
     account = world.explain("j")
     assert account.verdict == "UNSCHEDULABLE"
-    assert account.summary == "j could never start: pool pool: 0 of 1 gpu used, asks 2"
+    assert account.summary == "j could never start: pool pool: its quota is 1 gpu, asks 2"
 
 
 def test_a_job_that_waits_for_nodes_says_for_how_long() -> None:

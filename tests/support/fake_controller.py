@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
+from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2, inspection_pb2
 
 
 class FakeSession:
@@ -43,10 +43,12 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self.sessions: dict[str, FakeSession] = {}
         self.opened: list[FakeSession] = []
         self.reports: list[agent_pb2.Report] = []
+        self.answers: dict[str, inspection_pb2.NodeInspection] = {}
         self.changed = asyncio.Condition()
         self.server: grpc.aio.Server | None = None
         self.port = 0
         self._commands = itertools.count(1)
+        self._inquiries = itertools.count(1)
 
     # The service.
 
@@ -87,6 +89,9 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
                 await self._change(lambda: self.reports.append(request.report))
                 if self.acknowledge:
                     await session.send(ack=agent_pb2.Ack(report_ids=[request.report.report_id]))
+            case "inquiry_answer":
+                answer = request.inquiry_answer
+                await self._change(lambda: self.answers.update({answer.inquiry_id: answer.inspection}))
             case "goodbye":
                 session.goodbye = request.goodbye.reason
             case _:
@@ -175,6 +180,14 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
             return matching[number - 1] if len(matching) >= number else None
 
         return await self.until(found)
+
+    async def inspect(self, node_id: str = "n0", **ask: Any) -> inspection_pb2.NodeInspection:
+        """What a node sees now."""
+        inquiry = f"inquiry-{next(self._inquiries)}"
+        message = agent_pb2.Inquiry(inquiry_id=inquiry, ask=inspection_pb2.InspectionAsk(**ask))
+        await self.sessions[node_id].send(inquiry=message)
+        seen: inspection_pb2.NodeInspection = await self.until(lambda: self.answers.get(inquiry))
+        return seen
 
     async def do(self, node_id: str = "n0", **action: Any) -> agent_pb2.Report:
         """Send a command and wait for its answer."""

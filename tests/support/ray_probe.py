@@ -18,6 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 FOREIGN: list[Any] = []
 """Tasks that wait for room in Ray."""
 
+OBJECTS: list[Any] = []
+"""References to what fills the object store of this driver's node."""
+
 
 def process_id() -> int:
     """What the task of somebody else answers."""
@@ -60,6 +63,12 @@ def answer(request: dict[str, Any]) -> Any:
             FOREIGN.append(task.remote())
             done, _ = ray.wait(FOREIGN, timeout=request["limit_s"])
             return bool(done)
+        case "put":
+            OBJECTS.append(ray.put(bytes(request["size"])))
+            return None
+        case "forget":
+            OBJECTS.clear()
+            return None
         case "foreign task runs":
             return ray.get(FOREIGN.pop(), timeout=request["limit_s"]) > 0
         case other:

@@ -29,7 +29,7 @@ from callboard.cli import printing, screen
 from callboard.cli.autoplace import PlanOutput
 from callboard.cli.autoplace_outputs import Outputs, length_of
 from callboard.cli.autoplace_search import Searching
-from callboard.cli.autoplace_task import Task, task_of
+from callboard.cli.autoplace_task import Task, left_out_note, task_of
 from callboard.cli.cluster_source import ClusterSource, described_cluster, live_cluster
 from callboard.cli.config_source import ConfigSource, load_config
 from callboard.cli.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
@@ -69,7 +69,7 @@ def run(
             with searching:
                 answer = _answer(task, searching)
         except ProfileMissing as error:
-            raise CommandFailed(_profile_missing(error, source.file)) from error
+            raise CommandFailed(_profile_missing(error, source)) from error
         except InvalidInput as error:
             _refuse(source, error)
         except NoPlan as error:
@@ -104,17 +104,21 @@ def _refuse(source: ConfigSource, error: InvalidInput) -> NoReturn:
     console = screen.stderr()
     for line in fault_lines(str(source.file), source.text, error.faults):
         console.print(line, soft_wrap=True)
+    if source.left_out:
+        _print_notes([left_out_note(source)], quiet=False)
     count = f"{len(error.faults)} faults" if len(error.faults) > 1 else "1 fault"
     said = f"error: {source.file} has {count}; nothing was done."
     console.print(said, style="bold red", markup=False, soft_wrap=True)
     raise typer.Exit(BAD_INPUT)
 
 
-def _profile_missing(error: ProfileMissing, file: Path) -> Failure:
-    listed = "\n       ".join(str(fault) for fault in error.faults)
+def _profile_missing(error: ProfileMissing, source: ConfigSource) -> Failure:
+    listed = [str(fault) for fault in error.faults]
+    if source.left_out:
+        listed.append(left_out_note(source))
     return Failure(
-        f"Profile data not provided in {file}.",
-        listed,
+        f"Profile data not provided in {source.file}.",
+        "\n       ".join(listed),
         "Measure a few iterations on all GPUs and add the seconds; `callboard profile` averages recorded ones.",
         BAD_INPUT,
     )

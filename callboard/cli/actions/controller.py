@@ -35,7 +35,7 @@ def run(
     stated: dict[str, Any] = {"state_dir": state_dir} if state_dir else {}
     if roles is not None:
         with failing_in_words():
-            stated["roles"] = read_role_file(roles)
+            stated["roles"] = read_role_file(roles).presets
     choices: dict[str, Any] = {"log_format": log_format, "log_level": log_level}
     try:
         options = ControllerOptions(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
 from callboard.cli import screen
-from callboard.cli.checks import check_gpus, check_name, check_nodes
+from callboard.cli.checks import check_gpus, check_name, check_nodes, shapes_of
 from callboard.cli.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
-from callboard.cli.local.plan import ClusterPlan, free_block
+from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.session import failing_in_words
 from callboard.cli.start_progress import StartProgress
+from callboard.client.client import Client
 from callboard.client.clusters import (
     ClusterRecord,
     cluster_directory,
@@ -26,6 +28,11 @@ from callboard.client.clusters import (
     run_directory,
     running_clusters,
 )
+from callboard.model.cluster_text import NodeText, parse_cluster
+from callboard.model.inputs.roles import read_role_file
+from callboard.model.role_file import RoleFile
+from callboard.model.roles import PRESETS
+from callboard.model.specs import PoolSpec
 from callboard.v1.node_pb2 import Node
 
 
@@ -37,6 +44,9 @@ def up(
     cpus: str,
     memory: str,
     gpus: int,
+    nodes: str,
+    counted: Sequence[str],
+    roles: Path | None,
     machine_gpus: str,
     resources: Sequence[str],
     warm_spares: int,
@@ -52,7 +62,11 @@ def up(
     """Starts a cluster; without ``detach``, watches over it until a signal comes."""
     check_name(name)
     check_nodes(cpus=cpus, memory=memory, runtime=runtime, resources=resources)
-    dealt = check_gpus(machine_gpus, agents=agents, per_node=gpus)
+    said = _role_file(roles)
+    shapes = _shapes(nodes, said.nodes, roles, counted=counted, cpus=cpus, memory=memory, runtime=runtime)
+    if shapes:
+        agents = len(shapes)
+    dealt = check_gpus(machine_gpus, [shape.gpus for shape in shapes] or [gpus] * agents)
 
     def tell(text: str) -> None:
         if not quiet:
@@ -69,6 +83,8 @@ def up(
         cpus=cpus,
         memory=memory,
         gpus=gpus,
+        shapes=shapes,
+        roles="" if roles is None else str(roles.absolute()),
         machine_gpus=dealt.ids,
         real_gpus=dealt.real,
         resources=tuple(resources),
@@ -90,11 +106,12 @@ def up(
             cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
             keep = False
             try:
-                nodes = await cluster.start(timeout_s)
+                there = await cluster.start(timeout_s)
+                await _make_pools(plan, said.pools)
                 progress.finish()
                 ready = True
                 if not quiet:
-                    _print_ready(plan, nodes)
+                    _print_ready(plan, there, said.pools)
                 keep = detach
                 if detach:
                     await cluster.let_go()
@@ -163,11 +180,43 @@ def _chosen(name: str, *, every: bool) -> list[ClusterRecord]:
     return found
 
 
+def _role_file(roles: Path | None) -> RoleFile:
+    with failing_in_words():
+        return RoleFile(presets=PRESETS) if roles is None else read_role_file(roles)
+
+
+def _shapes(
+    nodes: str,
+    of_file: Sequence[NodeText],
+    roles: Path | None,
+    *,
+    counted: Sequence[str],
+    cpus: str,
+    memory: str,
+    runtime: str,
+) -> tuple[NodeShape, ...]:
+    """What each node consists of, as the option describes them, else as the file does; empty: they are counted."""
+    hint = "--nodes" if nodes else f"nodes of {roles}"
+    with failing_in_words():
+        texts = parse_cluster(nodes, "--nodes") if nodes else of_file
+    if texts and counted:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in counted)
+        raise typer.BadParameter(f"describes the nodes; leave out {options}", param_hint=hint)
+    return shapes_of(texts, hint, cpus=cpus, memory=memory, runtime=runtime)
+
+
+async def _make_pools(plan: ClusterPlan, pools: Sequence[PoolSpec]) -> None:
+    if pools:
+        async with Client(plan.controller) as client:
+            for spec in pools:
+                await client.create_pool(spec)
+
+
 def _runs(record: ClusterRecord) -> bool:
     return any(entry.process.is_running() for entry in record.processes)
 
 
-def _print_ready(plan: ClusterPlan, nodes: list[Node]) -> None:
+def _print_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec]) -> None:
     out = screen.stdout()
     out.print(f"[bold]Cluster {plan.name} is ready.[/] Controller at {plan.controller}.")
     out.print(gpu_picture(nodes))
@@ -181,7 +230,11 @@ def _print_ready(plan: ClusterPlan, nodes: list[Node]) -> None:
     if plan.machine_gpus:
         free = plan.places - plan.agents
         out.print(f"`callboard add-worker` adds a node; GPUs are left for {free}." if free else "No GPU is left.")
-    out.print("Next: `callboard pool create NAME`, `callboard job submit FILE`, `callboard status`.")
+    if pools:
+        out.print(f"Pools: {', '.join(pool.name for pool in pools)}.")
+        out.print("Next: `callboard job submit FILE`, `callboard status`.")
+    else:
+        out.print("Next: `callboard pool create NAME`, `callboard job submit FILE`, `callboard status`.")
     if len(running_clusters(plan.directory.parent)) > 1:
         out.print(f"It is not the only one here: name it with `export CALLBOARD_CONTROLLER={plan.controller}`.")
     if plan.detached:

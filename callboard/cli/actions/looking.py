@@ -144,6 +144,9 @@ def _plain_top(jobs: list[Job], seen: dict[str, NodeInspection], silent: dict[st
             for look in inspection.workers
             if look.worker.job_id in names
         ],
+        "devices": [
+            {"node": node_id, **plain(load)} for node_id, inspection in seen.items() for load in inspection.device_loads
+        ],
         "gauges": {job.spec.name: dict(sorted(job.gauges.items())) for job in jobs if job.gauges},
         "silent": silent,
     }

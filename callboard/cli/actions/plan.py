@@ -20,7 +20,8 @@ from callboard.model.inputs.reading import faults_of
 from callboard.model.inputs.settling import settled
 from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import NOTHING, Resources, total
-from callboard.model.roles import PRESETS, RolePreset
+from callboard.model.role_file import RoleFile
+from callboard.model.roles import PRESETS
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
 
@@ -32,14 +33,17 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         # Nodes are no part of a job.
         job = SourceMapping.like(source, {key: value for key, value in source.items() if key != "nodes"})
         spec = job_spec(job)
+        said = _role_file(roles)
         cluster: Sequence[DescribedNode] = _described(source, nodes, placed=bool(spec.placement_config))
         if spec.placement_config:
-            spec, cluster = _placed(file, job, spec, cluster)
+            spec, cluster = _placed(file, job, spec, cluster, nodes_of(said.nodes))
+        else:
+            cluster = cluster or nodes_of(said.nodes)
         try:
-            spec = settled(spec, _presets(roles))
+            spec = settled(spec, said.presets)
         except Misfits as error:
             raise InvalidInput(faults_of(error, job)) from None
-        plan = plan_job(spec, cluster) if cluster else None
+        plan = plan_job(spec, cluster, said.pools) if cluster else None
     except InvalidInput as error:
         for line in lines(of_faults(error), ""):
             typer.echo(line, err=True)
@@ -59,7 +63,11 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
 
 
 def _placed(
-    file: Path, job: SourceMapping, spec: JobSpec, described: Sequence[DescribedNode]
+    file: Path,
+    job: SourceMapping,
+    spec: JobSpec,
+    described: Sequence[DescribedNode],
+    otherwise: Sequence[DescribedNode],
 ) -> tuple[JobSpec, Sequence[DescribedNode]]:
     """The job with the places of its text, and the nodes it is planned for. Its faults are shown as those of a
     placement are: each with its line."""
@@ -67,7 +75,7 @@ def _placed(
     from callboard.cli.placed_plan import placed  # noqa: PLC0415 - as above
 
     try:
-        spec, cluster, warnings = placed(spec, described)
+        spec, cluster, warnings = placed(spec, described, otherwise)
     except Misfits as error:
         refuse(name_of(file), job.text, faults_of(error, job))
     except InvalidInput as error:
@@ -76,9 +84,9 @@ def _placed(
     return spec, cluster
 
 
-def _presets(roles: Path | None) -> Mapping[str, RolePreset]:
+def _role_file(roles: Path | None) -> RoleFile:
     if roles is None:
-        return PRESETS
+        return RoleFile(presets=PRESETS)
     from callboard.model.inputs.roles import read_role_file  # noqa: PLC0415 - most plans name no such file
 
     return read_role_file(roles)

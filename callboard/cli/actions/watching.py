@@ -39,13 +39,12 @@ async def _draw(job: JobHandle, *, wide: bool) -> None:
 async def _tell(job: JobHandle, output: Output) -> None:
     """A line where it stands, then one per event."""
     people = output in (Output.TABLE, Output.WIDE)
-    if people:
-        _say(job)
-    if job.state in ENDED:
-        return
-    async for event in job.events():
-        print_event(event, output)
-    await job.refresh()
+    if job.state not in ENDED:
+        if people:
+            _say(job)
+        async for event in job.events():
+            print_event(event, output)
+        await job.refresh()
     if people:
         _say(job)
         if job.job.traceback:

@@ -42,9 +42,10 @@ class LocalProvider:
     def new_room(self, nodes: Sequence[Node]) -> Room:  # noqa: ARG002 - the plan says it
         """What the plan of the cluster gives every node."""
         plan = self._plan
-        amounts: dict[str, int | float | str] = {"cpu": plan.cpus, "memory": plan.memory, "gpu": plan.gpus}
+        shape = plan.shape(plan.agents)
+        amounts: dict[str, int | float | str] = {"cpu": shape.cpus, "memory": shape.memory, "gpu": shape.gpus}
         amounts |= dict(resource.split("=", 1) for resource in plan.resources)
-        return Room.whole(Resources.parse(amounts), {})
+        return Room.whole(Resources.parse(amounts), {"node_group": shape.node_group} if shape.node_group else {})
 
     def owns(self, node_id: str) -> bool:
         """The nodes of this cluster but the first."""

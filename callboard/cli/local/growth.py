@@ -115,7 +115,7 @@ async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, l
         holders = {node.rank for node in nodes if node.state not in _GONE and _id(node) != plan.node_id(rank)}
         child = _start(plan, record, rank, with_rank=rank not in holders)
     gpus = plan.gpus_of(rank)
-    offer = f"GPU {', '.join(gpus)}" if gpus else f"{plan.gpus} simulated GPUs of its own"
+    offer = f"GPU {', '.join(gpus)}" if gpus else f"{plan.shape(rank).gpus} simulated GPUs of its own"
     observer.step(f"starting {plan.node_id(rank)} with {offer}")
     try:
         async with Client(plan.controller) as client, asyncio.timeout(timeout_s):
@@ -171,7 +171,7 @@ def _lowest_free(plan: ClusterPlan, record: ClusterRecord, nodes: Sequence[Node]
         if not holder:
             return rank
         holders.append((", ".join(gpus), holder))
-    raise NoPlaceLeft(plan.machine_gpus, plan.gpus, holders)
+    raise NoPlaceLeft(plan.machine_gpus, plan.shape(plan.places).gpus, holders)
 
 
 def _holder(node_id: str, agent: ProcessId | None, live: Sequence[Node], gpus: Sequence[str], host: str) -> str:

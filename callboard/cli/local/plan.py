@@ -27,6 +27,23 @@ class NoFreeBlock(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShape:
+    """What one node consists of.
+
+    Attributes:
+        cpus: its CPUs, as text.
+        memory: its memory, as text.
+        gpus: number of its GPUs.
+        node_group: its node group; empty: none.
+    """
+
+    cpus: str
+    memory: str
+    gpus: int
+    node_group: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
     """A cluster to start.
 
@@ -38,8 +55,10 @@ class ClusterPlan:
         cpus: CPUs of each node, as text.
         memory: memory of each node, as text.
         gpus: GPUs of each node.
-        machine_gpus: ids of the GPUs that nodes are dealt: node 0 gets the first ``gpus`` of them, and so on. Empty:
-            every node has simulated GPUs of its own, numbered from 0.
+        shapes: instead of the last three: what each node consists of, by rank; one that is added later is as the last.
+        roles: absolute path of a file with presets for the controller; empty: none.
+        machine_gpus: ids of the GPUs that nodes are dealt, the first to node 0. Empty: every node has simulated GPUs
+            of its own, numbered from 0.
         real_gpus: whether ``machine_gpus`` is hardware.
         resources: custom resources of each node, "NAME=N".
         warm_spares: idle worker processes that each node keeps ready while work is about.
@@ -59,6 +78,8 @@ class ClusterPlan:
     cpus: str = "3"
     memory: str = "4GiB"
     gpus: int = 2
+    shapes: tuple[NodeShape, ...] = ()
+    roles: str = ""
     machine_gpus: tuple[str, ...] = ()
     real_gpus: bool = False
     resources: tuple[str, ...] = ()
@@ -89,14 +110,26 @@ class ClusterPlan:
         """Address of a node's Ray services."""
         return f"127.0.{self.block}.{_FIRST_HOST + rank}"
 
+    def shape(self, rank: int) -> NodeShape:
+        """What a node consists of."""
+        if self.shapes:
+            return self.shapes[min(rank, len(self.shapes) - 1)]
+        return NodeShape(cpus=self.cpus, memory=self.memory, gpus=self.gpus)
+
     @property
     def places(self) -> int:
         """How many nodes there can be at most: as many as get GPUs of their own."""
-        return min(MAX_NODES, len(self.machine_gpus) // self.gpus) if self.machine_gpus and self.gpus else MAX_NODES
+        if not self.machine_gpus:
+            return MAX_NODES
+        return next((rank for rank in range(MAX_NODES) if self._dealt(rank + 1) > len(self.machine_gpus)), MAX_NODES)
 
     def gpus_of(self, rank: int) -> tuple[str, ...]:
-        """Ids of the GPUs that a node is dealt; empty: it has simulated ones of its own."""
-        return self.machine_gpus[rank * self.gpus : (rank + 1) * self.gpus]
+        """Ids of the GPUs that a node is dealt; empty: it has simulated ones of its own, or none."""
+        return self.machine_gpus[self._dealt(rank) : self._dealt(rank + 1)]
+
+    def _dealt(self, nodes: int) -> int:
+        """GPUs of so many nodes of the lowest ranks."""
+        return sum(self.shape(rank).gpus for rank in range(nodes)) if self.shapes else nodes * self.gpus
 
     def ports_of(self, rank: int) -> range:
         """Ports of a node's own Ray services; empty: any free ones."""
@@ -127,6 +160,7 @@ class ClusterPlan:
         return [
             *("controller", "--listen", self.controller),
             *("--state-dir", str(directory), "--run-dir", str(directory)),
+            *(("--roles", self.roles) if self.roles else ()),
             *self._common(),
         ]
 
@@ -136,11 +170,13 @@ class ClusterPlan:
 
     def added_arguments(self, rank: int) -> list[str]:
         """Command line of the agent of a node that joins later; whoever starts it says how long it lives."""
+        shape = self.shape(rank)
         arguments = [
             *("agent", "--controller", self.controller),
             *("--node-id", self.node_id(rank), "--rank", str(rank), "--cluster", self.name),
-            *("--cpus", self.cpus, "--memory", self.memory),
-            *("--gpus" if self.real_gpus else "--simulate-gpus", str(self.gpus)),
+            *("--cpus", shape.cpus, "--memory", shape.memory),
+            *("--gpus" if self.real_gpus else "--simulate-gpus", str(shape.gpus)),
+            *(("--node-group", shape.node_group) if shape.node_group else ()),
             *(part for resource in self.resources for part in ("--resource", resource)),
             *("--warm-spares", str(self.warm_spares)),
             *("--runtime", self.runtime, "--run-dir", str(self.node_directory(rank))),

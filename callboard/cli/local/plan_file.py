@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.local.plan import ClusterPlan, NodeShape
 
 PLAN_NAME = "plan.json"
 
@@ -25,4 +25,5 @@ def read_plan(directory: Path) -> ClusterPlan | None:
     except FileNotFoundError:
         return None
     lists = {name: tuple(plain[name]) for name in ("machine_gpus", "resources")}
-    return ClusterPlan(**(plain | lists | {"directory": directory}))
+    shapes = tuple(NodeShape(**shape) for shape in plain["shapes"])
+    return ClusterPlan(**(plain | lists | {"directory": directory, "shapes": shapes}))

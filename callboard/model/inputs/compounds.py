@@ -135,6 +135,18 @@ def variable(value: object) -> str:
     return read
 
 
+def passed(value: object) -> str:
+    """The name of a variable that a job may pass on, or ``NEXRL_*`` for all that begin so (SE-06)."""
+    read = text(value)
+    prefix = environment.prefix_of(read)
+    if not prefix:
+        if read.endswith("*"):
+            raise Refused(f"{shown(read)} would pass on too much; write names, or a prefix with _*, such as NEXRL_*")
+        return variable(read)
+    variable(prefix)
+    return read
+
+
 def sequence(value: object, what: str, most: int) -> list[Any]:
     """A list with at most ``most`` items.
 
@@ -235,4 +247,4 @@ Shapes = Annotated[tuple[Resources, ...], list_of(shape, "e.g. [{cpu: 2, gpu: 1}
 Quota = Annotated[tuple[tuple[str, int], ...], PlainValidator(quota)]
 LabelMap = Annotated[Labels, PlainValidator(labels)]
 Env = Annotated[Labels, PlainValidator(env)]
-PassEnv = Annotated[tuple[str, ...], list_of(variable, "e.g. [HF_TOKEN]", 256, distinct=True)]
+PassEnv = Annotated[tuple[str, ...], list_of(passed, "e.g. [HF_TOKEN, NEXRL_*]", 256, distinct=True)]

@@ -146,7 +146,6 @@ class JobInput(Input):
             stated["wait_for_nodes_ms"] = self.wait_for_nodes.timeout
         return JobSpec(**stated)
 
-
     def _one_by_one(self, component: ComponentSpec) -> ComponentSpec:
         """A component of a job that need not start whole: elastic from one worker on. One whose workers have their
         places is as it is."""

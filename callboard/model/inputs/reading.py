@@ -35,7 +35,9 @@ M = TypeVar("M", bound="Input")
 class Input(BaseModel):
     """A mapping with known keys. A key whose value is null is not stated, and takes its default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True, defer_build=True
+    )
 
     later: ClassVar[frozenset[str]] = frozenset()
     """Keys of the design that are not supported yet."""

@@ -1,50 +1,63 @@
-"""Which presets may users add? A YAML file of roles, for ``callboard controller --roles FILE``.
+"""What does a file of roles say? Presets of further roles; and, to start or plan a cluster by, its pools and nodes.
 
 ::
 
     roles:
       simulator: {cpu: 2, memory: 4GiB, max_concurrency: 20, profile: physics}
       trainer: {cpu: 8, gpu: 2, max_concurrency: 1}     # takes the place of the preset that is always there
+    pools:
+      cpu_pool: {nominal: {cpu: 64}, node_selector: {node_group: cpu}}
+    nodes: 2x(2gpu,32cpu)+(64cpu)
 
-Every key of a role but ``max_concurrency`` and ``profile`` is a resource. A role that stands in the file twice is a
-fault, as every key is that does.
+Every key of a role but ``max_concurrency`` and ``profile`` is a resource, and those of a pool are the keys of a pool.
+Nothing may stand in the file twice, and at least one of the three must. ``callboard controller --roles FILE`` takes the
+presets, ``callboard plan`` also the nodes, ``callboard up`` all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainValidator, model_validator
 
+from callboard.model.cluster_text import NodeText, parse_cluster
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.compounds import each, entries, resources
 from callboard.model.inputs.located import Misfit, Misfits, Refused, shown
-from callboard.model.inputs.reading import Input, read
+from callboard.model.inputs.pool import PoolInput
+from callboard.model.inputs.reading import Input, check, read
 from callboard.model.inputs.scalars import name, text, whole
 from callboard.model.inputs.source import read_yaml
 from callboard.model.quantities import Resources
+from callboard.model.role_file import RoleFile
 from callboard.model.roles import PRESETS, RolePreset
+from callboard.model.specs import PoolSpec
 
 MAX_ROLES = 1_000
 """Most roles of a file."""
+
+MAX_POOLS = 1_000
+"""Most pools of a file."""
 
 DEFAULT_CONCURRENCY = 100
 """Of a role that doesn't say: that of a component without a role."""
 
 
-def role_presets(mapping: object) -> dict[str, RolePreset]:
-    """The presets of a mapping ``{"roles": {"simulator": {"cpu": 2, …}}}``, beside those that are always there.
+def role_file(mapping: object) -> RoleFile:
+    """What a mapping ``{"roles": {"simulator": {"cpu": 2, …}}, "pools": {…}, "nodes": "4x(2gpu,32cpu)"}`` says.
 
     Raises:
         InvalidInput: every fault.
     """
-    return dict(PRESETS) | read(_RolesInput, mapping).roles
+    found = read(_RolesInput, mapping)
+    return RoleFile(presets=dict(PRESETS) | (found.roles or {}), pools=found.pools or (), nodes=found.nodes or ())
 
 
-def read_role_file(path: Path) -> dict[str, RolePreset]:
-    """The presets of a file; see :func:`role_presets`.
+def read_role_file(path: Path) -> RoleFile:
+    """What a file says; see :func:`role_file`.
 
     Raises:
         InvalidInput: it can't be read, or has faults.
@@ -53,7 +66,7 @@ def read_role_file(path: Path) -> dict[str, RolePreset]:
         written = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput([Fault("roles", f"{path} can't be read: {error}")]) from error
-    return role_presets(read_yaml(written))
+    return role_file(read_yaml(written))
 
 
 def _roles(value: object) -> dict[str, RolePreset]:
@@ -90,7 +103,51 @@ def _concurrency(value: object) -> int:
     return int(validate(value))
 
 
+def _pools(value: object) -> tuple[PoolSpec, ...]:
+    misfits: list[Misfit] = []
+    found: list[PoolSpec] = []
+    for pool, stated in entries(value, "e.g. {cpu_pool: {nominal: {cpu: 64}}}", MAX_POOLS):
+        named = each(pool, name, pool, misfits)
+        spec = each(pool, _pool, stated, misfits)
+        if named is not None and spec is not None:
+            found.append(replace(spec, name=named))
+    if misfits:
+        raise Misfits(misfits)
+    return tuple(found)
+
+
+def _pool(stated: Any) -> PoolSpec:
+    """The pool that these keys make, without its name."""
+    if not isinstance(stated, Mapping):
+        raise Refused(f"{shown(stated)} is not a mapping; write e.g. {{nominal: {{cpu: 64}}}}")
+    misfits = [Misfit(("name",), "is the key of the pool; leave it out")] if "name" in stated else []
+    try:
+        spec = check(PoolInput, {**stated, "name": "unnamed"}).spec()
+    except Misfits as error:
+        raise Misfits([*misfits, *error.found]) from None
+    if misfits:
+        raise Misfits(misfits)
+    return spec
+
+
+def _nodes(value: object) -> tuple[NodeText, ...]:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise Refused(f"{shown(value)} is not a text; write e.g. 4x(2gpu,32cpu)")
+    try:
+        return parse_cluster(str(value))
+    except InvalidInput as error:
+        raise Misfits([Misfit((), f"{fault.message} (column {fault.column})") for fault in error.faults]) from None
+
+
 class _RolesInput(Input):
     """The keys of a file of roles."""
 
-    roles: Annotated[dict[str, Any], BeforeValidator(_roles)]
+    roles: Annotated[dict[str, Any], BeforeValidator(_roles)] | None = None
+    pools: Annotated[tuple[PoolSpec, ...], PlainValidator(_pools)] | None = None
+    nodes: Annotated[tuple[NodeText, ...], PlainValidator(_nodes)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> _RolesInput:
+        if not self.model_fields_set:
+            raise Misfits([Misfit((), "the file says nothing; state roles, pools or nodes")])
+        return self

@@ -55,9 +55,14 @@ class SourceMapping(dict[str, Any]):
 
     def position(self, place: Place) -> tuple[int, int]:
         """Line and column, from 1, of ``place`` or of the nearest thing around it that was written."""
-        while place and place not in self._positions:
-            place = place[:-1]
-        return self._positions.get(place, (1, 1))
+        found: Place = ()
+        for part in place:
+            # A number may be an item's index, or a key, which was noted as its text.
+            inner = next((known for known in ((*found, part), (*found, str(part))) if known in self._positions), None)
+            if inner is None:
+                break
+            found = inner
+        return self._positions.get(found, (1, 1))
 
 
 def read_yaml(text: str) -> SourceMapping:

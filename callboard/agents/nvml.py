@@ -1,0 +1,42 @@
+"""How is NVIDIA's driver asked? Through NVML, opened for each question and closed after it.
+
+Only agents have the bindings, and only some of their questions need them; so they are imported here, when one is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class NoDriver(Exception):
+    """The driver of the devices can't be asked."""
+
+
+@contextmanager
+def opened() -> Iterator[Any]:
+    """The module `pynvml`, initialised as long as the block runs.
+
+    Raises:
+        NoDriver: it isn't there, or what the block asked failed.
+    """
+    try:
+        import pynvml  # noqa: PLC0415 - see the module's docstring
+    except ImportError as error:
+        raise NoDriver("the package nvidia-ml-py is missing") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoDriver(str(error)) from error
+    try:
+        yield pynvml
+    except failures(pynvml) as error:
+        raise NoDriver(str(error)) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def failures(nvml: Any) -> tuple[type[Exception], ...]:
+    """What a question may raise: also that the driver is older than the bindings, which is no NVMLError of theirs."""
+    return (nvml.NVMLError, nvml.NVMLLibraryMismatchError)
