@@ -19,12 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from callboard.controller.collector import spare_what_is_there
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, Scheduler
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import DeviceInfo, RayInfo, StopOutcome, WorkerState
+from callboard.scheduler.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.states import StopOutcome, WorkerState
 
 DEVICES = 8
 CAPACITY = Resources.parse({"cpu": 64, "memory": "512GiB", "gpu": DEVICES})
@@ -127,6 +129,7 @@ def timed(what: str, cluster: Cluster, events: Iterator[ev.Event], *, whole: boo
     """
     times: list[int] = []
     gc.collect()
+    spare_what_is_there()  # as a controller does after its replay
     for event in events:
         started = time.perf_counter_ns()
         try:

@@ -162,7 +162,7 @@ def _worked_off(stage: _Stage, begin: float, brought: Sequence[float]) -> tuple[
     """(when the first piece is made, when each is handed on, end of the span).
 
     Every worker takes the pieces in order. A span starts when the first piece is made upstream: what it has to switch
-    can be done before that piece is handed on.
+    can be done before that piece is handed on, which a batch of one piece is only at the end of its span.
     """
     free = [begin] * len(stage.pieces)
     handed = []
@@ -174,7 +174,7 @@ def _worked_off(stage: _Stage, begin: float, brought: Sequence[float]) -> tuple[
         handed.append(at)
     work = sum(stage.pieces) + max(stage.pieces) * (len(brought) - 1)
     end = max(handed[-1], begin + work + stage.overhead)
-    return handed[0], [*handed[:-1], end], end
+    return begin + sum(stage.pieces), [*handed[:-1], end], end
 
 
 def _moved(handed: Sequence[float], transfer: float) -> list[float]:

@@ -61,6 +61,15 @@ def _invalid_request(error: CallboardError) -> Failure:
 
 
 def _no_controller(error: NoController) -> Failure:
+    if error.ended:
+        name, address, directory = error.ended[0]
+        return Failure(
+            f"The controller of cluster {name}, at {address}, has ended.",
+            "The rest of the cluster may still run: what the record of it names was not taken down.",
+            f"Start it again with `callboard controller --listen {address} --state-dir {directory}/controller`, and it "
+            f"finds what runs; or end the rest with `callboard down {name}`.",
+            UNREACHABLE,
+        )
     return Failure(
         "There is no controller to talk to.",
         f"None is stated, and none is recorded in {error.run_directory}.",

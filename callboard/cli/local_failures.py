@@ -31,7 +31,9 @@ def _failure(error: LocalError) -> Failure:
             record = error.record
             return Failure(
                 f"Cluster {record.name} is up already.",
-                f"Its controller is at {record.controller}.",
+                f"Its controller is at {record.controller}."
+                if record.is_running()
+                else f"Its controller, at {record.controller}, has ended; the rest of it may still run.",
                 f"End it with `callboard down {record.name}`, or start another with --name and --port.",
             )
         case PortTaken():

@@ -23,7 +23,14 @@ def simulate(
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="All chance comes from it; a seed replays.")] = 1,
     hours: Annotated[
         float | None,
-        typer.Option("--hours", metavar="H", help="Virtual hours until everything heals.", min=0.0, show_default=False),
+        typer.Option(
+            "--hours",
+            metavar="H",
+            help="Virtual hours until everything heals.",
+            min=0.0,
+            max=87_600.0,
+            show_default=False,
+        ),
     ] = None,
     events: Annotated[
         int | None,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from callboard.client.clusters import ClusterRecord, run_directory, running_clusters
+from callboard.client.clusters import ClusterRecord, recorded_clusters, run_directory, running_clusters
 from callboard.client.errors import NoController, SeveralControllers
 
 DEFAULT_PORT = 7700
@@ -53,7 +53,8 @@ def find_controller(address: str | None = None, environ: Mapping[str, str] = os.
         match = next((record for record in here if record.controller == full), None)
         return Target(full, source, match)
     if not here:
-        raise NoController(run_directory=str(base))
+        ended = tuple((each.name, each.controller, str(each.directory)) for each in recorded_clusters(base))
+        raise NoController(run_directory=str(base), ended=ended)
     if len(here) > 1:
         raise SeveralControllers(tuple((record.name, record.controller) for record in here))
     return Target(here[0].controller, f"cluster {here[0].name} on this machine", here[0])

@@ -10,11 +10,14 @@ class NoController(Exception):
 
     Attributes:
         run_directory: where running clusters were looked for.
+        ended: (name, address, directory) of clusters that are recorded there and whose controller runs no more.
     """
 
-    def __init__(self, *, run_directory: str) -> None:
-        super().__init__(f"no controller is stated and none is recorded in {run_directory}")
+    def __init__(self, *, run_directory: str, ended: tuple[tuple[str, str, str], ...] = ()) -> None:
+        which = f"; that of cluster {ended[0][0]} has ended" if ended else ""
+        super().__init__(f"no controller is stated and none is running by the records in {run_directory}{which}")
         self.run_directory = run_directory
+        self.ended = ended
 
 
 class SeveralControllers(Exception):

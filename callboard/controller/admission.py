@@ -8,7 +8,7 @@ from callboard.controller.convert.commands import worker_key
 from callboard.controller.options import ControllerOptions
 from callboard.scheduler import State
 from callboard.scheduler.events import Admission
-from callboard.scheduler.records import NodeState
+from callboard.scheduler.states import NodeState
 from callboard.v1 import agent_pb2
 from callboard.wire.refusals import Unavailable, WrongState
 

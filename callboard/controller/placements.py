@@ -11,7 +11,8 @@ from callboard.model.inputs.located import Misfit, Misfits, path_of
 from callboard.model.specs import JobSpec
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
 from callboard.placement.jobs import digest_of, place_job
-from callboard.scheduler.records import NodeRecord, NodeState
+from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.states import NodeState
 from callboard.wire.refusals import InventoryChanged
 
 _GONE = (NodeState.LOST, NodeState.LEFT)

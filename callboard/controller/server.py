@@ -14,6 +14,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from callboard.controller.collector import sparing_what_is_made
 from callboard.controller.driver import Driver
 from callboard.controller.endings import Endings
 from callboard.controller.event_log import EventLog
@@ -279,7 +280,8 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
     endings.watch()
     controller = Controller(options)
     try:
-        await controller.start()
+        with sparing_what_is_made():
+            await controller.start()
     except (StoreFailed, PortTaken, MetricsPortTaken) as error:
         log.critical("the controller can't start", why=str(error))
         print(f"callboard controller: {error}", file=sys.stderr)  # noqa: T201 - for whoever reads no JSON

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from callboard.controller.session import AgentSession
 from callboard.scheduler import State
 from callboard.scheduler.commands import Command
-from callboard.scheduler.records import ENDED, EventRecord, JobState
+from callboard.scheduler.records import EventRecord
+from callboard.scheduler.states import ENDED, JobState
 from callboard.v1 import agent_pb2
 
 _UNENDED = tuple(state for state in JobState if state not in ENDED)

@@ -22,7 +22,8 @@ from callboard.controller.codec import (
 )
 from callboard.controller.secret_store import MissingSecrets, SecretStore, without_values
 from callboard.controller.state_dir import StateDir, StoreFailed, make_private_file
-from callboard.scheduler.records import ENDED, Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord
+from callboard.scheduler.records import Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord
+from callboard.scheduler.states import ENDED
 
 FORMAT = 1
 """Version of the tables; the records in them have versions of their own (:mod:`callboard.controller.codec`)."""

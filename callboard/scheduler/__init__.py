@@ -4,8 +4,10 @@ Events go in (:mod:`~callboard.scheduler.events`), changes and commands come out
 records (:mod:`~callboard.scheduler.records`). ``handle`` is all of it or nothing. The floor plan:
 
 =============  ====================================================================
-records        what is known; ``Put`` and ``Drop`` are the only changes
-state, ledger  the records with their indexes; ``State.apply`` is the only mutator
+records        what is known (``node_record``, ``pool_records`` and the rest), in which
+               ``states``; ``Put`` and ``Drop`` are the only changes
+state, ledger  the records with their indexes (``roster`` of the nodes, ``group_index``, …);
+               ``State.apply`` is the only mutator
 deadlines      what is due, and when
 transitions    which state may follow which
 asks, shapes   what a job needs to start, and which jobs are alike in it

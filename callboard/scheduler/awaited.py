@@ -6,14 +6,10 @@ from collections.abc import Collection
 
 from callboard.model.specs import Fencing, JobSpec
 from callboard.scheduler.blockers import MAX_SUBJECTS
-from callboard.scheduler.records import (
-    GroupState,
-    JobRecord,
-    JobState,
-    WorkerState,
-)
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.state import State
+from callboard.scheduler.states import GroupState, JobState, WorkerState
 from callboard.scheduler.wording import join
 
 _LEAVING = (JobState.PREEMPTING, JobState.STOPPING)

@@ -8,17 +8,15 @@ from callboard.model.quantities import format_amount
 from callboard.model.specs import JobSpec, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.pinned import place_reasons
 from callboard.scheduler.quota import shortages
-from callboard.scheduler.records import (
-    GroupKind,
-    NodeRecord,
-)
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, lacks, lacks_for_all, shortfall
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
+from callboard.scheduler.states import GroupKind
 from callboard.scheduler.view import View
 from callboard.scheduler.wording import missing
 

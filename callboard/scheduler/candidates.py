@@ -17,17 +17,10 @@ from callboard.scheduler.preemption import (
     pools_of,
 )
 from callboard.scheduler.quota import borrowed
-from callboard.scheduler.records import (
-    ENDED,
-    LIVE,
-    JobRecord,
-    JobState,
-    Rule,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.shapes import YieldClass
 from callboard.scheduler.state import State
+from callboard.scheduler.states import ENDED, LIVE, JobState, Rule, WorkerState
 from callboard.scheduler.view import Assumption, View
 
 

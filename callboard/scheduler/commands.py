@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from callboard.model.frozen import quick
 from callboard.model.specs import ComponentSpec
-from callboard.scheduler.records import BundleRecord, CheckpointRecord, WorkerRecord
+from callboard.scheduler.pool_records import BundleRecord
+from callboard.scheduler.records import CheckpointRecord, WorkerRecord
 
 
 @quick

@@ -14,8 +14,9 @@ from callboard.model.specs import JobSpec, Labels
 from callboard.scheduler import elastic
 from callboard.scheduler.asks import asks_of
 from callboard.scheduler.quota import shortages
-from callboard.scheduler.records import LIVE, JobRecord, JobState, WorkerState
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import LIVE, JobState, WorkerState
 from callboard.scheduler.view import Assumption, View
 
 MAX_JOBS_NAMED = 20

@@ -13,9 +13,12 @@ from callboard.model.cluster_text import NodeText
 from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec
 from callboard.scheduler.explain import PlannedWorker, explain_spec
-from callboard.scheduler.records import DeviceInfo, NodeRecord, NodeState, PoolRecord, Put
+from callboard.scheduler.node_record import DeviceInfo, NodeRecord
+from callboard.scheduler.pool_records import PoolRecord
+from callboard.scheduler.records import Put
 from callboard.scheduler.rooms import NodeFilter
 from callboard.scheduler.state import State
+from callboard.scheduler.states import NodeState
 
 UNBOUNDED_CPU_MILLI = 1_000_000_000
 UNBOUNDED_MEMORY = 1 << 60

@@ -16,16 +16,10 @@ from callboard.scheduler.asks import Ask
 from callboard.scheduler.events import JobScaled
 from callboard.scheduler.grouping import choose_groups
 from callboard.scheduler.preemption import stop_timeouts
-from callboard.scheduler.records import (
-    ENDED,
-    LIVE,
-    JobRecord,
-    JobState,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.slots import Slot
+from callboard.scheduler.states import ENDED, LIVE, JobState, WorkerState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 

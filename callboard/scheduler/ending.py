@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from callboard.scheduler import groups
 from callboard.scheduler.evolving import evolve
-from callboard.scheduler.records import (
-    ENDED,
-    GroupKind,
-    JobRecord,
-    JobState,
-    Removal,
-    WorkerState,
-)
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.starting import drop_nomination
+from callboard.scheduler.states import ENDED, GroupKind, JobState, Removal, WorkerState
 from callboard.scheduler.transaction import Transaction
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, Labels, PoolSpec
-from callboard.scheduler.records import DeviceInfo, HardwareInfo, RayInfo, StopOutcome, WorkerState
+from callboard.scheduler.node_record import DeviceInfo, HardwareInfo, RayInfo
+from callboard.scheduler.states import StopOutcome, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from callboard.model.quantities import Resources, total
 from callboard.model.specs import Labels, Strategy
-from callboard.scheduler.records import DeviceShare
+from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.rooms import NodeFilter, emptiness
 from callboard.scheduler.view import Room
 

@@ -11,17 +11,14 @@ from callboard.model.specs import JobSpec
 from callboard.scheduler.asks import asks_of
 from callboard.scheduler.awaited import awaited, backoff, leaving_beside, living_copies, waiting_workers
 from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
+from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.planning import Blocked, Plan, best_case, could_ever_fit, plan
 from callboard.scheduler.preemption import claims_of, lost_work_ms, may_yield, policy_for
-from callboard.scheduler.records import (
-    DeviceShare,
-    JobRecord,
-    JobState,
-    PreemptionRecord,
-)
+from callboard.scheduler.records import JobRecord, PreemptionRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.remedies import remedies
 from callboard.scheduler.state import State
+from callboard.scheduler.states import JobState
 from callboard.scheduler.view import Assumption, View
 from callboard.scheduler.wording import join
 

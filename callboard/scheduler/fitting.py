@@ -13,8 +13,9 @@ from callboard.model.quantities import MILLI, Resources
 from callboard.model.specs import Labels, Strategy
 from callboard.scheduler.exhaustive import Exhaustive, may_hold
 from callboard.scheduler.greedy import search
+from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.pinned import pin
-from callboard.scheduler.records import BundleRecord, DeviceShare
+from callboard.scheduler.pool_records import BundleRecord
 from callboard.scheduler.rooms import Rooms
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.view import Room

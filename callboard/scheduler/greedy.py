@@ -7,7 +7,7 @@ from itertools import islice
 
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import Strategy
-from callboard.scheduler.records import DeviceShare
+from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.rooms import Rooms, emptiness
 from callboard.scheduler.view import Room
 

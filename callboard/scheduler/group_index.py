@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import cast
 
 from callboard.scheduler.indexes import add, mark, remove
-from callboard.scheduler.records import GroupKind, GroupRecord, GroupState
+from callboard.scheduler.pool_records import GroupRecord
+from callboard.scheduler.states import GroupKind, GroupState
 
 
 class GroupIndex:

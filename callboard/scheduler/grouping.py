@@ -12,11 +12,12 @@ from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Str
 from callboard.scheduler.asks import Ask
 from callboard.scheduler.fitting import fit
 from callboard.scheduler.pinned import books
+from callboard.scheduler.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.quota import Charged, shortages
-from callboard.scheduler.records import BundleRecord, GroupKind, GroupRecord, GroupState
 from callboard.scheduler.rooms import ANY_NODE, NodeFilter, Rooms
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
+from callboard.scheduler.states import GroupKind, GroupState
 from callboard.scheduler.view import View
 
 

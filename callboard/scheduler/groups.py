@@ -9,18 +9,11 @@ from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import orders
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.fitting import fit
-from callboard.scheduler.records import (
-    BundleRecord,
-    GroupCounts,
-    GroupKind,
-    GroupRecord,
-    GroupState,
-    PoolRecord,
-    Removal,
-)
+from callboard.scheduler.pool_records import BundleRecord, GroupCounts, GroupRecord, PoolRecord
 from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
+from callboard.scheduler.states import GroupKind, GroupState, Removal
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from callboard.scheduler.records import JobRecord, JobState
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.shapes import Shape, YieldClass
+from callboard.scheduler.states import JobState
 
 Order = tuple[int, int, int, int, str]
 """(workers, -ms since which work would be lost, -estimated ms, -order of submission, uid): cheapest victim first."""

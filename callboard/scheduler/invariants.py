@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from callboard.model.quantities import MILLI, NOTHING, Resources
-from callboard.scheduler.records import (
-    BOOKED,
-    ENDED,
-    HOLDING,
-    LIVE,
-    GroupState,
-    JobState,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import BOOKED, ENDED, HOLDING, LIVE, GroupState, JobState, WorkerState
 
 
 class InvariantBroken(AssertionError):

@@ -10,16 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from callboard.model.quantities import MILLI, NOTHING, Resources
-from callboard.scheduler.records import (
-    BOOKED,
-    LIVE,
-    DeviceShare,
-    GroupRecord,
-    GroupState,
-    NodeRecord,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.node_record import DeviceShare, NodeRecord
+from callboard.scheduler.pool_records import GroupRecord
+from callboard.scheduler.records import WorkerRecord
+from callboard.scheduler.states import BOOKED, LIVE, GroupState, WorkerState
 
 
 class Amounts:

@@ -32,18 +32,9 @@ from callboard.scheduler import explain as explaining
 from callboard.scheduler.commands import Command
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.planning import could_ever_fit
-from callboard.scheduler.records import (
-    ENDED,
-    Change,
-    EventRecord,
-    GroupState,
-    JobState,
-    NodeState,
-    Removal,
-    StopOutcome,
-    WorkerState,
-)
+from callboard.scheduler.records import Change, EventRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import ENDED, GroupState, JobState, NodeState, Removal, StopOutcome, WorkerState
 from callboard.scheduler.transaction import Transaction
 
 HISTORY_LIMIT = 1_000

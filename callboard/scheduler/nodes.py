@@ -19,22 +19,22 @@ from callboard.scheduler.events import (
     WorkerExited,
 )
 from callboard.scheduler.evolving import evolve
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.planning import Victim
-from callboard.scheduler.records import (
+from callboard.scheduler.records import WorkerRecord
+from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.roster import GONE, uuids_of
+from callboard.scheduler.states import (
     HOLDING,
     LIVE,
     GroupState,
     JobState,
-    NodeRecord,
     NodeState,
     Removal,
     Rule,
     StopOutcome,
-    WorkerRecord,
     WorkerState,
 )
-from callboard.scheduler.refusals import Refusal, RefusalCode
-from callboard.scheduler.roster import GONE, uuids_of
 from callboard.scheduler.transaction import Transaction
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
-from callboard.scheduler.records import GroupRecord, GroupState, NodeState, WorkerRecord, WorkerState
+from callboard.scheduler.pool_records import GroupRecord
+from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import GroupState, NodeState, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.grouping import GroupUse, charged_beside, match, reserved_refund
 from callboard.scheduler.planning import Blocked, Plan, plan, plan_patiently
 from callboard.scheduler.quota import borrows, shortages
-from callboard.scheduler.records import GroupState, JobRecord, JobState
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.shapes import Shape
+from callboard.scheduler.states import GroupState, JobState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, Room, View
 

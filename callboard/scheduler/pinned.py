@@ -8,7 +8,9 @@ from functools import partial
 from callboard.model.hardware import is_piece
 from callboard.model.quantities import format_amount
 from callboard.model.specs import WorkerPlace
-from callboard.scheduler.records import BundleRecord, DeviceShare, GroupRecord, NodeRecord, WorkerRecord
+from callboard.scheduler.node_record import DeviceShare, NodeRecord
+from callboard.scheduler.pool_records import BundleRecord, GroupRecord
+from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
 from callboard.scheduler.slots import Slot

@@ -24,10 +24,10 @@ from callboard.scheduler.candidates import (
 from callboard.scheduler.grouping import GroupUse, choose_groups
 from callboard.scheduler.pinned import pin
 from callboard.scheduler.preemption import claims_of, left_ms, policy_for
-from callboard.scheduler.records import JobState, Rule
 from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.shapes import MAX_SHAPES
 from callboard.scheduler.state import State
+from callboard.scheduler.states import JobState, Rule
 from callboard.scheduler.view import Assumption, Room, View
 
 
@@ -144,9 +144,9 @@ class _Search:
 
     def _from_now_on(self, now_ms: int) -> Iterator[Assumption]:
         """What may be taken for granted if nobody is evicted, least first."""
-        later = Assumption(subject=self._uid, future=True)
         now = Assumption(subject=self._uid, passed=self._passable(now_ms))
         yield now
+        later = Assumption(subject=self._uid, future=True)
         if self._state.leaving or now.passed:
             yield later
         overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from callboard.scheduler.planning import Victim
 from callboard.scheduler.preemption import lost_work_ms, stop_timeouts
-from callboard.scheduler.records import (
-    ENDED,
-    JobRecord,
-    JobState,
-    PreemptionRecord,
-    Rule,
-)
+from callboard.scheduler.records import JobRecord, PreemptionRecord
+from callboard.scheduler.states import ENDED, JobState, Rule
 from callboard.scheduler.stopping import finish_if_all_returned, shed, stop
 from callboard.scheduler.transaction import Transaction
 

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from callboard.model.policy import LabelRules, PreemptionPolicy
 from callboard.model.specs import JobSpec
 from callboard.scheduler.quota import borrowed, borrows, cohort_of
-from callboard.scheduler.records import (
-    ENDED,
-    GroupKind,
-    JobRecord,
-    JobState,
-    Rule,
-)
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import ENDED, GroupKind, JobState, Rule
 from callboard.scheduler.view import Assumption, View
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.specs import PoolSpec
-from callboard.scheduler.records import PoolRecord
+from callboard.scheduler.pool_records import PoolRecord
 
 Pools = Mapping[str, PoolRecord]
 Charged = Callable[[str], Resources]

@@ -11,9 +11,10 @@ from callboard.model.specs import JobSpec, Labels, PoolSpec, StopPolicy, Strateg
 from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.blockers import group_reasons
 from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.pinned import place_reasons, place_remedies
+from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import Charged, Pools, Shortage, shortages, usable
-from callboard.scheduler.records import NodeRecord, PoolRecord
 from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, lacks_for_all, shortfall
 from callboard.scheduler.slots import Slot
@@ -93,24 +94,30 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
     fitting = [node for node in state.nodes.values() if wanted.admits(node)]
     fitting.sort(key=lambda node: node.rank)
     if view.assumption.empty:  # cordoned nodes count there
-        possible = _unlike([node for node in fitting if could_return(node)], len(short.rest))
-        return _grown(short, possible, wanted, spec.placement)
-    cordoned = [node for node in fitting if node.cordoned and could_return(node)]
-    opened = _uncordoned(short, cordoned, spec.placement)
-    if opened:
-        return [f"uncordon {node.node_id}" for node in opened]
-    return _grown(short, [node for node in fitting if node.usable], wanted, spec.placement)
+        here = _unlike([node for node in fitting if could_return(node)], len(short.rest))
+        away = [node for node in fitting if not could_return(node)]
+    else:
+        here = [node for node in fitting if node.usable]
+        cordoned = [node for node in fitting if node.cordoned and could_return(node)]
+        opened = _fewest(short, cordoned, spec.placement)
+        if opened:
+            return [f"uncordon {node.node_id}" for node in opened]
+        away = [node for node in fitting if not (node.usable or node.cordoned or node.ghosts)]
+    back = _fewest(short, away, spec.placement)
+    if back:
+        return [f"bring {node.node_id} back" for node in back]
+    return _grown(short, here, wanted, spec.placement)
 
 
-def _uncordoned(short: Shortfall, cordoned: Sequence[NodeRecord], placement: Strategy) -> list[NodeRecord]:
-    """The fewest cordoned nodes that hold the workers which find no room, first fit; empty: all of them don't."""
-    for node in cordoned:
+def _fewest(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) -> list[NodeRecord]:
+    """The fewest of some unused nodes that hold the workers which find no room, first fit; empty: all of them don't."""
+    for node in nodes:
         if _hold(short, [node], placement):
             return [node]
-    if placement is Strategy.STRICT_PACK or not _hold(short, cordoned, placement):
+    if placement is Strategy.STRICT_PACK or not _hold(short, nodes, placement):
         return []
-    needed = list(cordoned)
-    for node in reversed(cordoned):
+    needed = list(nodes)
+    for node in reversed(nodes):
         rest = [other for other in needed if other is not node]
         if rest and _hold(short, rest, placement):
             needed = rest
@@ -145,12 +152,15 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
         open_rooms = [room for room in (nearest if not selector else rooms) if admits(room.node)]
         if not open_rooms:
             labels = tuple(sorted({*wanted.required, *selector}))
+            if dict(labels).get("node"):
+                return [f"start an agent with the node id {dict(labels)['node']}"]
             added.setdefault(labels, []).append(total(slot.resources for slot in step))
             continue
         best = min(open_rooms, key=lambda room: _distance(room, step))
         for resource, asked, have in lacks_for_all(best, step):
             key = (best.node.node_id, resource)
-            grown[key] = grown.get(key, 0) + asked - have
+            missing = asked - have
+            grown[key] = grown.get(key, 0) + (-(-missing // MILLI) * MILLI if resource == "gpu" else missing)
         for slot in step:
             _use_up(best, slot.resources)
         if spread:
@@ -186,7 +196,7 @@ def _distance(room: Room, slots: Sequence[Slot]) -> tuple[int, int, int]:
 
 
 def _use_up(room: Room, ask: Resources) -> None:
-    """Takes what one worker needs from a node, or all there is where that is too little."""
+    """Takes what one worker needs from a node, or all there is where that is too little. Devices come whole."""
     room.cpu_milli = max(0, room.cpu_milli - ask.cpu_milli) if ask.cpu_milli else room.cpu_milli
     room.memory_bytes = max(0, room.memory_bytes - ask.memory_bytes) if ask.memory_bytes else room.memory_bytes
     for name, milli in ask.custom_milli:
@@ -196,10 +206,12 @@ def _use_up(room: Room, ask: Resources) -> None:
         whole = [index for index, milli in enumerate(free) if milli >= MILLI]
         for index in whole[: ask.gpu_milli // MILLI]:
             free[index] = 0
-    elif ask.gpu_milli and free:
+    elif ask.gpu_milli:
         fitting = [index for index, milli in enumerate(free) if milli >= ask.gpu_milli]
-        index = min(fitting or range(len(free)), key=lambda index: free[index] if fitting else -free[index])
-        free[index] = max(0, free[index] - ask.gpu_milli)
+        if fitting:
+            free[min(fitting, key=lambda index: free[index])] -= ask.gpu_milli
+        else:  # on the device that comes
+            free.append(MILLI - ask.gpu_milli)
 
 
 def _unlike(nodes: Sequence[NodeRecord], most: int) -> list[NodeRecord]:

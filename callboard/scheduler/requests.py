@@ -20,19 +20,11 @@ from callboard.scheduler.events import (
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.explain import unschedulable, unschedulable_reasons
 from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
+from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import borrowable
-from callboard.scheduler.records import (
-    ENDED,
-    GroupKind,
-    GroupState,
-    JobRecord,
-    JobState,
-    PoolRecord,
-    Removal,
-    Rule,
-    SpecRecord,
-)
+from callboard.scheduler.records import JobRecord, SpecRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.states import ENDED, GroupKind, GroupState, JobState, Removal, Rule
 from callboard.scheduler.transaction import Transaction
 
 # ---- pools and policy ----

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
-from callboard.scheduler.records import NodeRecord, NodeState
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import NodeState
 from callboard.scheduler.view import Room, View
 
 

@@ -10,7 +10,8 @@ import heapq
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from callboard.scheduler.records import NodeRecord, NodeState
+from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.states import NodeState
 
 if TYPE_CHECKING:
     # What knows the nodes needs no event to be read: `callboard plan` has none.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from callboard.model.quantities import MILLI, Resources, total
 from callboard.model.specs import Strategy
 from callboard.scheduler.fitting import fit
-from callboard.scheduler.records import NodeRecord
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State

@@ -12,8 +12,9 @@ from callboard.model.quantities import format_milli
 from callboard.model.specs import ComponentSpec, ScalingAction, ScalingRule
 from callboard.scheduler import elastic
 from callboard.scheduler.events import SignalsReported
-from callboard.scheduler.records import ENDED, JobRecord, JobState
+from callboard.scheduler.records import JobRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.states import ENDED, JobState
 from callboard.scheduler.transaction import Transaction
 
 

@@ -6,18 +6,12 @@ from callboard.model.specs import Fencing
 from callboard.scheduler import groups, orders
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.grouping import GroupUse
+from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.planning import Plan
-from callboard.scheduler.records import (
-    LIVE,
-    BundleRecord,
-    DeviceShare,
-    GroupState,
-    JobState,
-    Removal,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.pool_records import BundleRecord
+from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.slots import Slot
+from callboard.scheduler.states import LIVE, GroupState, JobState, Removal, WorkerState
 from callboard.scheduler.transaction import Transaction
 
 

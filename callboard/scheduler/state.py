@@ -18,31 +18,24 @@ from callboard.scheduler.group_index import GroupIndex
 from callboard.scheduler.holders import Holders
 from callboard.scheduler.indexes import add, remove
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
+from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.pool_records import GroupRecord, PoolRecord
 from callboard.scheduler.records import (
-    ENDED,
-    HOLDING,
-    LIVE,
     Change,
     CheckpointRecord,
     Drop,
-    GroupKind,
-    GroupRecord,
-    GroupState,
     JobRecord,
-    JobState,
     Key,
     MetaRecord,
-    NodeRecord,
-    PoolRecord,
     PreemptionRecord,
     Put,
     Record,
     SpecRecord,
     WorkerRecord,
-    WorkerState,
 )
 from callboard.scheduler.roster import GONE, Roster
 from callboard.scheduler.shapes import Shape, Shapes
+from callboard.scheduler.states import ENDED, HOLDING, LIVE, GroupKind, GroupState, JobState, WorkerState
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 
 QueueKey = tuple[int, int, int, str]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from callboard.model.quantities import Resources
 from callboard.scheduler.ledger import PoolUse
 from callboard.scheduler.quota import usable
-from callboard.scheduler.records import ENDED, GroupKind, GroupState, JobState
+from callboard.scheduler.states import ENDED, GroupKind, GroupState, JobState
 
 if TYPE_CHECKING:
     from callboard.scheduler.state import State

@@ -6,17 +6,10 @@ from callboard.model.specs import JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
 from callboard.scheduler.ending import end
 from callboard.scheduler.evolving import evolve
+from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.preemption import stop_timeouts, yield_backoff_ms
-from callboard.scheduler.records import (
-    HOLDING,
-    LIVE,
-    JobRecord,
-    JobState,
-    PoolRecord,
-    StopOutcome,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.records import JobRecord, WorkerRecord
+from callboard.scheduler.states import HOLDING, LIVE, JobState, StopOutcome, WorkerState
 from callboard.scheduler.transaction import Transaction
 
 _BADNESS = (StopOutcome.ALREADY_GONE, StopOutcome.COOPERATIVE, StopOutcome.KILLED, StopOutcome.QUARANTINED)

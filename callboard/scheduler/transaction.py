@@ -12,27 +12,24 @@ from typing import Any
 from callboard.scheduler.commands import Command
 from callboard.scheduler.deadlines import Deadline
 from callboard.scheduler.evolving import evolve
+from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.pool_records import GroupRecord
 from callboard.scheduler.records import (
     STORY_LIMIT,
     Change,
     Drop,
     EventRecord,
-    GroupRecord,
-    GroupState,
     JobRecord,
-    JobState,
     Key,
     MetaRecord,
-    NodeRecord,
-    NodeState,
     Put,
     Record,
     StoryLine,
     WorkerRecord,
-    WorkerState,
 )
 from callboard.scheduler.refusals import ImpossibleTransition
 from callboard.scheduler.state import State
+from callboard.scheduler.states import GroupState, JobState, NodeState, WorkerState
 from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, allowed
 
 RETRY_MS = 1_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from callboard.scheduler.records import GroupState, JobState, NodeState, WorkerState
+from callboard.scheduler.states import GroupState, JobState, NodeState, WorkerState
 
 _State = TypeVar("_State", JobState, WorkerState, GroupState, NodeState)
 

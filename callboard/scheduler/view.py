@@ -6,23 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import sub
 
 from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.scheduler.ledger import Amounts
-from callboard.scheduler.records import (
-    LIVE,
-    BundleRecord,
-    DeviceShare,
-    GroupKind,
-    GroupRecord,
-    GroupState,
-    JobState,
-    NodeRecord,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.node_record import DeviceShare, NodeRecord
+from callboard.scheduler.pool_records import BundleRecord, GroupRecord
+from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.state import State
+from callboard.scheduler.states import LIVE, GroupKind, GroupState, JobState, WorkerState
 
 LEAVING = (JobState.STOPPING, JobState.PREEMPTING)
 """Jobs whose room is free-to-come. A RECOVERING job is not among them: it queues for its own room again."""
@@ -49,8 +42,7 @@ class Room:
             for name, milli in amounts.custom_milli.items():
                 self.custom_milli[name] = self.custom_milli.get(name, 0) - milli
             # A node that came back with fewer devices has sums of more than it has now.
-            pairs = zip(self.device_milli, amounts.device_milli, strict=False)
-            self.device_milli = [have - taken for have, taken in pairs]
+            self.device_milli = list(map(sub, self.device_milli, amounts.device_milli))
 
     def give_back(self, bundle: BundleRecord) -> None:
         """Counts a bundle as free."""

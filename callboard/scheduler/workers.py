@@ -20,14 +20,9 @@ from callboard.scheduler.events import (
 )
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.preemption import stop_timeouts
-from callboard.scheduler.records import (
-    CheckpointRecord,
-    JobState,
-    StopOutcome,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.records import CheckpointRecord, WorkerRecord
 from callboard.scheduler.refusals import ImpossibleTransition
+from callboard.scheduler.states import JobState, StopOutcome, WorkerState
 from callboard.scheduler.transaction import Transaction
 
 Handler = Callable[[Transaction, WorkerRecord, Any], None]

@@ -10,19 +10,8 @@ from collections import Counter
 
 from callboard.scheduler import Outcome, Scheduler, State, check_invariants
 from callboard.scheduler.events import ControllerStarted, Event
-from callboard.scheduler.records import (
-    ENDED,
-    HOLDING,
-    LIVE,
-    Change,
-    Drop,
-    JobState,
-    PreemptionRecord,
-    Put,
-    Rule,
-    WorkerRecord,
-    WorkerState,
-)
+from callboard.scheduler.records import Change, Drop, PreemptionRecord, Put, WorkerRecord
+from callboard.scheduler.states import ENDED, HOLDING, LIVE, JobState, Rule, WorkerState
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callboard.scheduler import Outcome, State
-from callboard.scheduler.records import ENDED, JobRecord, JobState, Put
+from callboard.scheduler.records import JobRecord, Put
+from callboard.scheduler.states import ENDED, JobState
 from callboard.simulation.rules import RuleBroken
 
 _ACTIVE = (JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING, JobState.RECOVERING)

@@ -19,7 +19,7 @@ from callboard.scheduler.events import (
     NodeSuspected,
     RaySessionLost,
 )
-from callboard.scheduler.records import NodeState
+from callboard.scheduler.states import NodeState
 from callboard.simulation.controller import Controller, Make, nothing
 from callboard.simulation.inbound import Reports, Session
 from callboard.simulation.liveness import Liveness

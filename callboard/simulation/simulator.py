@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.events import Event
-from callboard.scheduler.records import ENDED, Drop, JobRecord, Put
+from callboard.scheduler.records import Drop, JobRecord, Put
+from callboard.scheduler.states import ENDED
 from callboard.simulation.audit import Audit
 from callboard.simulation.calls import Calls
 from callboard.simulation.chance import Chance

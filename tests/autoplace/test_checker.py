@@ -81,6 +81,24 @@ def test_a_bound_above_the_plan_is_found() -> None:
         check_plan(replace(plan(), lower_bound_seconds=17.0))
 
 
+def test_a_batch_of_one_piece_lets_others_start_before_it_is_handed_on() -> None:
+    # c switches on the GPU that a left while b still works on the piece that both wait for.
+    shared = {"seconds_by_gpus": {1: 0.25}, "switch_seconds": 1}
+    found = search(
+        Problem.from_mapping(
+            {
+                "workflow": {
+                    "chunks": 1,
+                    "components": {"a": shared, "b": {"seconds_by_gpus": {0: 0.25}}, "c": shared},
+                    "edges": [["a", "b", "stream"], ["a", "c", "stream"], ["b", "c", "stream"]],
+                },
+                "cluster": {"nodes": [{"gpus": 1}]},
+            }
+        )
+    )
+    assert found.checked_seconds == found.iteration_seconds == 2.5
+
+
 @given(workflow=workflows(most=4, gpus=4, plain_form=False))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_simulation_agrees_with_every_plan(workflow: dict[str, Any]) -> None:

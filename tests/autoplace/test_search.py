@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from callboard.autoplace import Layout, NoPlan, Problem, Status, cpsat, search, synchronous
+from callboard.autoplace.cpsat_model import Model
 from callboard.autoplace.instances import instance_of
 from tests.autoplace.brute import best_seconds
 from tests.autoplace.instances import plain, recorded, workflows
@@ -144,6 +146,29 @@ def test_the_solver_shows_the_same_plan_every_time(monkeypatch: pytest.MonkeyPat
     assert {plan.solver for plan in plans} == {"cp-sat"}
     assert plans[0] == plans[1] == plans[2]
     assert plans[0].status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_the_solver_can_start_from_a_plan_and_from_its_mirror_image(mirrored: bool) -> None:
+    components = {"a": {"seconds_by_gpus": {1: 4.0}}, "b": {"seconds_by_gpus": {3: 4.0}}}
+    mapping = {"gpus": 4, "chunks": 8, "components": components, "edges": [["a", "b", "stream"]]}
+    instance = instance_of(Problem.from_mapping(mapping))
+    found = cpsat.ordered_plan(instance, round(4.5 / instance.unit_seconds), lambda: False)
+    assert found is not None
+    if mirrored:
+        (capacity,) = instance.capacity
+        columns = tuple(
+            {pool: capacity - column - option.gpus for pool, column in of.items()}
+            for of, option in zip(found.columns, found.options, strict=True)
+        )
+        found = replace(found, columns=columns)
+    cp = cpsat.solver_module()
+    model = Model(cp, instance, below=found.length + 1, bound=0)
+    model.hint(found)
+    solver = cp.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.fix_variables_to_their_hinted_value = True
+    assert solver.solve(model.model) in (cp.OPTIMAL, cp.FEASIBLE)
 
 
 def test_without_the_solver_five_components_are_still_proved(monkeypatch: pytest.MonkeyPatch) -> None:

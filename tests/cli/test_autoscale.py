@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -120,6 +121,8 @@ class Machines:
         self.gate = asyncio.Event()
         self.gate.set()
         self.fails = 0
+        self.waiting: set[object] = set()
+        self.taken_back = 0
 
     def new_room(self, nodes: Sequence[Node]) -> Room:
         return new()
@@ -128,7 +131,15 @@ class Machines:
         return node_id.startswith("more-")
 
     async def add(self) -> str:
-        await self.gate.wait()
+        turn = object()
+        self.waiting.add(turn)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.taken_back += 1
+            raise
+        finally:
+            self.waiting.discard(turn)
         if self.fails:
             self.fails -= 1
             raise ProviderFailed("the shop is closed")
@@ -208,6 +219,33 @@ class TestLoop:
         await loop.look()
         await loop.added()
         assert machines.added == ["more-0"]
+
+    async def test_nodes_on_their_way_that_nobody_waits_for_any_more_are_taken_back(self, cluster: RealCluster) -> None:
+        machines, clock, said = Machines(cluster), Clock(), list[str]()
+        loop = scaler(cluster, machines, clock, said)
+        machines.gate.clear()
+        await (await cluster.client.submit(job("a"))).running(30)
+        waiting = [await cluster.client.submit(job(name) | {"wait_for_nodes": "60s"}) for name in ("b", "c")]
+        await loop.look()
+        clock.now += 1000
+        await loop.look()
+        assert len(machines.waiting) == 2, "both are waited for"
+        await waiting[0].cancel()
+        await waiting[0].finished(30)
+        for _ in range(2):
+            await loop.look()
+            clock.now += 59
+        assert len(machines.waiting) == 2, "not for long enough"
+        clock.now += 1
+        await loop.look()
+        assert (len(machines.waiting), machines.taken_back) == (1, 1), "one is waited for still"
+        await waiting[1].cancel()
+        await waiting[1].finished(30)
+        for _ in range(2):
+            await loop.look()
+            clock.now += 60
+        assert (len(machines.waiting), machines.taken_back) == (0, 2)
+        assert sum("taking back 1 node on the way" in line for line in said) == 2
 
     async def test_the_fewest_stay_and_those_of_others(self, cluster: RealCluster) -> None:
         machines, clock, said = Machines(cluster), Clock(), list[str]()
@@ -344,6 +382,28 @@ class TestCommands:
         provider = CommandProvider(bare.client, "echo queue is full >&2; exit 3", "true", None)
         with pytest.raises(ProviderFailed, match="ended with 3: queue is full"):
             await provider.add()
+
+    async def test_what_waits_in_a_queue_is_taken_out_when_nobody_waits_for_it(
+        self, bare: RealCluster, tmp_path: Path
+    ) -> None:
+        queue, log = tmp_path / "queue", tmp_path / "log"
+        os.mkfifo(queue)
+        provider = CommandProvider(
+            bare.client, f"echo $CALLBOARD_NODE > {queue}", f"echo $CALLBOARD_NODE >> {log}", None
+        )
+        adding = asyncio.create_task(provider.add())
+        handed_in = (await asyncio.to_thread(queue.read_text)).strip()
+        adding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+        assert log.read_text().split() == [handed_in]
+
+    async def test_what_handed_nothing_in_is_not_taken_back(self, bare: RealCluster, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        provider = CommandProvider(bare.client, "false", f"echo > {log}", None)
+        with pytest.raises(ProviderFailed):
+            await provider.add()
+        assert not log.exists()
 
 
 @pytest.mark.timeout(300)

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,7 @@ case "$*" in *RUNNING*) kill -TERM "$(cat "$SLURM_HERE/pid")" ;; esac""",
         "PYTHONPATH": str(ROOT),
         "SLURM_HERE": str(tmp_path),
         "TMPDIR": str(tmp_path),
+        "CALLBOARD_LOOPBACK": "yes",
         "CALLBOARD_AGENT_OPTIONS": "--runtime process --simulate-gpus 1 --cpus 1 --memory 1GiB",
     }
 
@@ -130,6 +132,13 @@ class TestSlurm:
         assert "DRAINING" in states
         assert (await bare.client.get_node("auto-1")).state == NodeState.NODE_STATE_LEFT
         assert "--state=PENDING" in (tmp_path / "scancel").read_text()
+
+    @pytest.mark.parametrize("address", ["127.0.0.1:7700", "localhost:7700", "[::1]:7700"])
+    def test_an_address_that_no_other_node_reaches_is_refused(self, slurm: dict[str, str], address: str) -> None:
+        slurm |= {"CALLBOARD_NODE": "auto-1", "CALLBOARD_CONTROLLER": address, "CALLBOARD_LOOPBACK": "no"}
+        shown = subprocess.run([DEPLOY / "slurm" / "up.sh"], env=slurm, capture_output=True, text=True, check=False)
+        assert shown.returncode == 2
+        assert f"other nodes can't reach the controller at {address}" in shown.stderr
 
     def test_the_scripts_need_what_the_loop_gives(self) -> None:
         for name in ("up.sh", "down.sh"):

@@ -75,8 +75,9 @@ def test_two_that_run_here_are_an_error_that_lists_them(run_dir: Path) -> None:
 def test_a_pid_that_another_process_has_by_now_is_a_dead_cluster(run_dir: Path) -> None:
     alive = ourselves()
     register(run_dir, "old", "127.0.0.1:7700", ProcessId(alive.pid, alive.start_ticks - 1))
-    with pytest.raises(NoController):
+    with pytest.raises(NoController) as caught:
         find_controller()
+    assert caught.value.ended == (("old", "127.0.0.1:7700", str(run_dir / "old")),)
 
 
 def test_a_dead_one_is_no_second_one(run_dir: Path) -> None:

@@ -23,7 +23,8 @@ from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.explain import Explanation
-from callboard.scheduler.records import ENDED, EventRecord, JobState, StopOutcome, WorkerState
+from callboard.scheduler.records import EventRecord
+from callboard.scheduler.states import ENDED, JobState, StopOutcome, WorkerState
 from tests.scenarios.language import (
     Block,
     Command,

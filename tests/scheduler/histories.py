@@ -24,7 +24,7 @@ from callboard.model.specs import (
 from callboard.scheduler import Refusal, Scheduler, State
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import ENDED, HOLDING, JobState, StopOutcome, WorkerState
+from callboard.scheduler.states import ENDED, HOLDING, JobState, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

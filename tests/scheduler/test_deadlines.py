@@ -10,7 +10,8 @@ import pytest
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler import workers
-from callboard.scheduler.records import JobState, WorkerRecord
+from callboard.scheduler.records import WorkerRecord
+from callboard.scheduler.states import JobState
 from callboard.scheduler.transaction import RETRY_MS, Transaction
 from callboard.scheduler.workers import overdue
 from tests.scheduler.world import World

@@ -9,7 +9,7 @@ from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec
 from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import JobState, NodeState, Rule
+from callboard.scheduler.states import JobState, NodeState, Rule
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from callboard.model.quantities import Resources
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import DeviceInfo, NodeRecord, NodeState, RayInfo
+from callboard.scheduler.node_record import DeviceInfo, NodeRecord, RayInfo
 from callboard.scheduler.roster import GONE, Roster
+from callboard.scheduler.states import NodeState
 
 FEW, MANY = 10, 500
 

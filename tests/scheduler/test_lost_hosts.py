@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import JobState, NodeState
+from callboard.scheduler.states import JobState, NodeState
 from tests.scheduler.world import World
 
 

@@ -11,14 +11,8 @@ from callboard.model.specs import RestartPolicy
 from callboard.scheduler import Refusal, Scheduler, State, check_invariants
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import (
-    DeviceInfo,
-    JobState,
-    NodeState,
-    RayInfo,
-    StopOutcome,
-    WorkerState,
-)
+from callboard.scheduler.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.states import JobState, NodeState, StopOutcome, WorkerState
 from tests.scheduler.world import World, pool_spec
 
 

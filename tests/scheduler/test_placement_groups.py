@@ -9,7 +9,9 @@ from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import BundleRecord, DeviceShare, GroupState, JobState
+from callboard.scheduler.node_record import DeviceShare
+from callboard.scheduler.pool_records import BundleRecord
+from callboard.scheduler.states import GroupState, JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 ONE_GPU = Resources.parse({"cpu": 1, "gpu": 1})

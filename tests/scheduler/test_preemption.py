@@ -13,7 +13,7 @@ from callboard.scheduler import RefusalCode, State, passes
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.planning import plan
-from callboard.scheduler.records import JobState, StopOutcome, WorkerState
+from callboard.scheduler.states import JobState, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

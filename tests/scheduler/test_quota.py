@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from callboard.model.specs import PoolSpec, StopPolicy
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import JobState
+from callboard.scheduler.states import JobState
 from tests.scheduler.world import World, pool_spec
 
 

@@ -12,8 +12,9 @@ from callboard.model.quantities import MILLI, Resources, parse_milli
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler import events as ev
+from callboard.scheduler.node_record import DeviceInfo
 from callboard.scheduler.planning import Plan, could_ever_fit, plan
-from callboard.scheduler.records import DeviceInfo, JobState, WorkerState
+from callboard.scheduler.states import JobState, WorkerState
 from tests.scheduler.histories import History
 from tests.scheduler.world import World, pool_spec
 

@@ -8,7 +8,7 @@ from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PgPoolSpec, RestartPolicy, Strategy
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import GroupState, JobState
+from callboard.scheduler.states import GroupState, JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

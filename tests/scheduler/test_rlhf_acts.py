@@ -5,7 +5,7 @@ from __future__ import annotations
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import PgPoolSpec
-from callboard.scheduler.records import JobState, StopOutcome
+from callboard.scheduler.states import JobState, StopOutcome
 from tests.scheduler.world import World, pool_spec
 
 BIG: dict[str, Number] = {"cpu": 2, "memory": "2GiB", "gpu": 1}

@@ -13,7 +13,7 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy
 from callboard.scheduler import Refusal
-from callboard.scheduler.records import JobState
+from callboard.scheduler.states import JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 LABELS = (("disk", "ssd"), ("zone", "x"))

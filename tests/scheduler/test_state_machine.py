@@ -19,18 +19,9 @@ from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, RestartPol
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.records import (
-    ENDED,
-    Change,
-    DeviceShare,
-    JobState,
-    NodeRecord,
-    NodeState,
-    PreemptionRecord,
-    Rule,
-    StopOutcome,
-    WorkerState,
-)
+from callboard.scheduler.node_record import DeviceShare, NodeRecord
+from callboard.scheduler.records import Change, PreemptionRecord
+from callboard.scheduler.states import ENDED, JobState, NodeState, Rule, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 GPUS = 2

@@ -16,14 +16,9 @@ from callboard.scheduler import Outcome, Refusal, Scheduler, State, check_invari
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.explain import Explanation
-from callboard.scheduler.records import (
-    DeviceInfo,
-    JobRecord,
-    JobState,
-    RayInfo,
-    StopOutcome,
-    WorkerRecord,
-)
+from callboard.scheduler.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.records import JobRecord, WorkerRecord
+from callboard.scheduler.states import JobState, StopOutcome
 
 Answer = Callable[[cmd.Command], bool]
 

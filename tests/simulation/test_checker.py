@@ -10,7 +10,8 @@ from callboard.controller.admission import Hellos
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.commands import StopWorker
 from callboard.scheduler.events import Event, WorkerStopped
-from callboard.scheduler.records import Change, EventRecord, StopOutcome
+from callboard.scheduler.records import Change, EventRecord
+from callboard.scheduler.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator, hosting
 from callboard.simulation.hosting import Worker
 from callboard.simulation.journal import Journal

@@ -3,7 +3,8 @@
 Up: as soon as workers wait for room that no node has or is about to have, by as many nodes as would give all of them
 their place, at most to the limit. Down: one at a time, when no worker waits, a node on which nothing ran for the idle
 time; it is cordoned, looked at once more, drained, ended and forgotten. Nothing can start between the look and the end,
-and a job that was faster takes the cordon back (NJ-10).
+and a job that was faster takes the cordon back (NJ-10). Before any of them, those go that are still on their way: a
+batch system may have put them in a queue behind the very nodes that are idle.
 
 Never touched: Ray's head, nodes of others, nodes that hold a reserved placement group, and the fewest nodes.
 """
@@ -95,7 +96,8 @@ class Autoscaler:
     limits: Limits
     tell: Callable[[str], None]
     clock: Callable[[], float]
-    _adding: set[asyncio.Task[None]] = field(default_factory=set)
+    _adding: dict[asyncio.Task[None], None] = field(default_factory=dict)  # the oldest first
+    _unwanted_since: float | None = None
     _idle_since: dict[str, float] = field(default_factory=dict)
     _not_before: float = float("-inf")
     _told: str = ""
@@ -117,20 +119,18 @@ class Autoscaler:
         serving = [node for node in nodes if node.state != NodeState.NODE_STATE_DRAINING]
         demands = await self.client.demand()
         here, coming = len(serving), len(self._adding)
-        sizing = size(
-            demands,
-            serving,
-            self.provider.new_room(nodes),
-            coming=coming,
-            most=max(0, self.limits.most - here - coming),
-            grow_elastic=self.limits.grow_elastic,
-        )
+        new, grow = self.provider.new_room(nodes), self.limits.grow_elastic
+        most = max(0, self.limits.most - here - coming)
+        sizing = size(demands, serving, new, coming=coming, most=most, grow_elastic=grow)
         self._say_once("; ".join(sizing.hopeless))
         self._note_idle(serving)
         goal = min(self.limits.most, max(self.limits.least, here + coming + sizing.nodes))
         if goal > here + coming:
             self._add(goal - here - coming, [job for entry in demands for job in entry.jobs])
-        elif not sizing.nodes and not coming and not _waiting(demands):
+        elif coming:
+            needed = size(demands, serving, new, coming=0, most=coming, grow_elastic=grow).nodes
+            await self._take_back(min(coming - needed, here + coming - self.limits.least))
+        elif not sizing.nodes and not _waiting(demands):
             await self._shrink(serving)
 
     async def added(self) -> None:
@@ -141,12 +141,29 @@ class Autoscaler:
     def _add(self, count: int, jobs: list[str]) -> None:
         if self.clock() < self._not_before:
             return
+        self._unwanted_since = None
         why = f"for {', '.join(dict.fromkeys(jobs))}" if jobs else "to have the fewest"
         self.tell(f"adding {count} node{'s' if count > 1 else ''} {why}")
         for _ in range(count):
             task = asyncio.create_task(self._added())
-            self._adding.add(task)
-            task.add_done_callback(self._adding.discard)
+            self._adding[task] = None
+            task.add_done_callback(self._adding.pop)
+
+    async def _take_back(self, count: int) -> None:
+        """Gives up the newest of the nodes that are on their way, once some were too many for the idle time."""
+        now = self.clock()
+        if count <= 0:
+            self._unwanted_since = None
+            return
+        self._unwanted_since = now if self._unwanted_since is None else self._unwanted_since
+        if now - self._unwanted_since < self.limits.idle_s:
+            return
+        self._unwanted_since = None
+        self.tell(f"taking back {count} node{'s' if count > 1 else ''} on the way: nobody waits for them")
+        given_up = list(self._adding)[-count:]
+        for task in given_up:
+            task.cancel()
+        await asyncio.wait(given_up)
 
     async def _added(self) -> None:
         try:

@@ -31,6 +31,10 @@ PREFIX = "auto-"
 """Ids of nodes that commands started begin so."""
 
 
+class CommandFailed(ProviderFailed):
+    """A command ended by itself with an exit code that says so."""
+
+
 class LocalProvider:
     """Agents on this machine, as `add-worker` starts them."""
 
@@ -98,19 +102,31 @@ class CommandProvider:
         return node_id.startswith(PREFIX)
 
     async def add(self) -> str:
-        """Hands a node in and waits until it takes work."""
+        """Hands a node in and waits until it takes work. One that is not waited for any longer is taken back."""
         node_id = f"{PREFIX}{secrets.token_hex(4)}"
         revision = (await self._client.stats()).revision
-        await self._run(self._up, node_id)
+        taken_back = True
         try:
+            await self._run(self._up, node_id)
             async with asyncio.timeout(NODE_START_S):
-                async for event in self._client.watch(start_revision=revision + 1, subject=f"nodes/{node_id}"):
-                    if event.state == NodeState.Name(NodeState.NODE_STATE_READY).removeprefix("NODE_STATE_"):
-                        return node_id
+                await self._ready(node_id, revision)
+            taken_back = False
         except TimeoutError:
-            await self._run(self._down, node_id)
             raise ProviderFailed(f"{node_id} did not join within {NODE_START_S:g} s") from None
-        raise AssertionError("a watch goes on until it is ended")
+        except CommandFailed:
+            taken_back = False  # It said itself that it handed nothing in.
+            raise
+        finally:
+            # Else a batch system would start it when its turn comes, and nobody would know of it.
+            if taken_back:
+                await self._run(self._down, node_id)
+        return node_id
+
+    async def _ready(self, node_id: str, revision: int) -> None:
+        ready = NodeState.Name(NodeState.NODE_STATE_READY).removeprefix("NODE_STATE_")
+        async for event in self._client.watch(start_revision=revision + 1, subject=f"nodes/{node_id}"):
+            if event.state == ready:
+                return
 
     async def remove(self, node_id: str) -> None:
         """Ends a node."""
@@ -137,4 +153,4 @@ class CommandProvider:
                 await process.wait()
         if process.returncode:
             last = said.decode(errors="replace").strip().splitlines()[-1:]
-            raise ProviderFailed(f"{command!r} ended with {process.returncode}: {' '.join(last)}")
+            raise CommandFailed(f"{command!r} ended with {process.returncode}: {' '.join(last)}")

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 from callboard.model.specs import ComponentSpec, Fencing, WorkerPlace
 from callboard.scheduler import State
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
-from callboard.scheduler.records import BundleRecord, CheckpointRecord, DeviceShare, WorkerRecord
+from callboard.scheduler.node_record import DeviceShare
+from callboard.scheduler.pool_records import BundleRecord
+from callboard.scheduler.records import CheckpointRecord, WorkerRecord
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.amounts import resources_to_proto
 

@@ -16,7 +16,7 @@ from callboard.model.hardware import pieces
 from callboard.model.names import NAME_PATTERN, is_label, is_name
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
 from callboard.scheduler.events import NodeJoined, RunningWorker
-from callboard.scheduler.records import DeviceInfo, HardwareInfo, RayInfo
+from callboard.scheduler.node_record import DeviceInfo, HardwareInfo, RayInfo
 from callboard.v1 import agent_pb2
 from callboard.wire.amounts import labels_from_proto, resources_from_proto
 from callboard.wire.refusals import InvalidRequest, VersionMismatch

@@ -19,7 +19,7 @@ from callboard.scheduler.events import (
     WorkerStartFailed,
     WorkerStopped,
 )
-from callboard.scheduler.records import StopOutcome
+from callboard.scheduler.states import StopOutcome
 from callboard.v1 import agent_pb2
 
 MAX_TRACEBACK = 64 << 10

@@ -13,7 +13,7 @@ from callboard.model.quantities import MILLI, Resources
 from callboard.scheduler import State
 from callboard.scheduler.demand import demand
 from callboard.scheduler.quota import borrowable
-from callboard.scheduler.records import LIVE, JobState, NodeState
+from callboard.scheduler.states import LIVE, JobState, NodeState
 
 
 def gauges(state: State, now_ms: int) -> Iterator[Metric]:

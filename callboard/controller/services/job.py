@@ -28,7 +28,8 @@ from callboard.scheduler.events import (
     JobSubmitted,
     SignalsReported,
 )
-from callboard.scheduler.records import JobRecord, JobState
+from callboard.scheduler.records import JobRecord
+from callboard.scheduler.states import JobState
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto

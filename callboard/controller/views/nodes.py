@@ -6,7 +6,8 @@ from collections import defaultdict
 
 from callboard.controller.views.common import timestamp
 from callboard.scheduler import State
-from callboard.scheduler.records import NodeRecord, NodeState
+from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.states import NodeState
 from callboard.v1 import common_pb2, node_pb2
 from callboard.wire.amounts import labels_to_proto, resources_to_proto
 from callboard.wire.enums import to_wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from callboard.controller.convert.commands import bundle
 from callboard.controller.views.common import timestamp
 from callboard.scheduler import GroupStats, State
-from callboard.scheduler.records import GroupCounts, GroupRecord, PoolRecord
+from callboard.scheduler.pool_records import GroupCounts, GroupRecord, PoolRecord
 from callboard.v1 import placement_group_pb2, pool_pb2
 from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire

@@ -10,7 +10,7 @@ from callboard.controller.views.nodes import shown_state
 from callboard.controller.views.pools import group_stats_message
 from callboard.model.quantities import NOTHING
 from callboard.scheduler import GroupStats, State
-from callboard.scheduler.records import GroupCounts
+from callboard.scheduler.pool_records import GroupCounts
 from callboard.v1 import pool_pb2, scheduler_pb2
 from callboard.wire.amounts import resources_to_proto
 

@@ -3,6 +3,7 @@
 # ends; a job that is still in the queue is taken out of it.
 set -euo pipefail
 : "${CALLBOARD_NODE:?}"
-# Pending jobs have no process to signal: they are cancelled.
-scancel --name="callboard-$CALLBOARD_NODE" --state=PENDING
-exec scancel --name="callboard-$CALLBOARD_NODE" --state=RUNNING --signal=TERM --batch
+ours=(--user="$(id -un)" --name="callboard-$CALLBOARD_NODE")
+# Pending jobs have no process to signal: they are cancelled. First, lest one starts between the two commands.
+scancel "${ours[@]}" --state=PENDING
+exec scancel "${ours[@]}" --state=RUNNING --signal=TERM --batch
