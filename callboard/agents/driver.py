@@ -1,7 +1,7 @@
 """The Ray driver of one agent: `python -m callboard.agents.driver FD`. The only process of ours that imports Ray.
 
 A child, because a driver dies with its cluster: after the death of the GCS Ray ends the process about 60 s
-later, and calls hang before that (design 05). It keeps nothing that can't be had again: hosts are detached
+later, and calls hang before that (docs/agents.md). It keeps nothing that can't be had again: hosts are detached
 actors found by name, placement groups are found by id or name. The end of its socket ends it.
 """
 
@@ -54,11 +54,10 @@ _SLICE_S = 0.5
 """Between looks at whether a group that is being made is still wanted."""
 
 _POLL_S = 0.02
+"""Between looks at whether a removed group is gone: Ray has no call that waits for it."""
 
 _DEAD_S = 1.0
 """For Ray's table to hear that an actor died: milliseconds, and below the time that a report waits for its cause."""
-
-"""Between looks at whether a removed group is gone: Ray has no call that waits for it."""
 
 
 class NotBooked(Exception):

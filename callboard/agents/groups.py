@@ -1,7 +1,7 @@
 """Which placement groups is this agent making or removing?
 
-Creation and removal are owed until done (design 02): a removal that comes while the group is being made waits for what
-comes of that and removes it, so a half-made group is never left in Ray.
+Creation and removal are owed until done (docs/agents.md): a removal that comes while the group is being made waits for
+what comes of that and removes it, so a half-made group is never left in Ray.
 """
 
 from __future__ import annotations

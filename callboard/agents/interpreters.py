@@ -1,7 +1,7 @@
 """May a job's worker run on this Python, and would Ray survive it?
 
 Ray hangs without an error on a path that isn't there, and a worker of another Ray or Python minor can't talk to its
-raylet (design 05): so an interpreter is looked at before anything is started with it.
+raylet (docs/agents.md): so an interpreter is looked at before anything is started with it.
 """
 
 from __future__ import annotations

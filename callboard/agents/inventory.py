@@ -14,10 +14,10 @@ from callboard.agents.nvidia import probe_nvml
 from callboard.agents.options import AgentOptions
 from callboard.v1 import agent_pb2, common_pb2
 
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+_CGROUPS = Path("/sys/fs/cgroup")
+"""Where a container sees its own group, in both versions."""
+
+_MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 def node_devices(options: AgentOptions, environment: Mapping[str, str], probe: Probe = probe_nvml) -> NodeDevices:
@@ -34,7 +34,7 @@ def inventory(options: AgentOptions, devices: NodeDevices) -> agent_pb2.Inventor
     cpu_milli = options.cpu_milli
     memory_bytes = options.memory_bytes
     capacity = common_pb2.Resources(
-        cpu_milli=len(os.sched_getaffinity(0)) * 1000 if cpu_milli is None else cpu_milli,
+        cpu_milli=machine_cpus() * 1000 if cpu_milli is None else cpu_milli,
         gpu_milli=len(devices.devices) * 1000,
         memory_bytes=machine_memory_bytes() if memory_bytes is None else memory_bytes,
         custom_milli=options.custom_milli,
@@ -59,10 +59,31 @@ def inventory(options: AgentOptions, devices: NodeDevices) -> agent_pb2.Inventor
     )
 
 
-def machine_memory_bytes() -> int:
+def machine_cpus(cgroups: Path = _CGROUPS) -> int:
+    """CPUs that this process may use, or whole ones of the quota of the container around the agent if that is less."""
+    cpus = len(os.sched_getaffinity(0))
+    quota_us, period_us = _cpu_quota(cgroups)
+    return max(1, min(cpus, quota_us // period_us)) if quota_us > 0 and period_us > 0 else cpus
+
+
+def _cpu_quota(cgroups: Path) -> tuple[int, int]:
+    """CPU time in each period, in microseconds; (0, 0): no limit is said."""
+    unified, legacy = cgroups / "cpu.max", cgroups / "cpu" / "cpu.cfs_quota_us"
+    if unified.exists():
+        words = unified.read_text().split()
+    elif legacy.exists():
+        words = [legacy.read_text().strip(), legacy.with_name("cpu.cfs_period_us").read_text().strip()]
+    else:
+        words = []
+    # "max", or -1 in version 1.
+    return (int(words[0]), int(words[1])) if len(words) == 2 and words[0].isdigit() else (0, 0)
+
+
+def machine_memory_bytes(cgroups: Path = _CGROUPS) -> int:
     """Memory of the machine, or of the container around the agent if that has less."""
     total: int = psutil.virtual_memory().total
-    for path in _CGROUP_LIMITS:
+    for name in _MEMORY_LIMITS:
+        path = cgroups / name
         if path.exists() and (text := path.read_text().strip()).isdigit():
             return min(total, int(text))
     return total

@@ -279,7 +279,7 @@ class Agent:
         await asyncio.wait([all_gone], timeout=self._options.leave_s)
         all_gone.cancel()
         await self._groups.close()
-        if self._session.connected:
+        if await self._session.settled():
             flushed = asyncio.create_task(self._outbox.wait_empty())
             await asyncio.wait([flushed], timeout=_FLUSH_S)
             flushed.cancel()

@@ -145,6 +145,7 @@ def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool)
 
     async def drain(reason: str) -> bool:
         request = node_pb2.DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
+        request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
         async with grpc.aio.insecure_channel(controller, options=channel_options(http_proxy=http_proxy)) as channel:
             try:
                 await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)

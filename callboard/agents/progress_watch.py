@@ -2,12 +2,13 @@
 
 What counts is what the user's ``progress()`` says: a worker is given up when it says the same for the component's
 ``progress_timeout`` while calls are in flight. Not answering proves nothing: native code may hold the interpreter for
-minutes (design 05), so silence stops no clock and ends nobody; only an answer does.
+minutes (docs/agents.md), so silence stops no clock and ends nobody; only an answer does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import structlog
@@ -31,16 +32,20 @@ async def watch_progress(facts: WorkerFacts) -> None:
         return
     loop = asyncio.get_running_loop()
     pause_s = min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, timeout_s / LOOKS))
-    said: Any = None
+    said = trouble = ""
     since = loop.time()
     while True:
         await asyncio.sleep(pause_s)
         answer = await _ask(facts, timeout_s)
         if answer is None:
             continue
+        if trouble != (trouble := str(answer.get("error") or "")) and trouble:
+            log.warning("progress can't be told", worker=facts.order.launch.name, why=trouble[:200])
         progress = answer.get("progress")
-        if progress is None or not answer.get("in_flight") or progress != said:
-            said, since = progress, loop.time()
+        # As text: a loss of NaN is never equal to itself, and would look like progress for ever.
+        text = json.dumps(progress, sort_keys=True)
+        if progress is None or not answer.get("in_flight") or text != said:
+            said, since = text, loop.time()
         elif loop.time() - since >= timeout_s:
             log.warning("a worker has stalled", worker=facts.order.launch.name, progress=str(progress)[:200])
             facts.signals.end(f"it made no progress for {timeout_s:g} s: progress() still says {str(progress)[:200]}")

@@ -1,6 +1,6 @@
 """With which command, ports and settings does a Ray node start?
 
-The facts behind each choice were measured on Ray 2.60 (design 05).
+The facts behind each choice were measured on Ray 2.60 (docs/agents.md).
 """
 
 from __future__ import annotations

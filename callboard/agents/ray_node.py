@@ -1,7 +1,7 @@
 """How is this machine's part in a Ray cluster started, watched and ended?
 
 `ray start --block` in a process group of its own, with its own temp dir and ports. The facts behind each choice were
-measured on Ray 2.60 (design 05): parallel starts that share a temp dir crash on socket names; a SIGTERM drains
+measured on Ray 2.60 (docs/agents.md): parallel starts that share a temp dir crash on socket names; a SIGTERM drains
 for up to 30 s unless told not to; the default health settings take 15 s to notice a killed node, ours one.
 It is ended by recorded pids, never by `ray stop`, which would end other people's clusters (NJ-05).
 """

@@ -47,6 +47,9 @@ _MOST_INQUIRIES = 4
 _GOODBYE_S = 2.0
 """For the controller to end the stream after a goodbye."""
 
+_OPENING_S = 5.0
+"""For an attempt under way to succeed or fail when the agent wants to go."""
+
 
 class SessionRefused(Exception):
     """The controller doesn't want this agent; the text is its reason."""
@@ -86,14 +89,11 @@ class Session:
         self._stream: _Stream | None = None
         self._writing = asyncio.Lock()
         self._ended = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._logged_at: float | None = None
-        self._parted = False
+        self._parted = asyncio.Event()
         self._inquiries: set[asyncio.Task[None]] = set()
-
-    @property
-    def connected(self) -> bool:
-        """Whether a session is open."""
-        return self._stream is not None
 
     def beat(self) -> None:
         """Send a heartbeat now: something of it changed."""
@@ -106,12 +106,12 @@ class Session:
             SessionRefused: the controller refused Hello.
         """
         backoff_s = _BACKOFF_FIRST_S
-        while True:
+        while not self._parted.is_set():
             opened_at = asyncio.get_running_loop().time()
             try:
                 await self._one_session()
             except _Lost as error:
-                if self._parted:
+                if self._parted.is_set():
                     return
                 self._log_outage(str(error))
             if asyncio.get_running_loop().time() - opened_at > _BACKOFF_MAX_S:
@@ -119,12 +119,21 @@ class Session:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
             backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
 
+    async def settled(self) -> bool:
+        """Whether a session is open, once an attempt that is under way has succeeded or failed: a controller that took
+        our Hello counts on us, though its Welcome has yet to come."""
+        waiting = asyncio.create_task(self._settled.wait())
+        await asyncio.wait([waiting], timeout=_OPENING_S)
+        waiting.cancel()
+        return self._stream is not None
+
     async def say_goodbye(self, reason: str) -> None:
-        """Tell the controller that the agent leaves on purpose, if it can be told."""
+        """Tell the controller that the agent leaves on purpose, if it can be told. No session is opened after that."""
+        self._parted.set()
+        await self.settled()
         stream = self._stream
         if stream is None:
             return
-        self._parted = True
         goodbye = agent_pb2.SessionRequest(goodbye=agent_pb2.Goodbye(reason=reason))
         farewell = asyncio.create_task(self._farewell(stream, goodbye))
         await asyncio.wait([farewell], timeout=_GOODBYE_S)
@@ -139,13 +148,16 @@ class Session:
             # No deadline: a session lasts. The lease and keepalive notice when it is dead.
             stream: _Stream = agent_pb2_grpc.AgentServiceStub(channel).Session()
             tasks: list[asyncio.Task[None]] = []
+            self._settled.clear()
             try:
                 await self._open(stream)
+                self._settled.set()
                 works = (self._receive(stream), self._beat(stream), self._report(stream))
                 tasks = [asyncio.create_task(work) for work in works]
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self._stream = None
+                self._settled.set()
                 self._ended.set()
                 stream.cancel()
                 await _cancelled([*tasks, *self._inquiries])

@@ -2,19 +2,20 @@
 
 The generic worker host: it takes an assignment, sets the environment before any code of the user is imported, builds
 the user's object (or one for each member of a colocation group) and calls it. With `worker_members`, `worker_lanes`,
-`worker_process` and `worker_timings` all that is ours in a worker, and it needs nothing but the standard library. The
-same class is a detached Ray actor (`driver`) and a plain process (`worker_main`); there is one host per process and one
-assignment per host.
+`worker_process`, `worker_secrets` and `worker_timings` all that is ours in a worker, and it needs nothing but the
+standard library. The same class is a detached Ray actor (`driver`) and a plain process (`worker_main`); there is one
+host per process and one assignment per host.
 
 Guaranteed: the control methods (`assign, ping, cancel, checkpoint, progress, report`) never wait behind a
 busy method of the user: those run in threads of their own. Not guaranteed: an answer while
-native code holds the GIL, which is why liveness is the pid and not a ping (design 05).
+native code holds the GIL, which is why liveness is the pid and not a ping (docs/agents.md).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -31,11 +32,13 @@ from callboard.agents.worker_process import (
     enter_environment,
     format_error,
     group_checkpoint_answer,
-    hiding,
     member_checkpoint,
     plain,
     start_ticks,
+    told_message,
+    told_traceback,
 )
+from callboard.agents.worker_secrets import Hide, HidingStream, hiding
 from callboard.agents.worker_timings import timed, timings_name
 
 
@@ -98,7 +101,7 @@ class WorkerHost:
         self._job_name = ""
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
-        self._hide: Callable[[str], str] = str
+        self._hide: Hide = str
         self._visibility_variable = ""
 
     # Default group: what the user's callers ask for.
@@ -148,7 +151,7 @@ class WorkerHost:
         if self._members is None:
             return {"hook": False, "error": ""}
         _, error = await self._members.run_hook("cancel", self._job_name)
-        return {"hook": self._members.has("cancel"), "error": self._hide(error)}
+        return {"hook": self._members.has("cancel"), "error": told_message(error, self._hide)}
 
     async def checkpoint(self, wait_s: float, take: bool) -> dict[str, Any]:
         """Wait up to `wait_s` seconds for the calls in flight, then `take` a checkpoint of every member, once.
@@ -166,7 +169,7 @@ class WorkerHost:
         if take:
             states, error = await members.run_hook("checkpoint", self._job_name)
             if error:
-                answer |= {"error": self._hide(error)}
+                answer |= {"error": told_message(error, self._hide)}
             elif members.grouped:
                 answer |= group_checkpoint_answer(states)
             else:
@@ -182,7 +185,8 @@ class WorkerHost:
         answer["in_flight"] = members.in_flight
         if members.has("progress"):
             values, error = await members.run_hook("progress", self._job_name, again=True)
-            answer |= {"progress": plain(values if members.grouped else values.get("")), "error": self._hide(error)}
+            said = plain(values if members.grouped else values.get(""), self._hide)
+            answer |= {"progress": said, "error": told_message(error, self._hide)}
         return answer
 
     async def report(self) -> dict[str, Any]:
@@ -203,7 +207,7 @@ class WorkerHost:
             done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             for run in done:
                 if traceback := _failure_of(run):
-                    return {"succeeded": False, "traceback": self._hide(runs[run].named(traceback))}
+                    return {"succeeded": False, "traceback": told_traceback(runs[run].named(traceback), self._hide)}
         return {"succeeded": True, "traceback": ""}
 
     # Inside.
@@ -213,18 +217,26 @@ class WorkerHost:
         become_subreaper()
         self._job_name = plan["context"]["job_name"]
         self._visibility_variable = plan["visibility_variable"]
-        self._hide = hiding(plan["env"][name] for name in plan.get("secrets", ()) if name in plan["env"])
+        self._hide_secrets([plan["env"][name] for name in plan.get("secrets", ()) if name in plan["env"]])
         members = Members(plan)
         for member in members.all:
             problem = await member.build(lambda built: self._first_hooks(plan, built, members))
             if problem is not None:
-                return {key: self._hide(text) if isinstance(text, str) else text for key, text in problem.items()}
+                message = told_message(problem["message"], self._hide)
+                return problem | {"message": message, "traceback": told_traceback(problem["traceback"], self._hide)}
         self._members = members
         return {
             "ok": True,
             "visible_devices": os.environ.get(plan["visibility_variable"]),
             "hooks": [hook for hook in HOOKS if members.has(hook)],
         }
+
+    def _hide_secrets(self, values: list[str]) -> None:
+        """From now on, in what this host answers and in what the user's code prints."""
+        if any(values):
+            self._hide = hiding(values)
+            streams: Any = sys
+            streams.stdout, streams.stderr = (HidingStream(each, self._hide) for each in (sys.stdout, sys.stderr))
 
     def _first_hooks(self, plan: Plan, member: Member, members: Members) -> list[tuple[str, object]]:
         told = plan["context"]

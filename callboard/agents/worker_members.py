@@ -96,7 +96,8 @@ class Member:
         return run
 
     async def run_hook(self, hook: str, *offered: object, again: bool = False) -> tuple[Any, str]:
-        """What the hook returned, and what it raised as one line ("" if nothing). Runs once unless told ``again``."""
+        """What the hook returned, and what it raised as one line ("" if nothing), of any length. Runs once unless told
+        ``again``."""
         if not self.has(hook) or self._lane is None:
             return None, ""
         if again or hook not in self._hook_runs:
@@ -107,7 +108,7 @@ class Member:
         error = run.exception()
         if error is None:
             return run.result(), ""
-        return None, self.named(f"{hook}() raised {type(error).__name__}: {error}"[:1000])
+        return None, self.named(f"{hook}() raised {type(error).__name__}: {error}")
 
     def named(self, text: str) -> str:
         """The text, with whose it is."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import hashlib
 import importlib
 import inspect
 import json
@@ -14,9 +15,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from callboard.agents.worker_secrets import Hide, hidden
 
 MAX_CHECKPOINT_BYTES = 1024 * 1024
 """What a journal can carry for every job; a larger state is written by the worker, which returns a URI."""
@@ -24,13 +27,14 @@ MAX_CHECKPOINT_BYTES = 1024 * 1024
 MAX_TRACEBACK_CHARACTERS = 16 * 1024
 """Stays below the 64 KiB of the contract in UTF-8, whatever the characters are."""
 
+MAX_MESSAGE_CHARACTERS = 1_000
+MAX_PROGRESS_CHARACTERS = 4_000
+
 _OUR_FRAMES = ("callboard.agents.", "concurrent.futures.", "asyncio.", "importlib")
 """Modules between a user's code and the one who reads its traceback."""
 
 _MEMBERS = "callboard.members"
 """Key of a group's checkpoint: what each member left."""
-
-_SHORTEST_SECRET = 4
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -89,13 +93,22 @@ def fitting(function: Callable[..., object], offered: tuple[object, ...]) -> tup
 
 
 def format_error(error: BaseException) -> str:
-    """The traceback as text, without our own frames; of a very long one the end, which says most."""
+    """The traceback as text, without our own frames. Of any length: cut it once it is masked."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(_OUR_FRAMES):
         frame = frame.tb_next
     # None when the error is the host's own: then all of it is wanted.
-    text = "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
-    return text[-MAX_TRACEBACK_CHARACTERS:]
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))
+
+
+def told_traceback(text: str, hide: Hide) -> str:
+    """A traceback as it may be told; of a very long one the end, which says most."""
+    return hide(text)[-MAX_TRACEBACK_CHARACTERS:]
+
+
+def told_message(text: str, hide: Hide) -> str:
+    """A message as it may be told."""
+    return hide(text)[:MAX_MESSAGE_CHARACTERS]
 
 
 def device_use() -> dict[str, Any]:
@@ -118,11 +131,11 @@ def start_ticks() -> int:
 
 
 def failed(failure: str, error: BaseException) -> dict[str, Any]:
-    """The answer to an assignment that raised."""
+    """The answer to an assignment that raised. Its texts are of any length: cut them once they are masked."""
     return {
         "ok": False,
         "failure": failure,
-        "message": f"{type(error).__name__}: {error}"[:1000],
+        "message": f"{type(error).__name__}: {error}",
         "traceback": format_error(error),
     }
 
@@ -168,19 +181,6 @@ def member_checkpoint(checkpoint: Mapping[str, str], member: str) -> Mapping[str
     return parts.get(member)
 
 
-def hiding(secrets: Iterable[str]) -> Callable[[str], str]:
-    """What makes a text fit to be told: the values of secret variables in it are masked (SE-04)."""
-    # Longest first, for one may hold another; a very short one would mask half of every text.
-    values = sorted({value for value in secrets if len(value) >= _SHORTEST_SECRET}, key=len, reverse=True)
-
-    def hide(text: str) -> str:
-        for value in values:
-            text = text.replace(value, "********")
-        return text
-
-    return hide
-
-
 def checkpoint_value(checkpoint: Mapping[str, str]) -> bytes | str:
     """A checkpoint as `restore()` takes it."""
     if "uri" in checkpoint:
@@ -188,10 +188,14 @@ def checkpoint_value(checkpoint: Mapping[str, str]) -> bytes | str:
     return base64.b64decode(checkpoint["data"])
 
 
-def plain(value: object) -> object:
-    """The value if JSON can carry it, else how it prints."""
+def plain(value: object, hide: Hide) -> object:
+    """The value, masked, if JSON can carry it; else how it prints. Of a long one the beginning and a fingerprint, so
+    that two can still be told apart."""
     try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return repr(value)[:1000]
-    return value
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        value = text = repr(value)
+    if len(text) <= MAX_PROGRESS_CHARACTERS:
+        return hidden(value, hide)
+    mark = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{hide(text)[:MAX_MESSAGE_CHARACTERS]} … ({len(text)} characters, {mark})"

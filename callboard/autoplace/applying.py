@@ -196,7 +196,14 @@ def _merge_block(
         value = wanted[entry.names][1]
         # Compared as it was read: what is right already may be written in a way that only looks different.
         if _comparable(stated.get(entry.key.value)) != _comparable(value):
-            editor.replace(*editor.value_span(entry), _value(value))
+            start, end = editor.value_span(entry)
+            between = editor.text[entry.key.end_mark.index : start]
+            if "\n" in between and "#" not in between:
+                # A mapping below its key gives way to a text beside it.
+                start = entry.key.end_mark.index + between.index(":") + 1
+                editor.replace(start, end, f" {_value(value)}")
+            else:
+                editor.replace(start, end, _value(value))
     indent = " " * old[0].key.start_mark.column
     at = editor.line_start((gone or old)[0].key.start_mark.index)
     if new:

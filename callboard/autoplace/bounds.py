@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from callboard.autoplace.combination import Combination
 from callboard.autoplace.propagation import propagate
-from callboard.autoplace.tasks import Instance, Option
+from callboard.autoplace.tasks import Instance
 
 SHARES = 32
 """How finely λ is tried."""
@@ -42,7 +42,8 @@ class Bounds:
 
 def bounds_of(instance: Instance) -> Bounds:
     """The bounds of an instance, rounded so that they stay bounds."""
-    values = [_combined(instance, share / SHARES) for share in range(SHARES + 1)]
+    costs = [_Costs.of((o.span, o.piece, o.gpus * o.span) for o in task.options) for task in instance.tasks]
+    values = [_combined(instance, costs, share / SHARES) for share in range(SHARES + 1)]
     return Bounds(area=int(values[0] - 1e-3), path=int(values[-1] - 1e-3), dual=int(max(values) - 1e-3))
 
 
@@ -60,20 +61,62 @@ def destructive(search: Combination, least: int, most: int) -> int:
     return least
 
 
-def _combined(instance: Instance, share: float) -> float:
-    """λ · path + (1 − λ) · area / G at λ = ``share``, the options chosen task by task."""
-    capacity = sum(instance.capacity)
+Corner = tuple[int, int]
+"""(time, GPU-time) of an option."""
 
-    def least(options: tuple[Option, ...], time: Callable[[Option], int] | None) -> float:
-        return min(
-            (share * time(option) if time is not None else 0.0)
-            + ((1 - share) * option.gpus * option.span / capacity if capacity else 0.0)
-            for option in options
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What the options of a task cost, but those that no weighing of time against area would choose.
+
+    Attributes:
+        spans: by shortest span.
+        pieces: by time of a piece.
+        area: least GPU-time of all.
+    """
+
+    spans: Sequence[Corner]
+    pieces: Sequence[Corner]
+    area: int
+
+    @classmethod
+    def of(cls, options: Iterable[tuple[int, int, int]]) -> _Costs:
+        """The costs of options, each as (span, piece, GPU-time)."""
+        known = list(options)
+        return cls(
+            spans=corners((span, area) for span, _, area in known),
+            pieces=corners((piece, area) for _, piece, area in known),
+            area=min(area for _, _, area in known),
         )
 
-    alone = [least(task.options, None) for task in instance.tasks]
-    spans = [least(task.options, lambda o: o.span) - base for task, base in zip(instance.tasks, alone, strict=True)]
-    pieces = [least(task.options, lambda o: o.piece) - base for task, base in zip(instance.tasks, alone, strict=True)]
+
+def corners(points: Iterable[Corner]) -> list[Corner]:
+    """The points that are least for some λ · time + (1 − λ) · area, 0 ≤ λ ≤ 1: the lower left of their convex hull."""
+    found: list[Corner] = []
+    for point in sorted(set(points)):
+        if found and point[1] >= found[-1][1]:
+            continue
+        while len(found) > 1 and not _turns_left(found[-2], found[-1], point):
+            found.pop()
+        found.append(point)
+    return found
+
+
+def _turns_left(one: Corner, two: Corner, three: Corner) -> bool:
+    return (two[0] - one[0]) * (three[1] - one[1]) > (two[1] - one[1]) * (three[0] - one[0])
+
+
+def _combined(instance: Instance, costs: Sequence[_Costs], share: float) -> float:
+    """λ · path + (1 − λ) · area / G at λ = ``share``, the options chosen task by task."""
+    capacity = sum(instance.capacity)
+    rate = (1 - share) / capacity if capacity else 0.0
+
+    def least(options: Sequence[Corner]) -> float:
+        return min(share * time + rate * area for time, area in options)
+
+    alone = [rate * cost.area for cost in costs]
+    spans = [least(cost.spans) - base for cost, base in zip(costs, alone, strict=True)]
+    pieces = [least(cost.pieces) - base for cost, base in zip(costs, alone, strict=True)]
     starts = [0.0] * len(alone)
     ends = list(spans)
     for j in sorted(range(len(alone)), key=lambda j: sum(j in reach for reach in instance.reach)):

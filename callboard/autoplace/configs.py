@@ -58,8 +58,11 @@ class Config:
 
     def whole(self, path: str, *, default: int | None = None, low: int = 1, high: int = MAX_COUNT) -> int:
         """A whole number; 1 with a fault when it is none, or missing without a default."""
+        faults_before = len(self.faults)
         found = self.find(path)
-        if found is None:
+        if len(self.faults) > faults_before:
+            pass  # told why it is no value
+        elif found is None:
             if default is not None:
                 return default
             self.fault(path, "is required: a whole number")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from pydantic import PlainValidator, model_validator
+from pydantic import BeforeValidator, PlainValidator, model_validator
 
 from callboard.autoplace.candidates import Asked, Rules, component_of
 from callboard.autoplace.cycles import cycle_faults
@@ -42,9 +42,11 @@ from callboard.autoplace.written import (
     count,
     edge,
 )
+from callboard.model.cluster_text import parse_cluster
+from callboard.model.faults import InvalidInput
 from callboard.model.inputs.compounds import each, entries, list_of, raise_any
 from callboard.model.inputs.located import Misfit, Misfits, Refused, shown
-from callboard.model.inputs.reading import Input, check, read
+from callboard.model.inputs.reading import Input, check, faults_of, read
 from callboard.model.inputs.scalars import Flag, choice, label, name, whole
 
 MAX_COMPONENTS = 64
@@ -174,7 +176,7 @@ class WorkflowInput(Input):
 
     @model_validator(mode="after")
     def _edges_fit(self) -> WorkflowInput:
-        faults = list(_edge_faults(self.edges or (), self.components))
+        faults = list(_edge_faults(dict(enumerate(self.edges or ())), self.components))
         if self.graph is not None and self.graph not in GRAPHS:
             faults.append(Misfit(("graph",), f"{shown(self.graph)} is unknown; use {', '.join(GRAPHS)}"))
         if self.graph is not None and self.edges is not None:
@@ -193,10 +195,24 @@ class NodeInput(Input):
     count: Annotated[int, whole(1, MAX_NODES)] = 1
 
 
+def _described(value: object) -> object:
+    """The nodes of a text such as ``8+8``, which ``--nodes`` takes too; a list as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return [{"gpus": node.gpus, "group": node.gpu_model or ONE_POOL} for node in parse_cluster(value, "nodes")]
+    except InvalidInput as error:
+        raise Refused(error.faults[0].message) from None
+
+
 class ClusterInput(Input):
     """The keys of ``cluster``."""
 
-    nodes: Annotated[tuple[NodeInput, ...], list_of(partial(check, NodeInput), "e.g. [{gpus: 8}]", MAX_NODES)]
+    nodes: Annotated[
+        tuple[NodeInput, ...],
+        list_of(partial(check, NodeInput), "8+8, or e.g. [{gpus: 8}]", MAX_NODES),
+        BeforeValidator(_described),
+    ]
 
     @model_validator(mode="after")
     def _bounded(self) -> ClusterInput:
@@ -291,7 +307,7 @@ class PlainInput(Input):
 
     @model_validator(mode="after")
     def _edges_fit(self) -> PlainInput:
-        faults = list(_edge_faults(self.edges, self.components))
+        faults = list(_edge_faults(dict(enumerate(self.edges)), self.components))
         if faults:
             raise Misfits(faults)
         return self
@@ -319,7 +335,26 @@ def problem_of(mapping: object) -> Problem:
         NoPlan: a component has no cost or no legal count on this cluster.
     """
     plain = isinstance(mapping, Mapping) and "workflow" not in mapping and "components" in mapping
-    return read(PlainInput, mapping).problem() if plain else read(GeneralInput, mapping).problem()
+    try:
+        given = read(PlainInput, mapping) if plain else read(GeneralInput, mapping)
+    except InvalidInput as error:
+        # What lies between components and edges is looked at only where both are right: told too, in the same run.
+        known = {(fault.field, fault.message) for fault in error.faults}
+        between = faults_of(Misfits(_faults_between(mapping, plain=plain)), mapping)
+        more = [fault for fault in between if (fault.field, fault.message) not in known]
+        raise InvalidInput([*error.faults, *more]) from None
+    return given.problem()
+
+
+def _faults_between(mapping: object, *, plain: bool) -> list[Misfit]:
+    """Faults of edges that can be read, whatever is wrong with others and with components."""
+    flow = mapping if plain else mapping.get("workflow") if isinstance(mapping, Mapping) else None
+    place = () if plain else ("workflow",)
+    components, edges = (flow.get("components"), flow.get("edges")) if isinstance(flow, Mapping) else (None, None)
+    if not isinstance(components, Mapping) or not isinstance(edges, list | tuple):
+        return []
+    readable = {index: found for index, one in enumerate(edges) if (found := each(index, edge, one, [])) is not None}
+    return [Misfit((*place, *one.place), one.message) for one in _edge_faults(readable, components)]
 
 
 def _placeable(asked: Iterator[Asked], pools: tuple[Pool, ...]) -> tuple[Component, ...]:
@@ -330,10 +365,10 @@ def _placeable(asked: Iterator[Asked], pools: tuple[Pool, ...]) -> tuple[Compone
     return tuple(one for one in found if isinstance(one, Component))
 
 
-def _edge_faults(edges: tuple[Edge, ...], components: Mapping[str, object]) -> Iterator[Misfit]:
-    pairs = Counter((arc.source, arc.target) for arc in edges)
+def _edge_faults(edges: Mapping[int, Edge], components: Mapping[str, object]) -> Iterator[Misfit]:
+    pairs = Counter((arc.source, arc.target) for arc in edges.values())
     unknown = False
-    for index, arc in enumerate(edges):
+    for index, arc in edges.items():
         for end in (arc.source, arc.target):
             if end not in components:
                 unknown = True
@@ -341,5 +376,6 @@ def _edge_faults(edges: tuple[Edge, ...], components: Mapping[str, object]) -> I
         if pairs[arc.source, arc.target] > 1:
             yield Misfit(("edges", index), f"{arc.source} → {arc.target} is listed twice")
     if not unknown:
-        for index, message in cycle_faults(tuple(components), edges):
-            yield Misfit(("edges", index), message)
+        places = tuple(edges)
+        for index, message in cycle_faults(tuple(components), tuple(edges.values())):
+            yield Misfit(("edges", places[index]), message)

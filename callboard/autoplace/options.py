@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import prod
 
-from callboard.autoplace.problem import Component, Layout, Mode, Problem
+from callboard.autoplace.problem import Component, Layout, Mode, NoPlan, Problem, Unplaceable
 from callboard.autoplace.tasks import MIB, Instance, Option, Part
+
+MOST_SIZES_OF_CYCLE = 300_000
+"""Combinations of sizes of the members of a cycle that are looked at: some seconds."""
 
 
 class Options:
@@ -65,7 +70,24 @@ class Options:
         lie side by side, in the order of the components.
         """
         components = [self.problem.components[member] for member in stage]
-        for modes in product(*(_skyline(component.modes) for component in components)):
+        sizes = [_skyline(component.modes) for component in components]
+        count = prod(len(modes) for modes in sizes)
+        if count > MOST_SIZES_OF_CYCLE:
+            named = " and ".join(component.name for component in components)
+            reason = (
+                f"{named} are a cycle, and their sizes can be combined in {count} ways; state the counts to choose "
+                "from, as in gpus: {counts: [8, 16, 32]}"
+            )
+            raise NoPlan((Unplaceable(component=components[0].name, gpus=(), reason=reason),))
+        pool = sizes[0][0].pool
+        if pool and self._is_plain(sizes):
+            nobody = tuple(False for _ in stage)
+            for modes in self._best_beside(sizes, self.problem.pools[self.pools[pool]].gpus):
+                yield from self._beside(stage, modes, nobody)
+            for modes in _best_in_turn(sizes):
+                yield from self._in_turn(stage, modes, nobody)
+            return
+        for modes in product(*sizes):
             if not self._fits(modes):
                 continue
             offloads = tuple(
@@ -75,6 +97,26 @@ class Options:
                 yield from self._beside(stage, modes, chosen)
                 if sum(1 for mode in modes if mode.gpus) > 1 and len({m.pool for m in modes if m.gpus}) == 1:
                     yield from self._in_turn(stage, modes, chosen)
+
+    def _is_plain(self, sizes: Sequence[tuple[Mode, ...]]) -> bool:
+        """Whether the members differ in GPUs and time alone: in one pool, none on CPUs, memory without end."""
+        pools = {mode.pool for modes in sizes for mode in modes}
+        return len(pools) == 1 and self.memory[self.pools[sizes[0][0].pool]] is None
+
+    def _best_beside(self, sizes: Sequence[tuple[Mode, ...]], capacity: int) -> Iterator[tuple[Mode, ...]]:
+        """The combinations side by side that none of fewer GPUs beats, before anything is made of them."""
+        more = self.problem.chunks - 1
+        found: list[tuple[int, float, float, int, tuple[Mode, ...]]] = []
+        for modes in product(*sizes):
+            width = sum(mode.gpus for mode in modes)
+            if width <= capacity:
+                piece = sum(mode.seconds for mode in modes)
+                found.append((width, piece + max(mode.seconds for mode in modes) * more, piece, len(found), modes))
+        stairs = Stairs()
+        for _, work, piece, _, modes in sorted(found):
+            if not stairs.beat(work, piece):
+                stairs.add(work, piece)
+                yield modes
 
     def _fits(self, modes: tuple[Mode, ...]) -> bool:
         return all(mode.gpus <= self.problem.pools[self.pools[mode.pool]].gpus for mode in modes if mode.gpus)
@@ -160,19 +202,64 @@ class Options:
 def undominated(options: Iterable[Option]) -> tuple[Option, ...]:
     """The options that no other beats in everything, sorted by GPUs, time and overhead."""
     kept: list[Option] = []
-    same_pools: dict[object, list[Option]] = {}
-    fastest: dict[object, int] = {}
-    ordered = sorted(options, key=lambda o: (o.gpus, o.work, o.extra, o.alone, o.peak, o.resident, o.held, o.tail))
-    for option in ordered:
-        # Who takes turns and who lies side by side are kept apart: a pure layout has only one of them.
-        pools: object = (option.takes_turns, *(part.mode.pool for part in option.parts))
-        same = same_pools.setdefault(pools, [])
-        # Faster than all before: nothing beats it, and nothing has to be compared.
-        if option.work < fastest.get(pools, option.work + 1) or not any(_beats(other, option) for other in same):
-            same.append(option)
+    # Who takes turns and who lies side by side are kept apart: a pure layout has only one of them.
+    same_pools: dict[object, dict[_Overhead, _Alike]] = {}
+    for option in sorted(options, key=lambda o: (o.gpus, o.work, o.extra, o.alone, o.peak, o.resident, o.held, o.tail)):
+        same = same_pools.setdefault((option.takes_turns, *(part.mode.pool for part in option.parts)), {})
+        overhead = (option.extra, option.alone, option.tail, option.peak, option.resident)
+        if not any(
+            alike.beat(option)
+            for other, alike in same.items()
+            if all(one <= two for one, two in zip(other, overhead, strict=True))
+        ):
+            same.setdefault(overhead, _Alike()).add(option)
             kept.append(option)
-            fastest[pools] = min(option.work, fastest.get(pools, option.work))
     return tuple(kept)
+
+
+_Overhead = tuple[int, bool, int, int, int]
+
+
+class _Alike:
+    """Options of one overhead by ascending GPUs, thousands of them on a large cluster."""
+
+    def __init__(self) -> None:
+        self._stairs = Stairs()
+        self._others: list[Option] = []
+
+    def add(self, option: Option) -> None:
+        """One more, which none beats."""
+        if option.held == option.work and len(option.widths) <= 1:
+            self._stairs.add(option.work, option.piece)
+        else:
+            self._others.append(option)
+
+    def beat(self, option: Option) -> bool:
+        """Whether one of them beats ``option``, which has no fewer GPUs and no less overhead."""
+        if len(option.widths) <= 1 and self._stairs.beat(min(option.work, option.held), option.piece):
+            return True
+        return any(_beats(other, option) for other in self._others)
+
+
+class Stairs:
+    """Pairs of times that no other pair is below in both, so that the second falls as the first rises."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._second: list[float] = []
+
+    def beat(self, first: float, second: float) -> bool:
+        """Whether a pair is at or below these two."""
+        at = bisect_right(self._first, first)
+        return at > 0 and self._second[at - 1] <= second
+
+    def add(self, first: float, second: float) -> None:
+        """A pair that none beats."""
+        at = end = bisect_left(self._first, first)
+        while end < len(self._first) and self._second[end] >= second:
+            end += 1
+        self._first[at:end] = [first]
+        self._second[at:end] = [second]
 
 
 def _beats(one: Option, other: Option) -> bool:
@@ -187,6 +274,17 @@ def _beats(one: Option, other: Option) -> bool:
         and one.resident <= other.resident
         and all(a[1] <= b[1] for a, b in zip(one.widths, other.widths, strict=True))
     )
+
+
+def _best_in_turn(sizes: Sequence[tuple[Mode, ...]]) -> Iterator[tuple[Mode, ...]]:
+    """For each number of GPUs the fastest size of every member that fits: those that take turns take the sum."""
+    widths = sorted({mode.gpus for modes in sizes for mode in modes})
+    least = max(modes[0].gpus for modes in sizes)
+    for width in widths:
+        if width >= least:
+            yield tuple(
+                min((m for m in modes if m.gpus <= width), key=lambda m: (m.seconds, m.gpus)) for modes in sizes
+            )
 
 
 def _skyline(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:

@@ -146,12 +146,14 @@ class ModelParallel:
         group_gpus: by component, GPUs of one model-parallel group, tensor × pipeline.
         tensor_gpus: by component, GPUs of one tensor-parallel group.
         auto_scheduler: GPUs move between components while the job runs: disaggregated only, in one order, no GPU idle.
+        pre_process: with it, the rollout begins on the actor's GPUs too (``use_pre_process_policy``).
     """
 
     node_gpus: tuple[int, ...]
     group_gpus: Mapping[str, int]
     tensor_gpus: Mapping[str, int]
     auto_scheduler: bool = False
+    pre_process: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ long as its slowest ``rank``. ``devices`` (what a worker's ``ctx.timed`` records
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.located import shown
+from callboard.model.inputs.located import shown, shown_text
 from callboard.model.names import NAME_PATTERN, is_name
 
 MAX_LINES = 5_000_000
 MAX_FAULTS = 20
 
-_KEYS = "component, seconds, gpus, envs_per_instance, rank, attempt, iteration, devices"
+MAX_SECONDS = 1e9
+
+_KNOWN = ("component", "seconds", "gpus", "envs_per_instance", "rank", "attempt", "iteration", "devices")
+_KEYS = ", ".join(_KNOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +97,13 @@ def read_timings(lines: Iterable[str], source: str) -> list[Timing]:
             break
         if not line.strip():
             continue
-        try:
-            found.append(_timing(line))
-        except ValueError as error:
-            faults.append(Fault(source, str(error), number, 1))
-            if len(faults) == MAX_FAULTS:
-                break
+        reader = _Line(line.removeprefix("\ufeff") if number == 1 else line)
+        timing = reader.timing()
+        if timing is not None and not reader.faults:
+            found.append(timing)
+        faults += [Fault(source, said, number, 1) for said in reader.faults]
+        if len(faults) >= MAX_FAULTS:
+            break
     if faults:
         raise InvalidInput(faults)
     return found
@@ -125,7 +130,7 @@ def measured(timings: Iterable[Timing], *, warmup: int) -> tuple[Measured, ...]:
         kept += iterations[warmup:]
         sizes[component, gpus or len(devices) or None, envs] = kept, dropped + min(warmup, len(iterations))
     faults = [
-        Fault(component, f"{dropped} iterations were recorded and {warmup} are warm-up; record more, or lower --warmup")
+        Fault(component, f"recorded iterations: {dropped}, of which warm-up: {warmup}; record more, or lower --warmup")
         for (component, _, _), (kept, dropped) in sizes.items()
         if not kept
     ]
@@ -137,9 +142,19 @@ def measured(timings: Iterable[Timing], *, warmup: int) -> tuple[Measured, ...]:
 
 
 def profile_data(found: Iterable[Measured]) -> dict[str, Any]:
-    """The means as RLinf's ``profile_data``: a number per component, a table where several sizes were measured."""
+    """The means as RLinf's ``profile_data``: a number per component, a table where several sizes were measured.
+
+    Raises:
+        InvalidInput: some recordings of a component say on how many GPUs it ran, and others don't.
+    """
+    means = list(found)
+    for name in dict.fromkeys(each.component for each in means):
+        sizes = {each.gpus for each in means if each.component == name and each.envs is None}
+        if None in sizes and len(sizes) > 1:
+            why = 'some recordings say on how many GPUs it ran, others don\'t; record "gpus" in all of them, or in none'
+            raise InvalidInput([Fault(name, why)])
     tables: dict[str, dict[int | None, float]] = {}
-    for each in found:
+    for each in means:
         key = f"{each.component}_cost" if each.envs is None else f"{each.component}_profile_data"
         tables.setdefault(key, {})[each.gpus if each.envs is None else each.envs] = _rounded(each.seconds)
     return {
@@ -165,41 +180,77 @@ def components(found: Iterable[Measured]) -> dict[str, Any]:
     return {name: {"seconds_by_gpus": _ascending(table)} for name, table in tables.items()}
 
 
-def _timing(line: str) -> Timing:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from error
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{shown(found)} is not an object with the keys {_KEYS}")  # noqa: TRY004 - told with its line
-    component = found.get("component")
-    if not isinstance(component, str) or not is_name(component):
-        raise ValueError(f"component: {shown(component)} is not a name; names match {NAME_PATTERN}")
-    seconds = found.get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ValueError(f"seconds: {shown(seconds)} is not a measured time; more than 0 s is allowed")
-    devices = found.get("devices", [])
-    if not isinstance(devices, list) or not all(isinstance(device, str) for device in devices):
-        raise ValueError(f"devices: {shown(devices)} is not a list of texts")
-    return Timing(
-        component=component,
-        seconds=float(seconds),
-        gpus=_whole(found, "gpus"),
-        envs=_whole(found, "envs_per_instance", low=1),
-        rank=_whole(found, "rank") or 0,
-        attempt=_whole(found, "attempt") or 0,
-        iteration=_whole(found, "iteration"),
-        devices=frozenset(devices),
-    )
+class _Line:
+    """Reads one line.
 
+    Attributes:
+        faults: what is wrong with it.
+    """
 
-def _whole(found: Mapping[str, Any], key: str, *, low: int = 0) -> int | None:
-    value = found.get(key)
-    if value is None:
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self._found: Mapping[str, Any] = {}
+        self.faults: list[str] = []
+
+    def timing(self) -> Timing | None:
+        """What it records; of no use when there are faults."""
+        try:
+            found = json.loads(self._line)
+        except (ValueError, RecursionError) as error:
+            self.faults.append(f"no JSON: {error}")
+            return None
+        if not isinstance(found, Mapping):
+            self.faults.append(f"{shown(found)} is not an object with the keys {_KEYS}")
+            return None
+        self._found = found
+        self._check_keys()
+        return Timing(
+            component=self._component(),
+            seconds=self._seconds(),
+            gpus=self._whole("gpus"),
+            envs=self._whole("envs_per_instance", low=1),
+            rank=self._whole("rank") or 0,
+            attempt=self._whole("attempt") or 0,
+            iteration=self._whole("iteration"),
+            devices=self._devices(),
+        )
+
+    def _check_keys(self) -> None:
+        """Recordings may say more than is read here, but no key may be another one misspelt."""
+        for key in self._found:
+            near = difflib.get_close_matches(key[:80].lower(), _KNOWN, n=1, cutoff=0.8) if key not in _KNOWN else []
+            if near:
+                self.faults.append(f"unknown key {shown_text(key)}; did you mean {near[0]}?")
+
+    def _component(self) -> str:
+        found = self._found.get("component")
+        if isinstance(found, str) and is_name(found):
+            return found
+        self.faults.append(f"component: {shown(found)} is not a name; names match {NAME_PATTERN}")
+        return ""
+
+    def _seconds(self) -> float:
+        found = self._found.get("seconds")
+        if isinstance(found, int | float) and not isinstance(found, bool) and 0 < found <= MAX_SECONDS:
+            return float(found)
+        self.faults.append(f"seconds: {shown(found)} is not a measured time; more than 0 s is allowed")
+        return 0.0
+
+    def _devices(self) -> frozenset[str]:
+        found = self._found.get("devices", [])
+        if isinstance(found, list) and all(isinstance(device, str) for device in found):
+            return frozenset(found)
+        self.faults.append(f"devices: {shown(found)} is not a list of texts")
+        return frozenset()
+
+    def _whole(self, key: str, *, low: int = 0) -> int | None:
+        found = self._found.get(key)
+        if found is None:
+            return None
+        if isinstance(found, int) and not isinstance(found, bool) and low <= found < 1 << 63:
+            return found
+        self.faults.append(f"{key}: {shown(found)} is not a whole number from {low} on")
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 1 << 63:
-        raise ValueError(f"{key}: {shown(value)} is not a whole number from {low} on")
-    return value
 
 
 def _iterations(runs: Iterable[Timing]) -> Iterator[float]:

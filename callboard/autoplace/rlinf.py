@@ -90,6 +90,7 @@ def rlinf_job(
             group_gpus=workload.model_parallel,
             tensor_gpus=workload.tensor_parallel,
             auto_scheduler=config.auto_scheduler,
+            pre_process=config.pre_process,
         )
         problem = _reasoning_problem(workload, pool, profiled, None if mixed else rules, tuple(notes))
     else:

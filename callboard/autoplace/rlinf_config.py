@@ -14,10 +14,13 @@ from typing import Any
 from callboard.autoplace.configs import Config
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import shown
+from callboard.placement.config import OLD_NAMES
 
 REASONING, EMBODIED = "reasoning", "embodied"
 
 MAX_NODES, MAX_GPUS_PER_NODE = 100_000, 1024
+
+_OLD_KEYS = {"profile_data.actor_cost": "trainer_cost"}  # of RLinf's first releases
 
 _RANKS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?(?::[\s\d-]*)?")
 
@@ -127,6 +130,7 @@ class RLinfConfig:
         gpus_per_node: GPUs of each of them; None: not stated.
         described: whether it describes its nodes one by one (``cluster.nodes``).
         auto_scheduler: whether RLinf moves GPUs between components while the job runs.
+        pre_process: whether it lends the actor's to the rollout first.
         profiled_gpus: GPUs that single figures were measured on; None: all.
         entries: the current placement.
         groups: node ranks by label of the node groups that have GPUs.
@@ -140,6 +144,7 @@ class RLinfConfig:
     gpus_per_node: int | None
     described: bool
     auto_scheduler: bool
+    pre_process: bool
     profiled_gpus: int | None
     entries: tuple[Entry, ...]
     groups: Mapping[str, str]
@@ -157,7 +162,8 @@ def read_rlinf_config(source: Mapping[str, Any], located: Mapping[str, Any] | No
     """
     config = Config(source, located)
     missing: list[Fault] = []
-    task_type = config.choice("runner.task_type", (REASONING, EMBODIED))
+    old = OLD_NAMES.get(str(config.find("runner.task_type")))
+    task_type = old or config.choice("runner.task_type", (REASONING, EMBODIED))
     workload = _reasoning(config, missing) if task_type == REASONING else _embodied(config, missing)
     read = RLinfConfig(
         task_type=task_type,
@@ -167,6 +173,7 @@ def read_rlinf_config(source: Mapping[str, Any], located: Mapping[str, Any] | No
         or None,
         described=config.find("cluster.nodes") is not None,
         auto_scheduler=config.flag("cluster.auto_scheduler", default=False),
+        pre_process=config.flag("cluster.use_pre_process_policy", default=False),
         profiled_gpus=config.whole("profile_data.num_gpus", default=0, high=MAX_NODES * MAX_GPUS_PER_NODE) or None,
         entries=tuple(_entries(config)),
         groups=dict(_groups(config, with_hardware=False)),
@@ -266,7 +273,9 @@ def _profile(config: Config, key: str, what: str, missing: list[Fault], *, table
 def _why_missing(config: Config, path: str) -> str:
     if config.find("profile_data") is None:
         return "profile data not provided: there is no profile_data section"
-    near = config.near(path)
+    near = config.near(path) or _OLD_KEYS.get(path, "")
+    if config.find(f"profile_data.{near}") is None:
+        near = ""
     return "profile data not provided: it is missing" + (f"; is {near} meant?" if near else "")
 
 

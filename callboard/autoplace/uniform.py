@@ -172,9 +172,17 @@ def _arranged(rules: ModelParallel, ground: _Ground, gpus: Mapping[str, int]) ->
     for blocks in (whole, engine):
         for order in _orders(rules, list(gpus)):
             starts = _laid(rules, order, gpus, blocks, ground)
-            if starts is not None:
+            if starts is not None and _lends(rules, gpus, ground):
                 return {name: starts[name] for name in gpus}
     return None
+
+
+def _lends(rules: ModelParallel, gpus: Mapping[str, int], ground: _Ground) -> bool:
+    """Whether the rollout could begin on the actor's GPUs too, if it has to: they come before its own."""
+    if not (rules.auto_scheduler and rules.pre_process):
+        return True
+    engine, both = rules.group_gpus["rollout"], gpus["actor"] + gpus["rollout"]
+    return gpus["actor"] % engine == 0 and ground.first_fit(0, both, both, engine) == 0
 
 
 def _orders(rules: ModelParallel, names: Sequence[str]) -> Iterator[Sequence[str]]:

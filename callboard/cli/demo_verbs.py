@@ -48,7 +48,10 @@ def rlhf(
     ] = 2,
     quiet: QuietOption = False,
 ) -> None:
-    """An RLHF run in six acts: rollouts, a reward model and a trainer share GPUs, and yield to each other."""
+    """An RLHF run in six acts: who gets which GPU, who yields to whom.
+
+    Rollouts, a reward model and a trainer share the GPUs of a cluster of its own.
+    """
     actions.demos.rlhf(
         as_json=as_json,
         ray_address=ray_address,
@@ -74,5 +77,8 @@ def elastic(
     pace: Annotated[float, typer.Option("--pace", metavar="SECONDS", help="Pause between steps.", min=0, max=10)] = 0.2,
     quiet: QuietOption = False,
 ) -> None:
-    """A training loop that follows its cluster: a node joins, a worker is lost, a node is drained."""
+    """A training loop that follows its cluster as nodes come and go.
+
+    A node joins, a worker is lost, a node is drained.
+    """
     actions.demos.elastic(as_json=as_json, actor=actor, role=role.value, agents=agents, pace_s=pace, quiet=quiet)

@@ -1,7 +1,7 @@
 """What does a failure say to a person? What happened, why, what to do; and which exit code it has.
 
-Errors are types with fields; this is the edge where they become text (design 09). Here is the form alone, without a
-client's errors (:mod:`callboard.cli.failures` puts those into words), for verbs that ask no controller.
+Errors are types with fields; this is the edge where they become text (CONTRIBUTING.md). Here is the form alone, without
+a client's errors (:mod:`callboard.cli.failures` puts those into words), for verbs that ask no controller.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _quota(error: CallboardError) -> Failure:
     return Failure(
         "The quota can never hold the request.",
         listed or str(error),
-        "Ask for less, or raise the quota of the pool.",
+        "Ask for less, or raise the quota of the pool." + _would_help(error),
         NO_PLAN,
     )
 
@@ -160,9 +160,16 @@ def _unschedulable(error: CallboardError) -> Failure:
     return Failure(
         "No node could ever hold the request.",
         str(error),
-        "Ask for less per worker, add a node (`callboard node list` shows what there is), or set wait_for_nodes.",
+        "Ask for less per worker, add a node (`callboard node list` shows what there is), or set wait_for_nodes."
+        + _would_help(error),
         NO_PLAN,
     )
+
+
+def _would_help(error: CallboardError) -> str:
+    """The smallest changes by which the request would be taken, as the controller tells them."""
+    changes = [change for name, change in error.error.metadata.items() if name.startswith("unblock.")]
+    return f" The smallest change that would help: {'; '.join(changes)}." if changes else ""
 
 
 def _not_found(error: CallboardError) -> Failure:

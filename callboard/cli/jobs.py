@@ -17,7 +17,7 @@ from callboard.cli.options import (
     TimeoutOption,
 )
 
-app = typer.Typer(help="Submit jobs, follow them, steer them, end them, ask why they wait.", no_args_is_help=True)
+app = typer.Typer(help="Submit, follow, steer and end jobs; ask why they wait.", no_args_is_help=True)
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)]
@@ -110,7 +110,7 @@ def list_jobs(
 
 @app.command("get", epilog="Example: callboard job get train-00 -o yaml")
 def get(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
-    """Show one job: its workers, what it has been through, what it waits for."""
+    """Show one job: its workers, its past, what it waits for."""
     actions.jobs.show(job, controller=controller, output=output)
 
 
@@ -173,7 +173,7 @@ def explain(job: JobArgument, controller: ControllerOption = "", output: OutputO
 
 @app.command("watch", epilog="Example: callboard job watch train-00")
 def watch(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
-    """Follow a job until it ends: its state, its workers, what it waits for.
+    """Follow a job until it ends: state, workers, what it waits for.
 
     Ends with 0 if the job succeeded, 1 if it failed or was cancelled. JSON and YAML give one event each.
     """
@@ -197,7 +197,10 @@ def logs(
     ] = 100,
     controller: ControllerOption = "",
 ) -> None:
-    """Show what workers print, as far as they run on this machine; of others say where their logs are."""
+    """Show what workers on this machine print.
+
+    Of workers on others it says where their logs are.
+    """
     actions.job_logs.show(job, component=component, rank=rank, follow=follow, tail=tail, controller=controller)
 
 
@@ -213,7 +216,10 @@ def env(
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the environment of a job's workers, as their nodes made it; values of secret variables are masked."""
+    """Show the environment of a job's workers.
+
+    As their nodes made it; values of secret variables are masked.
+    """
     actions.looking.environment(name, component=component, rank=rank, controller=controller, output=output)
 
 
@@ -225,5 +231,8 @@ def scale(
     controller: ControllerOption = "",
     quiet: QuietOption = False,
 ) -> None:
-    """Say how many workers an elastic component should have; the highest ranks leave first."""
+    """Say how many workers an elastic component should have.
+
+    The highest ranks leave first.
+    """
     actions.jobs.scale(job, component=component, workers=workers, controller=controller, quiet=quiet)

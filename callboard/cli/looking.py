@@ -38,8 +38,8 @@ def top(
     """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
 
     GPU is how busy the worker's devices are, as their driver says, whoever uses them; - where it says nothing. CALLS is
-    what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json, yaml) it is
-    shown once.
+    what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json, yaml, a pipe)
+    it is shown once.
     """
     actions.looking.top(job=job, once=once, interval_s=interval, controller=controller, output=output)
 

@@ -41,7 +41,7 @@ def _global_options(
 
 def main() -> None:
     """Runs the command line of this process."""
-    # Read once, when gRPC is imported: its fork handlers stall programs that start others (design 05).
+    # Read once, when gRPC is imported: its fork handlers stall programs that start others (docs/agents.md).
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         app(prog_name="callboard")

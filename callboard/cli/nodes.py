@@ -56,7 +56,7 @@ def drain(
     controller: ControllerOption = "",
     quiet: QuietOption = False,
 ) -> None:
-    """Start nothing new on a node and make what runs there yield, with notice."""
+    """Start nothing new on a node; what runs there yields, with notice."""
     actions.nodes.drain(node, within=within, reason=reason, wait=wait, controller=controller, quiet=quiet)
 
 

@@ -89,4 +89,5 @@ def _described(node: Node) -> DescribedNode:
         gpu_model="" if len(types) != 1 or types == {_ANY_TYPE} else types.pop(),
         cpu_milli=node.cpu_milli,
         memory_bytes=node.memory_bytes,
+        hardware=tuple(unit.type for unit in node.hardware),
     )

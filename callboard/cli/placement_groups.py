@@ -9,9 +9,7 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption, QuietOption
 
-app = typer.Typer(
-    help="Look at placement groups and remove them: what is booked in Ray, for whom.", no_args_is_help=True
-)
+app = typer.Typer(help="Look at what is booked in Ray, and for whom; remove it.", no_args_is_help=True)
 
 GroupArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.")
@@ -32,5 +30,8 @@ def get(group: GroupArgument, controller: ControllerOption = "", output: OutputO
 
 @app.command("delete", epilog="Example: callboard pg delete pg-7")
 def delete(group: GroupArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
-    """Remove an idle placement group; a reserved one stays away until its pool is changed."""
+    """Remove an idle placement group.
+
+    A reserved one stays away until its pool is changed.
+    """
     actions.groups.delete(group, controller=controller, quiet=quiet)

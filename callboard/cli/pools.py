@@ -10,7 +10,7 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
 
-app = typer.Typer(help="Make, change and end pools: named quotas that jobs are charged to.", no_args_is_help=True)
+app = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
 
 
 @app.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")

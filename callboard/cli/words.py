@@ -138,8 +138,9 @@ def _summed(seen: Mapping[str, int]) -> Iterator[common_pb2.DeviceShare]:
 
 
 def places_of(job: Job) -> str:
-    """Where a job runs."""
-    return places(worker.allocation for worker in job.workers)
+    """Where a job runs, as far as its workers may have a process."""
+    gone = (WorkerState.WORKER_STATE_STOPPED, WorkerState.WORKER_STATE_LOST)
+    return places(worker.allocation for worker in job.workers if worker.state not in gone)
 
 
 def ready_of_all(job: Job) -> str:

@@ -23,7 +23,10 @@ def list_workers(
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List the workers of every job that has not ended; wide says why a start was cold."""
+    """List the workers of every job that has not ended.
+
+    With -o wide it says why a start was cold.
+    """
     actions.workers.show_list(job=job, node=node, controller=controller, output=output)
 
 

@@ -36,7 +36,7 @@ _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 1.0
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
-    # Shorter than the 40 s a cut link went unnoticed; the server's minimum is set to match (design 05).
+    # Shorter than the 40 s a cut link went unnoticed; the server's minimum is set to match (docs/agents.md).
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),

@@ -26,6 +26,8 @@ def error_of(error: Refusal | InvalidInput) -> CallboardError:
     metadata = {"subject": error.subject}
     for place, why in enumerate(error.reasons[:MAX_REASONS]):
         metadata[f"reason.{place}"] = f"{why.code} {why.message}"
+    for place, change in enumerate(error.unblock[:MAX_REASONS]):
+        metadata[f"unblock.{place}"] = change
     quota: tuple[QuotaViolation, ...] = ()
     if error.code is RefusalCode.QUOTA_EXCEEDED:
         short = [QuotaViolation(why.subject, why.message) for why in error.reasons if why.code == "QUOTA_SHORT"]

@@ -37,6 +37,7 @@ from callboard.controller.sessions import Sessions
 from callboard.controller.spares import SpareTargets
 from callboard.controller.state_dir import StateDir, StoreFailed
 from callboard.controller.views.demand import demand_page
+from callboard.model.inputs.reading import build_inputs
 from callboard.v1 import (
     agent_pb2,
     agent_pb2_grpc,
@@ -202,8 +203,8 @@ class Controller:
             options=(
                 # Two servers on one port would share its calls (NJ-04).
                 ("grpc.so_reuseport", 0),
-                # A peer that is gone is noticed within 15 s (design 05); clients ping every 10 s, so half of that is
-                # no attack (GC-05).
+                # A peer that is gone is noticed within 15 s (docs/agents.md); clients ping every 10 s, so half of that
+                # is no attack (GC-05).
                 ("grpc.keepalive_time_ms", 10_000),
                 ("grpc.keepalive_timeout_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -317,6 +318,7 @@ def run_controller(options: ControllerOptions, listening: Callable[[str], None] 
         Exit code: 0 it stopped as asked, 1 it could not start or ended by itself.
     """
     configure_logs(options.log_format, options.log_level)
+    build_inputs()
     with asyncio.Runner(loop_factory=_loop_factory(options.loop)) as runner:
         main: Coroutine[Any, Any, int] = serve_controller(options, listening)
         return runner.run(main)

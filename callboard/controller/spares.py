@@ -1,4 +1,4 @@
-"""How many warm spares does each node keep? Its own setting while work is about, else none (design 05, Workers).
+"""How many warm spares does each node keep? Its own setting while work is about, else none (docs/agents.md).
 
 Work is any job that has not ended and any placement group: a reserved one gets its spares before its first job comes.
 Told after the commands of the same commit, so that a start never waits behind the making of a spare.

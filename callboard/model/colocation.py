@@ -1,7 +1,7 @@
 """How do components share a process? Members of a colocation group become one component, and apart again.
 
 Where a job is submitted, the members of each group are fused into one component that has the name of the group
-(design 06). Everything that counts workers (scheduler, ledger, journal, agents) then sees one worker per rank; what
+(docs/roles.md). Everything that counts workers (scheduler, ledger, journal, agents) then sees one worker per rank; what
 people wrote is kept in ``members``, and is what they are shown.
 
 Guaranteed: ``unfused(fused(job))`` asks for the same as ``job``, and each of both, asked again, changes nothing.
@@ -81,6 +81,7 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         pass_env=tuple(sorted({name for member in members for name in member.pass_env})),
         pool=first.pool,
         node_selector=_union(member.node_selector for member in members),
+        node_selector_soft=any(member.node_selector_soft for member in members if member.node_selector),
         colocation_group=group,
         scaling=tuple(chain.from_iterable(member.scaling for member in members)),
         in_bundle=any(member.in_bundle for member in members),

@@ -148,6 +148,7 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "pass_env": list(spec.pass_env),
         "pool": spec.pool or None,
         "node_selector": dict(spec.node_selector),
+        "node_selector_soft": spec.node_selector_soft,
         "colocation_group": spec.colocation_group or None,
         "colocation_total": _resources(spec.colocation_total) or None,
         "scaling": [_rule(rule) for rule in spec.scaling],

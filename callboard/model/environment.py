@@ -51,6 +51,6 @@ def is_secret(name: str) -> bool:
 def prefix_of(passed: str) -> str:
     """What variables begin with that ``NEXRL_*`` stands for: ``NEXRL_``; empty for the name of one variable.
 
-    A prefix ends with an underscore: an agent's whole environment is never passed on (design 06).
+    A prefix ends with an underscore: an agent's whole environment is never passed on (docs/roles.md).
     """
     return passed[:-1] if passed.endswith("_*") else ""

@@ -29,7 +29,7 @@ class Aggressiveness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPolicy:
-    """The cluster's rules, every default filled in (design 02, Preemption)."""
+    """The cluster's rules, every default filled in (docs/scheduling.md, The policy)."""
 
     enable_label_preemption: bool = True
     label_rules: LabelRules = ()

@@ -1,6 +1,6 @@
 """How much of something? Integers in milli-units and bytes, and the texts people write for them.
 
-Floating point is used nowhere after the edge: 4.1 − 3.1 must equal 1.0 (design 02, Quantities).
+Floating point is used nowhere after the edge: 4.1 − 3.1 must equal 1.0 (docs/scheduling.md, Quantities).
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ class ComponentSpec(_Request):
         secret_env: variables whose values are secret whatever their names.
         pass_env: names of the agent's variables to pass on; ``NEXRL_*`` is all that begin with ``NEXRL_``.
         node_selector: labels a node must have, besides the job's; ``{"node": "n1"}`` is that node.
+        node_selector_soft: prefer such nodes, worker by worker, instead of asking for them.
         colocation_group: components with one group share a process per rank; their counts are equal.
         colocation_total: resources of one such process; not stated: the most of each that a member states.
         scaling: ``[{"signal": "queue_depth", "above": 100, "action": "down", "step": 1, "cooldown": "30s"}]``.
@@ -96,6 +97,7 @@ class ComponentSpec(_Request):
     pass_env: Sequence[str] | None = None
     pool: str | None = None
     node_selector: Mapping[str, str] | None = None
+    node_selector_soft: bool | None = None
     colocation_group: str | None = None
     colocation_total: Mapping[str, Amount] | None = None
     scaling: Sequence[Mapping[str, Any]] | None = None

@@ -1,6 +1,6 @@
 """What does a role usually need? Presets per worker, as data, and how a component takes them.
 
-A component that names a role takes from its preset what it does not state itself (design 06). The presets below are
+A component that names a role takes from its preset what it does not state itself (docs/roles.md). The presets below are
 those of the framework in whose words roles are spoken of here; users add their own, or replace these, in a YAML file
 (:func:`callboard.model.inputs.roles.read_role_file`). Presets are applied once, where a job is submitted, so that what
 is shown and journaled is the filled-in job.
@@ -53,7 +53,7 @@ PRESETS: Mapping[str, RolePreset] = MappingProxyType(
         )
     }
 )
-"""The presets that are always there, by role (design 06)."""
+"""The presets that are always there, by role (docs/roles.md, Presets)."""
 
 
 def filled_in(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSpec:

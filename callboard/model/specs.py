@@ -1,7 +1,7 @@
 """What may be asked for? Pools, jobs and their components as frozen data, defaults filled in.
 
 Built by :mod:`callboard.model.inputs` from what people write, or by :mod:`callboard.wire` from messages.
-Amounts are integers (milli-units, bytes, milliseconds); see design 02 for the meaning of each field.
+Amounts are integers (milli-units, bytes, milliseconds); docs/scheduling.md says what people write for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 COLOCATED_CONCURRENCY = 10
-"""Calls at once of a member of a colocation group that neither says so nor has a role (design 06)."""
+"""Calls at once of a member of a colocation group that neither says so nor has a role (docs/roles.md, Presets)."""
 
 
 class StopPolicy(StrEnum):
@@ -147,7 +147,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """Where one worker must run (design 03).
+    """Where one worker must run (docs/scheduling.md, Workers with a place).
 
     Attributes:
         node_id: node.
@@ -178,7 +178,7 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRule:
-    """One rule of an elastic component: what a reported signal means for its number of workers (design 06).
+    """One rule of an elastic component: what a reported signal means for its number of workers (docs/roles.md).
 
     Attributes:
         signal: name of the gauge, as workers or trainers report it.
@@ -224,6 +224,7 @@ class ComponentSpec:
         pass_env: names of the agent's variables to pass on; ``NEXRL_*`` is all that begin with ``NEXRL_``.
         pool: pool the component is charged to; empty: the job's.
         node_selector: labels a node must have, besides the job's.
+        node_selector_soft: prefer such nodes, worker by worker, instead of asking for them.
         colocation_group: components with one group share a process per rank; empty: none.
         colocation_total: resources of one such process, whatever its members state; nothing: the most of each
             resource that a member states.
@@ -255,6 +256,7 @@ class ComponentSpec:
     pass_env: tuple[str, ...] = ()
     pool: str = ""
     node_selector: Labels = ()
+    node_selector_soft: bool = False
     colocation_group: str = ""
     colocation_total: Resources = NOTHING
     scaling: tuple[ScalingRule, ...] = ()
@@ -316,8 +318,8 @@ class JobSpec:
         starvation_after_ms: after this long a blocked job holds the room it needs; 0: never.
         start_timeout_ms: bound of one worker's start.
         never_preempts: waits rather than preempting others.
-        placement_config: placement text in RLinf's language (design 03), YAML with a ``cluster`` key. What is submitted
-            is as the user wrote it; what a job keeps is the resolved placement in its normal form. Empty: none.
+        placement_config: placement text in RLinf's language (docs/placement.md), YAML with a ``cluster`` key. What is
+            submitted is as the user wrote it; a job keeps the resolved placement in its normal form. Empty: none.
         placement_digest: fingerprint of the text as it was submitted, so that a repeat of the request is known as one,
             though the nodes may have changed; empty: none, or not resolved.
         placement_revision: revision of the inventory that the placement was planned for; 0: not compared.

@@ -1,4 +1,4 @@
-"""Who is charged for which part of a device? Components that share GPUs count once (design 03, Demand)."""
+"""Who is charged for which part of a device? Components that share GPUs count once (docs/placement.md)."""
 
 from __future__ import annotations
 

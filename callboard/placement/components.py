@@ -8,7 +8,7 @@ from functools import cached_property
 from callboard.model.faults import InvalidInput
 from callboard.placement.charging import Charges, Located
 from callboard.placement.cluster import Cluster
-from callboard.placement.config import REASONING, PlacementConfig, components_of
+from callboard.placement.config import MODEL_PARALLEL, PlacementConfig, components_of
 from callboard.placement.diagnostics import Report, nearest_of
 from callboard.placement.layouts import Laying, Layout
 from callboard.placement.plan import PlacementPlan, PlannedComponent
@@ -179,7 +179,8 @@ class HybridComponentPlacement(ComponentPlacement):
 def component_placement_for(
     config: object, cluster: Cluster | None = None, *, gpu_components: Iterable[str] = ()
 ) -> ComponentPlacement:
-    """The placement of a config by its ``runner.task_type``: reasoning by model parallelism, everything else hybrid.
+    """The placement of a config by its ``runner.task_type``: reasoning (and RLinf's kinds of it) by model parallelism,
+    everything else hybrid.
 
     Args:
         config: as of :class:`ComponentPlacement`.
@@ -193,7 +194,8 @@ def component_placement_for(
     from callboard.placement.model_parallel import ModelParallelComponentPlacement  # noqa: PLC0415
 
     read = read_source(config, cluster)
-    kind = ModelParallelComponentPlacement if read.config.task_type == REASONING else HybridComponentPlacement
+    parallel = read.config.task_type in MODEL_PARALLEL
+    kind = ModelParallelComponentPlacement if parallel else HybridComponentPlacement
     return kind(read, gpu_components=gpu_components)
 
 

@@ -19,6 +19,21 @@ KEY = "component_placement"
 REASONING = "reasoning"
 """The task type whose components are placed by model parallelism."""
 
+CODING = "coding_online_rl"
+"""The same for requests of users, who are served while the actor trains: nobody shares GPUs."""
+
+EVALUATION = "reasoning_eval"
+"""Rollouts alone, by model parallelism: there is nothing to train."""
+
+MODEL_PARALLEL = (REASONING, CODING, EVALUATION)
+"""Task types that are placed by model parallelism."""
+
+TASKS = (*MODEL_PARALLEL, "embodied", "embodied_eval", "sft", "offline")
+"""Task types of RLinf."""
+
+OLD_NAMES = {"math": REASONING}
+"""What task types were called in RLinf's first releases."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -63,6 +78,7 @@ class PlacementConfig:
         num_nodes: nodes that it wants; None: all.
         gpus_per_node: accelerators that each node is said to have; None: not said.
         auto_scheduler: whether RLinf's dynamic scheduling is on.
+        pre_process: whether it lends the actor's GPUs to the rollout first (``use_pre_process_policy``).
         task_type: ``runner.task_type``; empty: not stated.
         sizes: (name, size) of the model parallelism that is stated, e.g. ``("rollout.tp", 2)``, sorted.
         recompute_logprobs: ``algorithm.recompute_logprobs``; None: not stated.
@@ -73,6 +89,7 @@ class PlacementConfig:
     num_nodes: int | None = None
     gpus_per_node: int | None = None
     auto_scheduler: bool = False
+    pre_process: bool = False
     task_type: str = ""
     sizes: tuple[tuple[str, int], ...] = ()
     recompute_logprobs: bool | None = None
@@ -85,6 +102,11 @@ class PlacementConfig:
     def size(self, name: str, default: int = 1) -> int:
         """One size of the model parallelism."""
         return dict(self.sizes).get(name, default)
+
+
+def is_further_rollout(name: str) -> bool:
+    """Whether a component is another engine beside the rollout, as jobs of several agents have: ``rollout_judge``."""
+    return name.startswith("rollout_")
 
 
 def components_of(entries: Sequence[Entry]) -> tuple[str, ...]:

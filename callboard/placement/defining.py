@@ -235,7 +235,8 @@ class _Group:
     def _env_configs(self, value: Value) -> tuple[EnvConfig, ...]:
         report = self._report
         if not isinstance(value, Items):
-            report.fault(value.where, f"{kind_of(value)} is no list of env_configs", allowed="[{node_ranks: 0-3, …}]")
+            what = "a list of env_configs, e.g. [{node_ranks: 0-3, python_interpreter_path: …}]"
+            report.fault(value.where, f"{kind_of(value)} is not {what}", read=kind_of(value), allowed=what)
             return ()
         configs: list[EnvConfig] = []
         taken: set[int] = set()

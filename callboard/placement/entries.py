@@ -49,7 +49,10 @@ class EntryReader:
                 entries.extend(self._job_entries(item))
         if not entries and not self._told_why_none():
             where = placements.where if placements is not None else self._section.place(KEY)
-            self._report.fault(where, "no component has a placement; write e.g. component_placement: {actor: 0-3}")
+            said = "no component has a placement; write e.g. component_placement: {actor: 0-3}"
+            if self._document.value("defaults") is not None:
+                said += ", or give the composed config: the files that its defaults name are not read here"
+            self._report.fault(where, said)
         if len(entries) > MAX_COMPONENTS:
             self._report.fault(self._section.place(KEY), f"more than {MAX_COMPONENTS} components")
             return []

@@ -29,10 +29,12 @@ def table(value: Value, what: str, report: Report) -> Table | None:
     return None
 
 
-def known_keys(found: Table, known: Sequence[str], report: Report, component: str = "") -> None:
-    """A fault for each key that is not known, with the nearest that is (rule 6)."""
+def known_keys(
+    found: Table, known: Sequence[str], report: Report, component: str = "", *, passed_over: Sequence[str] = ()
+) -> None:
+    """A fault for each key that is neither known nor passed over, with the nearest that is known (rule 6)."""
     for key, _ in found.entries:
-        if key.text not in known:
+        if key.text not in known and key.text not in passed_over:
             sentence, near = unknown("key", key.text, known, shown_text(key.text))
             report.fault(key.where.of(component), sentence, read=key.text, allowed=", ".join(known), nearest=near)
 
@@ -51,6 +53,13 @@ def text(value: Value, what: str, report: Report, component: str = "") -> Leaf |
         report.fault(where, message, read=value.lost, allowed=what)
         return None
     return value
+
+
+def unresolved(read: str) -> str:
+    """Why ``read`` is no value yet, where Hydra would put one in its place; empty: it is one."""
+    if "${" in read:
+        return f"{shown_text(read)} is an interpolation, which nobody resolved; give the composed config"
+    return "'???' marks a value that is still missing; state it" if read == "???" else ""
 
 
 def label(value: Value, what: str, report: Report, component: str = "") -> str | None:
@@ -77,8 +86,9 @@ def label(value: Value, what: str, report: Report, component: str = "") -> str |
     if not is_label(read) or "/" in read:
         report.fault(
             where,
-            f"{shown_text(read)} is no {what}; it starts and ends with a letter or digit, up to 63 of letters, digits, "
-            "'_', '.' and '-'",
+            unresolved(read)
+            or f"{shown_text(read)} is no {what}; it starts and ends with a letter or digit, up to 63 of letters, "
+            "digits, '_', '.' and '-'",
             read=read,
             allowed=LABEL_PATTERN,
         )
@@ -97,7 +107,7 @@ def whole(value: Value, low: int, high: int, what: str, report: Report) -> int |
         return number
     report.fault(
         found.where,
-        f"{shown_text(read)} is no {what}; {low} to {high} is allowed",
+        unresolved(read) or f"{shown_text(read)} is no {what}; {low} to {high} is allowed",
         read=read,
         allowed=f"{low} to {high}",
     )
@@ -109,7 +119,9 @@ def flag(value: Value, what: str, report: Report) -> bool | None:
     if isinstance(value, Leaf) and value.bare and value.text.lower() in ("true", "false", "yes", "no", "on", "off"):
         return value.text.lower() in ("true", "yes", "on")
     said = kind_of(value)
-    report.fault(value.where, f"{said} is neither true nor false, as {what} is", read=said, allowed="true or false")
+    why = unresolved(value.text) if isinstance(value, Leaf) else ""
+    message = why or f"{said} is neither true nor false, as {what} is"
+    report.fault(value.where, message, read=said, allowed="true or false")
     return None
 
 

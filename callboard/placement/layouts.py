@@ -93,6 +93,7 @@ class Laying:
             processes.extend(ranks)
         if len(report.faults) > faults_before:
             return None
+        _say_unseen(entry, numbering, processes, report)
         strategy: PlacementStrategy
         if numbering.nodes_only:
             strategy = NodePlacementStrategy([ranks[0] for ranks in processes], entry.node_groups)
@@ -156,6 +157,21 @@ def _say_kinds(entry: Entry, cluster: Cluster, numbering: Numbering, report: Rep
                 f"{many} {_ranks_of(bare)} of the group {label} left out: no accelerators there; ranks count those of "
                 "the others",
             )
+
+
+def _say_unseen(entry: Entry, numbering: Numbering, processes: Sequence[Ranks], report: Report) -> None:
+    """Workers that are placed on robots see no GPU (GV-11). RLinf's see every one of their node, and some need it."""
+    if entry.visible_all:
+        return
+    spans = [numbering.spans[numbering.index_of(ranks[0])] for ranks in processes]
+    beside = {span.node.rank: span for span in spans if span.kind is Kind.HARDWARE and span.node.accelerators}
+    if beside:
+        hardware = ", ".join(dict.fromkeys(span.group.hardware_type for span in beside.values()))
+        report.warn(
+            entry.where,
+            f"it is placed on {hardware}, so its workers see none of the GPUs of node {rank_list(sorted(beside))}; "
+            "visible: all shows them all",
+        )
 
 
 def _ranks_of(nodes: Sequence[Node]) -> str:

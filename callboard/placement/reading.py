@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.faults import InvalidInput
+from callboard.model.inputs.located import shown_text
 from callboard.placement import fields
 from callboard.placement.cluster import Cluster, need_cluster
-from callboard.placement.config import KEY, REASONING, PlacementConfig, components_of
+from callboard.placement.config import (
+    KEY,
+    MODEL_PARALLEL,
+    OLD_NAMES,
+    REASONING,
+    TASKS,
+    Entry,
+    PlacementConfig,
+    components_of,
+    is_further_rollout,
+)
 from callboard.placement.defining import node_groups
 from callboard.placement.describing import described_nodes
 from callboard.placement.diagnostics import Report, Where, capped
 from callboard.placement.entries import EntryReader
-from callboard.placement.section import CLUSTER_KEYS, Section
+from callboard.placement.section import CLUSTER_KEYS, PASSED_OVER, Section
 from callboard.placement.source import Document, open_document
-from callboard.placement.tree import Leaf
+from callboard.placement.tree import Items, Leaf, kind_of
 
 MAX_NODES = 100_000
 """Largest ``num_nodes``."""
@@ -62,7 +75,7 @@ def read_source(config: object, cluster: Cluster | None, *, reasoning: bool | No
         if cluster is None:
             report.fault(Where("nodes"), "which nodes are there? give a cluster")
         if reasoning is not None:
-            config = replace(config, task_type=REASONING if reasoning else "")
+            config = replace(config, task_type=_forced(config.task_type) if reasoning else "")
         return Read(report, config, cluster.with_groups(config.groups) if cluster else None, cluster)
     found, used = read_config(open_document(config, report), cluster, report, reasoning=reasoning)
     return Read(report, found, used, cluster)
@@ -109,8 +122,8 @@ class _Reader:
     def __init__(self, document: Document, report: Report, reasoning: bool | None) -> None:
         self._document = document
         self._report = report
-        self._reasoning = reasoning
         self._section = Section(document, report)
+        self._task_type = self._read_task_type(reasoning)
 
     def cluster(self, given: Cluster | None) -> Cluster | None:
         """The nodes that may be used: ``num_nodes`` of those that are there (rule 11)."""
@@ -139,25 +152,26 @@ class _Reader:
         """Everything that is asked for."""
         report = self._report
         if self._section.table is not None:
-            fields.known_keys(self._section.table, CLUSTER_KEYS, report)
+            fields.known_keys(self._section.table, CLUSTER_KEYS, report, passed_over=PASSED_OVER)
         groups = self._section.value("node_groups")
-        auto = self._section.value("auto_scheduler") if self._section.table is not None else None
         defective: set[str] = set()
-        sizes, size_where = self._sizes()
+        entries = tuple(EntryReader(self._document, self._section, report).entries())
+        sizes, size_where = self._sizes(entries)
         recompute = self._document.value("algorithm", "recompute_logprobs")
-        task_type = self._task_type()
+        parallel = self._task_type in MODEL_PARALLEL
         return PlacementConfig(
-            entries=tuple(EntryReader(self._document, self._section, report).entries()),
+            entries=entries,
             groups=node_groups(groups, cluster, report, defective) if groups is not None and cluster else (),
             defective=frozenset(defective),
             num_nodes=self._whole("num_nodes", 1, MAX_NODES, quiet=True),
             gpus_per_node=self._gpus_per_node(),
-            auto_scheduler=auto is not None and bool(fields.flag(auto, "auto_scheduler", report)),
-            task_type=task_type,
-            sizes=sizes if task_type == REASONING else (),
+            auto_scheduler=self._flag("auto_scheduler"),
+            pre_process=self._flag("use_pre_process_policy"),
+            task_type=self._task_type,
+            sizes=sizes,
             recompute_logprobs=(
                 fields.flag(recompute, "algorithm.recompute_logprobs", report)
-                if recompute is not None and task_type == REASONING
+                if recompute is not None and parallel
                 else None
             ),
             num_nodes_where=self._section.place("num_nodes"),
@@ -178,21 +192,65 @@ class _Reader:
             self._report.fault(self._section.place("gpus_per_node"), said, read=str(other), allowed=str(stated))
         return other if stated is None else stated
 
-    def _task_type(self) -> str:
-        if self._reasoning is not None:
-            return REASONING if self._reasoning else ""
-        value = self._document.value("runner", "task_type")
-        return value.text.strip() if isinstance(value, Leaf) else ""
+    def _flag(self, key: str) -> bool:
+        value = self._section.value(key) if self._section.table is not None else None
+        return value is not None and bool(fields.flag(value, key, self._report))
 
-    def _sizes(self) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, Where], ...]]:
-        if self._task_type() != REASONING:
+    def _read_task_type(self, reasoning: bool | None) -> str:
+        """``runner.task_type`` in RLinf's present words; a misspelt one would place everything in another way."""
+        if reasoning is False:
+            return ""
+        value = self._document.value("runner", "task_type")
+        if isinstance(value, Leaf) and not value.problem:
+            read = value.text.strip()
+        else:
+            if value is not None:
+                self._report.fault(value.where, f"{kind_of(value)} is no task type", allowed=", ".join(TASKS))
+            elif reasoning is None:
+                self._warn_of_defaults()
+            read = ""
+        found = OLD_NAMES.get(read, read)
+        if reasoning:
+            return _forced(found)
+        near = difflib.get_close_matches(found.lower(), TASKS, n=1, cutoff=0.88) if found not in TASKS else []
+        if near and value is not None:
+            said = f"unknown task type {shown_text(found)}; did you mean {near[0]}?"
+            self._report.fault(value.where, said, read=found, allowed=", ".join(TASKS), nearest=near[0])
+        return found
+
+    def _warn_of_defaults(self) -> None:
+        """Whole configs that are made of several say their task in one of them, and only one is read here."""
+        defaults = self._document.value("defaults")
+        names = [item.text for item in defaults.items if isinstance(item, Leaf)] if isinstance(defaults, Items) else []
+        bases = [name for name in names if "@" not in name and name != "_self_" and not name.startswith("override ")]
+        if defaults is not None and bases:
+            listed = ", ".join(map(shown_text, bases[:5]))
+            self._report.warn(
+                defaults.where,
+                f"{listed} may say runner.task_type, and is not read here: components are placed as their texts say; "
+                "a reasoning job needs the composed config",
+            )
+
+    def _sizes(self, entries: Sequence[Entry]) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, Where], ...]]:
+        if self._task_type not in MODEL_PARALLEL:
             return (), ()
+        further = {
+            f"{name}.{kind}": (name, f"{key}_parallel_size")
+            for name in components_of(entries)
+            if is_further_rollout(name)
+            for kind, key in (("tp", "tensor"), ("pp", "pipeline"))
+        }
         found: list[tuple[str, int]] = []
         places: list[tuple[str, Where]] = []
-        for name, path in _SIZES.items():
+        for name, path in {**_SIZES, **further}.items():
             value = self._document.value(*path)
             size = fields.whole(value, 1, 1_000_000, path[-1], self._report) if value is not None else None
             if value is not None and size is not None:
                 found.append((name, size))
                 places.append((name, value.where))
         return tuple(sorted(found)), tuple(places)
+
+
+def _forced(task_type: str) -> str:
+    """The task type where the caller chose model parallelism, whatever the config says."""
+    return task_type if task_type in MODEL_PARALLEL else REASONING

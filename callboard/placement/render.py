@@ -13,7 +13,7 @@ from callboard.model.cluster_text import NodeText, format_cluster
 from callboard.model.quantities import format_milli
 from callboard.placement.cluster import WHOLE_CLUSTER, Accelerator, Cluster, Node, NodeGroup
 from callboard.placement.components import component_placement_for
-from callboard.placement.config import Entry, PlacementConfig
+from callboard.placement.config import Entry, PlacementConfig, is_further_rollout
 from callboard.placement.fields import rank_list
 from callboard.placement.plan import PlacementPlan
 from callboard.placement.tree import traps
@@ -60,6 +60,8 @@ def render(plan: PlacementPlan) -> str:
         section["num_gpus_per_node"] = config.gpus_per_node
     if config.auto_scheduler:
         section["auto_scheduler"] = True
+    if config.pre_process:
+        section["use_pre_process_policy"] = True
     section["component_placement"] = {entry.component: _entry(entry) for entry in config.entries}
     if config.groups:
         section["node_groups"] = [_group(group) for group in config.groups]
@@ -153,10 +155,10 @@ def _sizes(config: PlacementConfig) -> dict[str, Any]:
     if config.recompute_logprobs is not None:
         found["algorithm"] = {"recompute_logprobs": config.recompute_logprobs}
     for name, size in config.sizes:
-        component, _, kind = name.partition(".")
+        component, _, kind = name.rpartition(".")
         key = "tensor" if kind == "tp" else "pipeline"
-        if component == "rollout":
-            found.setdefault("rollout", {})[f"{key}_parallel_size"] = size
+        if component == "rollout" or is_further_rollout(component):
+            found.setdefault(component, {})[f"{key}_parallel_size"] = size
         else:
             found.setdefault(component, {}).setdefault("model", {})[f"{key}_model_parallel_size"] = size
     return found

@@ -17,10 +17,24 @@ CLUSTER_KEYS = (
     "num_gpus_per_node",
     "gpus_per_node",
     "use_pre_process_policy",
+)
+"""Keys of the cluster section. ``nodes`` describes nodes, for use without a controller."""
+
+PASSED_OVER = (
+    "assign_policy",
+    "fuse_rollout_inference_only",
+    "migrate_out_max_bs",
+    "monitor_interval",
+    "net_emulation",
+    "nsight",
+    "preprocess_threshold",
+    "profiling",
+    "recreate_nccl_groups",
+    "rollout_use_all_gpus",
     "use_wait_before_last_iter_policy",
 )
-"""Keys of the cluster section. ``nodes`` describes nodes, for use without a controller; the last two are RLinf's own
-and change no placement."""
+"""Keys that RLinf's own configs have there, for its dynamic scheduling, profilers and network emulation. They change no
+placement."""
 
 
 class Section:

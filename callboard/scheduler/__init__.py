@@ -6,7 +6,7 @@ records (:mod:`~callboard.scheduler.records`). ``handle`` is all of it or nothin
 =============  ====================================================================
 records        what is known (``node_record``, ``pool_records`` and the rest), in which
                ``states``; ``Put`` and ``Drop`` are the only changes
-state, ledger  the records with their indexes (``roster`` of the nodes, ``group_index``, …);
+state, ledger  the records with their indexes (``roster`` of the nodes, ``job_index``, …);
                ``State.apply`` is the only mutator
 deadlines      what is due, and when
 transitions    which state may follow which

@@ -118,7 +118,7 @@ def _of_growing(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iter
         missing = elastic.wanted(job, component) - sum(worker.component == component.name for worker in live)
         pool = spec.pool_of(component)
         short = _is_short(state, view, pool, component.resources)
-        selector = _selector(spec, component.node_selector)
+        selector = _selector(spec, () if component.node_selector_soft else component.node_selector)
         for _ in range(missing):
             yield Want(pool, component.resources, selector, job.name, job.running_ms, True, short)
 

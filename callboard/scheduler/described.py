@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.cluster_text import NodeText
+from callboard.model.hardware import pieces
 from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, total
-from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec
+from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec, WorkerPlace
 from callboard.scheduler.explain import PlannedWorker, explain_spec
 from callboard.scheduler.node_record import DeviceInfo, NodeRecord
 from callboard.scheduler.pool_records import PoolRecord
@@ -41,6 +42,7 @@ class DescribedNode:
         gpu_model: what they are; empty: not stated.
         cpu_milli: milli-CPUs; None: not stated.
         memory_bytes: bytes of memory; None: not stated.
+        hardware: types of the hardware that it declares beside its GPUs, in order.
     """
 
     node_id: str
@@ -51,6 +53,7 @@ class DescribedNode:
     gpu_model: str = ""
     cpu_milli: int | None = None
     memory_bytes: int | None = None
+    hardware: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,9 @@ def plan_job(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequence[Pool
         for component in spec.components
         if fitting.get(component.name, 0) < component.min_workers
     )
-    return JobPlan(spec, filled, unplaced)
+    # Where each finds room by itself, it is all of it together that has none.
+    everything = tuple(Unplaced(each.name, each.min_workers, (whole.summary,)) for each in spec.components)
+    return JobPlan(spec, filled, unplaced or everything)
 
 
 def described_state(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequence[PoolSpec] = ()) -> State:
@@ -191,26 +196,27 @@ def described_state(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequen
 
 
 def _capacity(node: DescribedNode) -> Resources:
-    return Resources(
+    amounts = Resources(
         cpu_milli=UNBOUNDED_CPU_MILLI if node.cpu_milli is None else node.cpu_milli,
         gpu_milli=node.gpus * MILLI,
         memory_bytes=UNBOUNDED_MEMORY if node.memory_bytes is None else node.memory_bytes,
     )
+    return amounts + pieces(node.hardware)
 
 
 def _stated(node: DescribedNode, left: Resources) -> Resources:
     """Of what is left, that of which the text says how much there is."""
-    return Resources(
+    return replace(
+        left,
         cpu_milli=0 if node.cpu_milli is None else left.cpu_milli,
-        gpu_milli=left.gpu_milli,
         memory_bytes=0 if node.memory_bytes is None else left.memory_bytes,
     )
 
 
 def _as_many_as_fit(state: State, spec: JobSpec) -> tuple[ComponentSpec, ...]:
     """Components cut to what fits beside those before them: those with places, then GPUs first."""
-    taken: dict[str, Resources] = {}
-    fixed = [_fitting_places(state, component, taken) for component in spec.components if component.places]
+    taken = _Taken(state)
+    fixed = [taken.fitting(component) for component in spec.components if component.places]
     placed = tuple(component for component in fixed if component.places)
     free = [component for component in spec.components if not component.places]
     for component in sorted(free, key=lambda component: -component.resources.gpu_milli):
@@ -220,18 +226,37 @@ def _as_many_as_fit(state: State, spec: JobSpec) -> tuple[ComponentSpec, ...]:
     return placed
 
 
-def _fitting_places(state: State, component: ComponentSpec, taken: dict[str, Resources]) -> ComponentSpec:
-    """The component with those of its places that have room beside what is taken; adds what they take.
+class _Taken:
+    """What workers with places have taken of their nodes."""
 
-    Devices always have: whoever made the places shared them out (I1).
-    """
-    places = []
-    for rank, place in enumerate(component.places):
-        ask, used = component.resources_of(rank), taken.get(place.node_id, NOTHING)
-        if state.nodes[place.node_id].capacity.covers(used + ask):
-            places.append(place)
-            taken[place.node_id] = used + ask
-    return replace(component, min_workers=len(places), max_workers=len(places), places=tuple(places), scaling=())
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._amounts: dict[str, Resources] = {}
+        self._milli: dict[tuple[str, int], int] = {}
+        """(node, index of a device) → what is taken of it."""
+
+    def fitting(self, component: ComponentSpec) -> ComponentSpec:
+        """The component with those of its places that have room beside what is taken; takes their room."""
+        places = []
+        for rank, place in enumerate(component.places):
+            ask = self._amounts.get(place.node_id, NOTHING) + component.resources_of(rank)
+            if self._has_room(place, ask):
+                places.append(place)
+                self._amounts[place.node_id] = ask
+                for index, milli in place.devices:
+                    self._milli[place.node_id, index] = self._milli.get((place.node_id, index), 0) + milli
+        return replace(component, min_workers=len(places), max_workers=len(places), places=tuple(places), scaling=())
+
+    def _has_room(self, place: WorkerPlace, ask: Resources) -> bool:
+        node = self._state.nodes.get(place.node_id)
+        return (
+            node is not None
+            and node.capacity.covers(ask)
+            and all(
+                index < len(node.devices) and self._milli.get((place.node_id, index), 0) + milli <= MILLI
+                for index, milli in place.devices
+            )
+        )
 
 
 def _why(state: State, spec: JobSpec, component: ComponentSpec, filled: Sequence[PlannedNode]) -> tuple[str, ...]:
@@ -240,7 +265,7 @@ def _why(state: State, spec: JobSpec, component: ComponentSpec, filled: Sequence
         return _why_of_places(component, filled)
     pool = state.pools[spec.pool_of(component)].spec
     labels = (
-        *component.node_selector,
+        *(() if component.node_selector_soft else component.node_selector),
         *pool.node_selector,
         *(() if spec.node_selector_soft else spec.node_selector),
     )
@@ -268,15 +293,18 @@ def _why_of_places(component: ComponentSpec, filled: Sequence[PlannedNode]) -> t
     wanted: dict[str, list[int]] = {}
     for rank, place in enumerate(component.places):
         wanted.setdefault(place.node_id, []).append(rank)
-    short = []
+    short: list[str] = []
     for node_id, ranks in wanted.items():
-        node = here[node_id]
-        if node.workers.get(component.name, 0) == len(ranks):
-            continue
-        for resource, asked in component.resources_of(ranks[-1]).items():
-            have = node.free.get(resource)
-            if have < asked:
-                short.append(_lacks(resource, asked, f"{node_id}, where it is placed, has", have))
+        node = here.get(node_id)
+        if node is None:
+            short.append(f"there is no node {node_id}, where it is placed")
+        elif node.workers.get(component.name, 0) < len(ranks):
+            last = component.resources_of(ranks[-1])
+            short += [
+                _lacks(resource, asked, f"{node_id}, where it is placed, has", node.free.get(resource))
+                for resource, asked in last.items()
+                if node.free.get(resource) < asked
+            ]
     return tuple(short[:_MAX_REASONS])
 
 

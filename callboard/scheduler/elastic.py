@@ -125,6 +125,8 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
         wait_ms = stopping.backoff_ms(tx.state.specs[uid].spec, len(job.failures) + 1)
         tx.change_job(uid, eligible_ms=tx.now_ms + wait_ms, failures=(*job.failures[-20:], tx.now_ms))
     starting.announce(tx, uid, reason)
+    if not base and not counts:
+        stopping.finish_if_all_returned(tx, uid)
 
 
 def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:

@@ -233,11 +233,16 @@ class NodeCordoned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrained(Event):
-    """Somebody drains a node: nothing new starts there and what runs yields by ``deadline_ms`` (0: by its timeouts)."""
+    """Somebody drains a node: nothing new starts there and what runs yields by ``deadline_ms`` (0: by its timeouts).
+
+    Attributes:
+        until_rejoin: the cordon that comes with it ends when another program of the node's agent joins.
+    """
 
     node_id: str
     deadline_ms: int = 0
     reason: str = ""
+    until_rejoin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
 
     Workers with a place come first; the strategy is for the others.
     """
-    if len(slots) == 1 and slots[0].place is None and not slots[0].selector:
+    if len(slots) == 1 and slots[0].place is None and not (slots[0].selector or slots[0].prefers):
         return _fit_one(rooms, slots[0], strategy)
     if any(slot.place is not None for slot in slots):
         pinned = pin(rooms, slots)
@@ -43,7 +43,7 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
         return tuple(pinned[i] if i in pinned else next(free) for i in range(len(slots)))
     if not slots:
         return ()
-    if any(slot.selector for slot in slots):
+    if any(slot.selector or slot.prefers for slot in slots):
         return _fit_selected(rooms, slots, strategy)
     order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
     asks = [slots[i].resources for i in order]
@@ -64,8 +64,43 @@ def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord
     return (BundleRecord(node_id=room.node.node_id, resources=slot.resources, devices=devices),)
 
 
+def _fit_preferring(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+    """Slots some of which prefer nodes: as many of the first of those as find room there, the others anywhere."""
+    soft = [i for i, slot in enumerate(slots) if slot.prefers]
+    # All of them, which is the rule. Then by bisection: `low` fit where they prefer to be, more than `high` don't.
+    low, high, middle = 0, len(soft), len(soft)
+    while True:
+        kept = frozenset(soft[:middle])
+        found = fit(rooms, [_settled(slot, keeps=i in kept) for i, slot in enumerate(slots)], strategy)
+        if found is None:
+            high = middle - 1
+        elif middle == high:
+            return found
+        else:
+            low = middle
+            for bundle in found:
+                _give_back(rooms, bundle)
+        if high < 0:
+            return None
+        middle = (low + high + 1) // 2
+
+
+def _settled(slot: Slot, *, keeps: bool) -> Slot:
+    """A slot that asks for what it prefers, or for nothing of it."""
+    asked = tuple(sorted({*slot.selector, *slot.prefers})) if keeps else slot.selector
+    return replace(slot, selector=asked, prefers=())
+
+
+def _give_back(rooms: Rooms, bundle: BundleRecord) -> None:
+    room = rooms.at(bundle.node_id)
+    assert room is not None, "what was taken from a room can be given back to it"
+    room.give_back(bundle)
+
+
 def _fit_selected(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
-    """Slots that ask for labels of their own. A strict strategy holds across all of them."""
+    """Slots that ask for labels of their own, or prefer some. A strict strategy holds across all of them."""
+    if any(slot.prefers for slot in slots):
+        return _fit_preferring(rooms, slots, strategy)
     if strategy is Strategy.STRICT_PACK:
         every = tuple(sorted({label for slot in slots for label in slot.selector}))
         return fit(rooms.narrowed(every, frozenset()), [replace(slot, selector=()) for slot in slots], strategy)
@@ -94,9 +129,7 @@ def _fit_in_turn(
         rooms.adopt(own)
         if bundles is None:
             for bundle in found.values():
-                room = rooms.at(bundle.node_id)
-                assert room is not None, "what was taken from a room can be given back to it"
-                room.give_back(bundle)
+                _give_back(rooms, bundle)
             return None
         found.update(zip(members, bundles, strict=True))
     return tuple(found[i] for i in range(len(slots)))

@@ -109,7 +109,7 @@ def _keeps_strategy(placement: Strategy, uses: Sequence[GroupUse]) -> bool:
 
 def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
     """The best existing group for an ask: reserved ones first for a high priority, available now before
-    free-to-come, then least waste, then lowest id (design 02, Reuse)."""
+    free-to-come, then least waste, then lowest id (docs/scheduling.md)."""
     pool = state.pools[ask.pool].spec
     if view.assumption.empty or not pool.pg_pool.enable:
         return None

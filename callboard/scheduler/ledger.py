@@ -179,7 +179,7 @@ class Ledger:
             self._book(new, 1)
 
     def worker_changed(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
-        """Follows a worker's allocation. A worker on a lost node charges nothing (design 02, Pools)."""
+        """Follows a worker's allocation. A worker on a lost node charges nothing (docs/scheduling.md, Nodes)."""
         if (
             old is not None
             and new is not None

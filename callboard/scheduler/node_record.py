@@ -59,6 +59,7 @@ class NodeRecord:
     """One node.
 
     Attributes:
+        cordon_passes: the cordon ends when another program of its agent joins.
         ghosts: generations that the agent still runs and nobody wants; the node takes no work until they are proved
             gone (I4).
         instance: id of the agent program's run; two live agents with one node id differ in it.
@@ -73,6 +74,7 @@ class NodeRecord:
     state: NodeState
     reason: str = ""
     cordoned: bool = False
+    cordon_passes: bool = False
     labels: Labels = ()
     node_group: str = ""
     capacity: Resources = NOTHING

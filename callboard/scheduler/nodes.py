@@ -70,6 +70,8 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "joined_ms": tx.now_ms,
         "ghosts": tuple(ghost.generation for ghost in ghosts),
     }
+    if old is not None and old.cordon_passes and event.instance != old.instance:
+        fields |= {"cordoned": False, "cordon_passes": False}
     ready = event.runtime != "ray" or event.ray is not None
     state = NodeState.READY if ready else NodeState.JOINING
     why = "its agent joined" if old is None else "its agent is back"
@@ -144,10 +146,12 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
     if node is None:
         raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
     reason = event.reason or "drained on request"
+    # Somebody's own cordon or drain lasts, whichever came first.
+    passes = event.until_rejoin and (node.cordon_passes or not node.cordoned)
     if node.state is NodeState.READY:
-        tx.move_node(node.node_id, NodeState.DRAINING, reason, cordoned=True)
-    elif not node.cordoned:
-        tx.put(evolve(node, cordoned=True))
+        tx.move_node(node.node_id, NodeState.DRAINING, reason, cordoned=True, cordon_passes=passes)
+    elif not node.cordoned or node.cordon_passes != passes:
+        tx.put(evolve(node, cordoned=True, cordon_passes=passes))
     within_ms = max(0, event.deadline_ms - tx.now_ms) if event.deadline_ms else None
     there = tx.state.workers_on(node.node_id)
     for worker in there:
@@ -169,13 +173,14 @@ def cordoned(tx: Transaction, event: NodeCordoned) -> None:
     node = tx.state.nodes.get(event.node_id)
     if node is None:
         raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
-    if node.cordoned == event.cordoned:
+    if node.cordoned == event.cordoned and not node.cordon_passes:
         return
     if not event.cordoned and node.state is NodeState.DRAINING:
         node = tx.move_node(node.node_id, NodeState.READY, "uncordoned")
     what = "cordoned: nothing new starts here" if event.cordoned else "uncordoned"
     revision = tx.event("node.cordoned", f"nodes/{node.node_id}", node.state.value, what)
-    tx.put(evolve(node, cordoned=event.cordoned, revision=revision))
+    why = what if node.state is NodeState.READY else node.reason
+    tx.put(evolve(node, cordoned=event.cordoned, cordon_passes=False, reason=why, revision=revision))
 
 
 def removed(tx: Transaction, event: NodeRemoved) -> None:

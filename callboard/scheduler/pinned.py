@@ -1,4 +1,4 @@
-"""Is every place free that workers must have? Workers with explicit places go there and nowhere else (design 03)."""
+"""Is every place free that workers must have? Workers with explicit places go there and nowhere else."""
 
 from __future__ import annotations
 

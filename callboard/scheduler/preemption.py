@@ -1,4 +1,4 @@
-"""Must v yield to p? The rules between two jobs (design 02, Preemption)."""
+"""Must v yield to p? The rules between two jobs (docs/scheduling.md)."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ class Refusal(Exception):
         message: what, why and what to do, as sentences.
         field: path of the request's field at fault; empty: none.
         reasons: the account behind the message.
+        unblock: smallest changes by which the request would be taken.
     """
 
     code: RefusalCode
@@ -60,6 +61,7 @@ class Refusal(Exception):
     message: str
     field: str = ""
     reasons: tuple[Reason, ...] = ()
+    unblock: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.message

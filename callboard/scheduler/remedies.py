@@ -161,7 +161,7 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
             key = (best.node.node_id, resource)
             missing = asked - have
             grown[key] = grown.get(key, 0) + (-(-missing // MILLI) * MILLI if resource == "gpu" else missing)
-        for slot in step:
+        for slot in () if at_once else step:  # nobody comes after all at once
             _use_up(best, slot.resources)
         if spread:
             rooms.remove(best)

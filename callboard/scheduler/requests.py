@@ -18,7 +18,7 @@ from callboard.scheduler.events import (
     PoolUpdated,
 )
 from callboard.scheduler.evolving import evolve
-from callboard.scheduler.explain import unschedulable, unschedulable_reasons
+from callboard.scheduler.explain import unschedulable
 from callboard.scheduler.planning import Victim, could_ever_fit, plan_with
 from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import borrowable
@@ -187,13 +187,15 @@ def check_spec(tx: Transaction, spec: JobSpec) -> None:
             asked = ask.resources.get(resource)
             limit = nominal + borrowable(tx.state.pools, pool.spec, resource)
             if asked > limit:
+                account = unschedulable(tx.state, spec)
                 raise Refusal(
                     RefusalCode.QUOTA_EXCEEDED,
                     f"pools/{ask.pool}",
                     f"{spec.name} asks {format_amount(resource, asked)} {resource}, "
                     f"pool {ask.pool} can have {format_amount(resource, limit)}; ask for less or raise the quota",
                     "spec.components",
-                    unschedulable_reasons(tx.state, spec),
+                    account.reasons,
+                    account.unblock,
                 )
 
 
@@ -202,7 +204,10 @@ def refuse_unschedulable(tx: Transaction, spec: JobSpec) -> None:
     if tx.state.meta.reconcile_until_ms or could_ever_fit(tx.state, spec):
         return
     account = unschedulable(tx.state, spec)
-    raise Refusal(RefusalCode.UNSCHEDULABLE, f"jobs/{spec.name}", account.summary, "spec.components", account.reasons)
+    subject = f"jobs/{spec.name}"
+    raise Refusal(
+        RefusalCode.UNSCHEDULABLE, subject, account.summary, "spec.components", account.reasons, account.unblock
+    )
 
 
 def cancel(tx: Transaction, event: JobCancelled) -> str:

@@ -1,4 +1,4 @@
-"""What do reported signals mean for an elastic component? The first rule that matches decides (design 06).
+"""What do reported signals mean for an elastic component? The first rule that matches decides (docs/roles.md).
 
 Only what a rule did is remembered, never what was reported: reports come often, and most change nothing. Whoever
 sends :class:`SignalsReported` says every gauge of the job that is known, not only the newest.

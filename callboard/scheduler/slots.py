@@ -15,6 +15,7 @@ class Slot:
     Attributes:
         place: where it must run; None: wherever there is room.
         selector: labels its node must have, besides those that the job and the pool ask for.
+        prefers: labels its node had better have; it goes elsewhere where no such node has room.
     """
 
     component: str
@@ -22,10 +23,12 @@ class Slot:
     resources: Resources
     place: WorkerPlace | None = None
     selector: Labels = ()
+    prefers: Labels = ()
 
     @classmethod
     def of(cls, component: ComponentSpec, rank: int) -> Slot:
         """The worker of a rank."""
         if not component.places:
-            return cls(component.name, rank, component.resources, None, component.node_selector)
+            labels, soft = component.node_selector, component.node_selector_soft
+            return cls(component.name, rank, component.resources, None, *(((), labels) if soft else (labels, ())))
         return cls(component.name, rank, component.resources_of(rank), component.place_of(rank))

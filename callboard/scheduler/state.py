@@ -6,7 +6,6 @@ changes replayed through it gives the same state on any version of the scheduler
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -15,8 +14,8 @@ from callboard.model.quantities import NOTHING, Resources, total
 from callboard.scheduler.deadlines import Deadlines
 from callboard.scheduler.free_index import FreeIndex
 from callboard.scheduler.group_index import GroupIndex
-from callboard.scheduler.holders import Holders
 from callboard.scheduler.indexes import add, remove
+from callboard.scheduler.job_index import JobIndex, QueueKey
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.pool_records import GroupRecord, PoolRecord
@@ -34,15 +33,10 @@ from callboard.scheduler.records import (
     WorkerRecord,
 )
 from callboard.scheduler.roster import GONE, Roster
-from callboard.scheduler.shapes import Shape, Shapes
+from callboard.scheduler.shapes import Shape
 from callboard.scheduler.states import ENDED, HOLDING, LIVE, GroupKind, GroupState, JobState, WorkerState
 from callboard.scheduler.stats import GroupStats, group_stats, pool_use
-
-QueueKey = tuple[int, int, int, str]
-
-AGING_MS_PER_MILLI = 3600
-"""A waiting job gains one milli of priority in the queue per this many ms: 1.0 an hour. Since every job gains at the
-same rate, the order of two jobs never changes and the queue stays sorted without touching it."""
+from callboard.scheduler.worker_index import WorkerIndex
 
 
 class State:
@@ -84,28 +78,20 @@ class State:
             "checkpoint": self._index_checkpoint,
             "preemption": self._index_preemption,
         }
-        self.jobs_by_state: dict[JobState, dict[str, None]] = {state: {} for state in JobState}
-        self.shapes = Shapes()
-        """Shape of every job's spec."""
-        self.waiting: dict[Shape, list[QueueKey]] = {}
-        """PENDING jobs by shape, each in the order of the queue."""
         self.fits_ever: dict[Shape, bool] = {}
         """What is known of whether a shape could ever fit; forgotten when a node or a quota changes."""
-        self.queue: list[QueueKey] = []
-        """PENDING jobs in the order they are looked at; the last item of a key is the uid."""
         self.roster = Roster()
         self.group_index = GroupIndex(self._is_there)
-        self.holders = Holders()
-        self.nominated: dict[str, None] = {}
-        self.elastic: dict[str, None] = {}
-        """RUNNING jobs with a component whose number of workers may change."""
-        self.leaving_extras: dict[int, None] = {}
-        self.jobs_holding: dict[str, dict[int, None]] = {}
-        self.requests: dict[str, str] = {}
-        self._uids_of_name: dict[str, dict[str, None]] = {}
-        self._workers_of_job: dict[str, dict[int, None]] = {}
-        self._workers_in_group: dict[str, dict[int, None]] = {}
-        self._workers_on_node: dict[str, dict[int, None]] = {}
+        self._job_index = JobIndex(self.specs)
+        # What is asked of these all the time is asked without a detour.
+        self.shapes = self._job_index.shapes
+        self.jobs_by_state = self._job_index.by_state
+        self.queue, self.waiting = self._job_index.queue, self._job_index.waiting
+        self.holders = self._job_index.holders
+        self.nominated, self.elastic = self._job_index.nominated, self._job_index.elastic
+        self.requests = self._job_index.requests
+        self._worker_index = WorkerIndex()
+        self.jobs_holding, self.leaving_extras = self._worker_index.holding_of_job, self._worker_index.leaving_extras
         self._checkpoints_of_job: dict[str, dict[tuple[str, str, int], None]] = {}
         self._preemptions_for: dict[str, dict[int, None]] = {}
         self._open_preemptions: dict[str, dict[int, None]] = {}
@@ -172,8 +158,8 @@ class State:
         job = self.jobs.get(name_or_uid)
         if job is not None:
             return job
-        uids = self._uids_of_name.get(name_or_uid)
-        return self.jobs[next(reversed(uids))] if uids else None
+        uid = self._job_index.newest_of(name_or_uid)
+        return self.jobs[uid] if uid else None
 
     def live_job_named(self, name: str) -> JobRecord | None:
         """The job that has this name; None if it is free: once a job is on its way to its end, the next one may come,
@@ -184,12 +170,12 @@ class State:
 
     def workers_of(self, uid: str) -> list[WorkerRecord]:
         """Workers of a job, in the order of their generations."""
-        return [self.workers[generation] for generation in self._workers_of_job.get(uid, ())]
+        return [self.workers[generation] for generation in self._worker_index.of_job.get(uid, ())]
 
     def all_ready(self, job: JobRecord) -> bool:
         """Whether every worker of a job's present attempt was constructed and answers."""
         # Workers tend to become ready in order, so the last ones tell soonest that some are not.
-        newest_first = (self.workers[generation] for generation in reversed(self._workers_of_job.get(job.uid, {})))
+        newest_first = (self.workers[generation] for generation in reversed(self._worker_index.of_job.get(job.uid, {})))
         return all(worker.state is WorkerState.READY or worker.attempt != job.attempt for worker in newest_first)
 
     @property
@@ -206,11 +192,11 @@ class State:
 
     def workers_in(self, group_id: str) -> list[WorkerRecord]:
         """Workers that hold a placement group: nobody else may use it (I4)."""
-        return [self.workers[generation] for generation in self._workers_in_group.get(group_id, ())]
+        return [self.workers[generation] for generation in self._worker_index.in_group.get(group_id, ())]
 
     def workers_on(self, node_id: str) -> list[WorkerRecord]:
         """Workers that hold room on a node."""
-        return [self.workers[generation] for generation in self._workers_on_node.get(node_id, ())]
+        return [self.workers[generation] for generation in self._worker_index.on_node.get(node_id, ())]
 
     def checkpoints_of(self, uid: str) -> list[CheckpointRecord]:
         """Checkpoints that a job's workers left."""
@@ -256,7 +242,7 @@ class State:
             for group_id in self.group_index.of_pool.get(pool, ())
             if (group := self.groups[group_id]).group_kind is GroupKind.RESERVED
             and group.state in (GroupState.CREATING, GroupState.READY)
-            and not self._workers_in_group.get(group_id)
+            and not self._worker_index.in_group.get(group_id)
             for bundle in group.bundles
         ]
         return used + total(idle)
@@ -279,8 +265,7 @@ class State:
 
     def queue_key(self, job: JobRecord) -> QueueKey:
         """Where a waiting job stands: aged priority, then first submit time, then order of submission."""
-        priority_milli = self.specs[job.uid].spec.priority_milli
-        return (job.submit_ms - priority_milli * AGING_MS_PER_MILLI, job.submit_ms, job.order, job.uid)
+        return self._job_index.queue_key(job)
 
     # ---- indexes ----
 
@@ -336,47 +321,34 @@ class State:
 
     def _index_worker(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
         self.ledger.worker_changed(old, new)
-        if old is None and new is not None:
-            add(self._workers_of_job, new.job, new.generation)
-        elif old is not None and new is None:
-            remove(self._workers_of_job, old.job, old.generation)
-        before = old if old is not None and old.state in HOLDING else None
-        after = new if new is not None and new.state in HOLDING else None
-        if before is None and after is not None:
-            add(self._workers_in_group, after.group_id, after.generation)
-            add(self._workers_on_node, after.node_id, after.generation)
-            add(self.jobs_holding, after.job, after.generation)
-        elif before is not None and after is None:
-            remove(self._workers_in_group, before.group_id, before.generation)
-            remove(self._workers_on_node, before.node_id, before.generation)
-            remove(self.jobs_holding, before.job, before.generation)
+        self._worker_index.update(old, new)
         if new is not None and new.extra and new.state is WorkerState.STOPPING:
-            self.leaving_extras[new.generation] = None
             self.leaving_version += 1
-        elif old is not None and old.extra:
-            self.leaving_extras.pop(old.generation, None)
-        left_live = old is not None and old.state in LIVE and (new is None or new.state not in LIVE)
-        if left_live or (before is not None and after is None):
+        if old is not None and (
+            (old.state in LIVE and (new is None or new.state not in LIVE))
             # Also when it is quarantined: whoever waits for its room must look elsewhere.
+            or (old.state in HOLDING and (new is None or new.state not in HOLDING))
+        ):
             self.room_version += 1
         if new is not None and new.deadline_ms:
             self.deadlines.add(new.deadline_ms, "worker", new.generation)
 
     def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
-        if old is None or new is None:
-            self._index_job_name(old, new)
+        self._job_index.update(old, new)
         if old is None or new is None or old.state is not new.state:
-            self._index_job_state(old, new)
-        elif old.checkpoint_ms != new.checkpoint_ms:
-            self.holders.update(new, new.uid, self.shapes[new.uid])
-        if old is not None and old.nominated and not (new is not None and new.nominated):
-            del self.nominated[old.uid]
-            if new is None or new.state is not JobState.STARTING:  # one that starts takes what was held
-                self.room_version += 1
+            if new is None or new.state in ENDED:
+                self.room_version += 1  # who yielded to it may take places again
+            elif new.state is JobState.STOPPING or new.state is JobState.PREEMPTING:
+                self.leaving_version += 1
+        if (
+            old is not None
+            and old.nominated
+            and not (new is not None and new.nominated)
+            and (new is None or new.state is not JobState.STARTING)  # one that starts takes what was held
+        ):
+            self.room_version += 1
         if new is None:
             return
-        if new.nominated:
-            self.nominated.setdefault(new.uid)
         if new.eligible_ms:
             self.deadlines.add(new.eligible_ms, "eligible", new.uid)
         if new.deadline_ms:
@@ -385,46 +357,6 @@ class State:
             self.deadlines.add(new.session_ms, "session", new.uid)
         if new.starving_ms and new.state is JobState.PENDING:
             self.deadlines.add(new.starving_ms, "starving", new.uid)
-
-    def _index_job_state(self, old: JobRecord | None, new: JobRecord | None) -> None:
-        record = new or cast("JobRecord", old)
-        self.holders.update(new, record.uid, self.shapes.get(record.uid))
-        if old is not None:
-            del self.jobs_by_state[old.state][old.uid]
-            if old.state is JobState.PENDING:
-                self._unqueue(old)
-            self.elastic.pop(old.uid, None)
-        if new is None or new.state in ENDED:
-            self.room_version += 1  # who yielded to it may take places again
-        if new is None:
-            return
-        self.jobs_by_state[new.state][new.uid] = None
-        if new.state is JobState.STOPPING or new.state is JobState.PREEMPTING:
-            self.leaving_version += 1
-        if new.state is JobState.PENDING:
-            key = self.queue_key(new)
-            insort(self.queue, key)
-            insort(self.waiting.setdefault(self.shapes[new.uid], []), key)
-        elif new.state is JobState.RUNNING and any(c.elastic for c in self.specs[new.uid].spec.components):
-            self.elastic[new.uid] = None
-
-    def _unqueue(self, job: JobRecord) -> None:
-        key, shape = self.queue_key(job), self.shapes[job.uid]
-        del self.queue[bisect_left(self.queue, key)]
-        alike = self.waiting[shape]
-        del alike[bisect_left(alike, key)]
-        if not alike:
-            del self.waiting[shape]
-
-    def _index_job_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
-        if new is not None:
-            add(self._uids_of_name, new.name, new.uid)
-            if new.request_id:
-                self.requests[new.request_id] = new.uid
-        if old is not None:
-            remove(self._uids_of_name, old.name, old.uid)
-            if old.request_id:
-                del self.requests[old.request_id]
 
     def _index_group(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         self.ledger.group_changed(old, new)

@@ -332,6 +332,7 @@ class ComponentSpec(_message.Message):
     COLOCATION_TOTAL_FIELD_NUMBER: _builtins.int
     SCALING_FIELD_NUMBER: _builtins.int
     PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    NODE_SELECTOR_SOFT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
@@ -366,6 +367,8 @@ class ComponentSpec(_message.Message):
     """Milliseconds after which a worker whose progress() says the same all the time counts as failed, while calls are in
     flight; 0: never.
     """
+    node_selector_soft: _builtins.bool
+    """Prefer nodes with the labels of node_selector, worker by worker, instead of asking for them."""
     @_builtins.property
     def resources(self) -> _common_pb2.Resources:
         """Resources of each worker."""
@@ -440,10 +443,11 @@ class ComponentSpec(_message.Message):
         colocation_total: _common_pb2.Resources | None = ...,
         scaling: _abc.Iterable[Global___ScalingRule] | None = ...,
         progress_timeout_ms: _builtins.int = ...,
+        node_selector_soft: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015

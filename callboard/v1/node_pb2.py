@@ -27,7 +27,7 @@ from callboard.v1 import inspection_pb2 as callboard_dot_v1_dot_inspection__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61llboard/v1/node.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x1d\x63\x61llboard/v1/inspection.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9f\x01\n\tDeviceUse\x12$\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x14.callboard.v1.Device\x12\x12\n\nused_milli\x18\x02 \x01(\x05\x12\x12\n\nheld_milli\x18\x03 \x01(\x05\x12\x19\n\x11quarantined_milli\x18\x04 \x01(\x05\x12)\n\x07workers\x18\x05 \x03(\x0b\x32\x18.callboard.v1.WorkerName\":\n\nWorkerName\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\"\xf0\x05\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.callboard.v1.NodeState\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12.\n\x06labels\x18\x05 \x03(\x0b\x32\x1e.callboard.v1.Node.LabelsEntry\x12\x12\n\nnode_group\x18\x06 \x01(\t\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12(\n\x07\x64\x65vices\x18\x0c \x03(\x0b\x32\x17.callboard.v1.DeviceUse\x12\x11\n\tsimulated\x18\r \x01(\x08\x12\r\n\x05\x65poch\x18\x0e \x01(\x03\x12\x0f\n\x07version\x18\x0f \x01(\t\x12\x10\n\x08hostname\x18\x10 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x11 \x01(\t\x12\x13\n\x0bray_node_id\x18\x12 \x01(\t\x12\x10\n\x08ray_head\x18\x13 \x01(\x08\x12\x10\n\x08revision\x18\x14 \x01(\x03\x12-\n\tjoin_time\x18\x15 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07runtime\x18\x16 \x01(\t\x12(\n\x08hardware\x18\x17 \x03(\x0b\x32\x16.callboard.v1.Hardware\x12\x14\n\x0clost_devices\x18\x18 \x01(\x05\x12\x14\n\x0cinterpreters\x18\x19 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"3\n\x0fGetNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.callboard.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11\x43ordonNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x12\x43ordonNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"C\n\x10\x44rainNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\twithin_ms\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"5\n\x11\x44rainNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"#\n\x13UncordonNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x14UncordonNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"L\n\x12InspectNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x03\x61sk\x18\x02 \x01(\x0b\x32\x1b.callboard.v1.InspectionAsk\"G\n\x13InspectNodeResponse\x12\x30\n\ninspection\x18\x01 \x01(\x0b\x32\x1c.callboard.v1.NodeInspection\"!\n\x11RemoveNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12RemoveNodeResponse*\xc9\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_JOINING\x10\x01\x12\x14\n\x10NODE_STATE_READY\x10\x02\x12\x17\n\x13NODE_STATE_CORDONED\x10\x03\x12\x17\n\x13NODE_STATE_DRAINING\x10\x04\x12\x16\n\x12NODE_STATE_SUSPECT\x10\x05\x12\x13\n\x0fNODE_STATE_LOST\x10\x06\x12\x13\n\x0fNODE_STATE_LEFT\x10\x07\x32\xbe\x04\n\x0bNodeService\x12\x46\n\x07GetNode\x12\x1c.callboard.v1.GetNodeRequest\x1a\x1d.callboard.v1.GetNodeResponse\x12L\n\tListNodes\x12\x1e.callboard.v1.ListNodesRequest\x1a\x1f.callboard.v1.ListNodesResponse\x12O\n\nCordonNode\x12\x1f.callboard.v1.CordonNodeRequest\x1a .callboard.v1.CordonNodeResponse\x12L\n\tDrainNode\x12\x1e.callboard.v1.DrainNodeRequest\x1a\x1f.callboard.v1.DrainNodeResponse\x12U\n\x0cUncordonNode\x12!.callboard.v1.UncordonNodeRequest\x1a\".callboard.v1.UncordonNodeResponse\x12O\n\nRemoveNode\x12\x1f.callboard.v1.RemoveNodeRequest\x1a .callboard.v1.RemoveNodeResponse\x12R\n\x0bInspectNode\x12 .callboard.v1.InspectNodeRequest\x1a!.callboard.v1.InspectNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63\x61llboard/v1/node.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x1d\x63\x61llboard/v1/inspection.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9f\x01\n\tDeviceUse\x12$\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x14.callboard.v1.Device\x12\x12\n\nused_milli\x18\x02 \x01(\x05\x12\x12\n\nheld_milli\x18\x03 \x01(\x05\x12\x19\n\x11quarantined_milli\x18\x04 \x01(\x05\x12)\n\x07workers\x18\x05 \x03(\x0b\x32\x18.callboard.v1.WorkerName\":\n\nWorkerName\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\x05\"\xf0\x05\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.callboard.v1.NodeState\x12\x14\n\x0cstate_reason\x18\x04 \x01(\t\x12.\n\x06labels\x18\x05 \x03(\x0b\x32\x1e.callboard.v1.Node.LabelsEntry\x12\x12\n\nnode_group\x18\x06 \x01(\t\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12(\n\x07\x64\x65vices\x18\x0c \x03(\x0b\x32\x17.callboard.v1.DeviceUse\x12\x11\n\tsimulated\x18\r \x01(\x08\x12\r\n\x05\x65poch\x18\x0e \x01(\x03\x12\x0f\n\x07version\x18\x0f \x01(\t\x12\x10\n\x08hostname\x18\x10 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x11 \x01(\t\x12\x13\n\x0bray_node_id\x18\x12 \x01(\t\x12\x10\n\x08ray_head\x18\x13 \x01(\x08\x12\x10\n\x08revision\x18\x14 \x01(\x03\x12-\n\tjoin_time\x18\x15 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07runtime\x18\x16 \x01(\t\x12(\n\x08hardware\x18\x17 \x03(\x0b\x32\x16.callboard.v1.Hardware\x12\x14\n\x0clost_devices\x18\x18 \x01(\x05\x12\x14\n\x0cinterpreters\x18\x19 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"3\n\x0fGetNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.callboard.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x11\x43ordonNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x12\x43ordonNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"Y\n\x10\x44rainNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\twithin_ms\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x0cuntil_rejoin\x18\x04 \x01(\x08\"5\n\x11\x44rainNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"#\n\x13UncordonNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"8\n\x14UncordonNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.callboard.v1.Node\"L\n\x12InspectNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x03\x61sk\x18\x02 \x01(\x0b\x32\x1b.callboard.v1.InspectionAsk\"G\n\x13InspectNodeResponse\x12\x30\n\ninspection\x18\x01 \x01(\x0b\x32\x1c.callboard.v1.NodeInspection\"!\n\x11RemoveNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12RemoveNodeResponse*\xc9\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATE_JOINING\x10\x01\x12\x14\n\x10NODE_STATE_READY\x10\x02\x12\x17\n\x13NODE_STATE_CORDONED\x10\x03\x12\x17\n\x13NODE_STATE_DRAINING\x10\x04\x12\x16\n\x12NODE_STATE_SUSPECT\x10\x05\x12\x13\n\x0fNODE_STATE_LOST\x10\x06\x12\x13\n\x0fNODE_STATE_LEFT\x10\x07\x32\xbe\x04\n\x0bNodeService\x12\x46\n\x07GetNode\x12\x1c.callboard.v1.GetNodeRequest\x1a\x1d.callboard.v1.GetNodeResponse\x12L\n\tListNodes\x12\x1e.callboard.v1.ListNodesRequest\x1a\x1f.callboard.v1.ListNodesResponse\x12O\n\nCordonNode\x12\x1f.callboard.v1.CordonNodeRequest\x1a .callboard.v1.CordonNodeResponse\x12L\n\tDrainNode\x12\x1e.callboard.v1.DrainNodeRequest\x1a\x1f.callboard.v1.DrainNodeResponse\x12U\n\x0cUncordonNode\x12!.callboard.v1.UncordonNodeRequest\x1a\".callboard.v1.UncordonNodeResponse\x12O\n\nRemoveNode\x12\x1f.callboard.v1.RemoveNodeRequest\x1a .callboard.v1.RemoveNodeResponse\x12R\n\x0bInspectNode\x12 .callboard.v1.InspectNodeRequest\x1a!.callboard.v1.InspectNodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODE_LABELSENTRY']._loaded_options = None
   _globals['_NODE_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_NODESTATE']._serialized_start=1853
-  _globals['_NODESTATE']._serialized_end=2054
+  _globals['_NODESTATE']._serialized_start=1875
+  _globals['_NODESTATE']._serialized_end=2076
   _globals['_DEVICEUSE']._serialized_start=133
   _globals['_DEVICEUSE']._serialized_end=292
   _globals['_WORKERNAME']._serialized_start=294
@@ -59,21 +59,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CORDONNODERESPONSE']._serialized_start=1369
   _globals['_CORDONNODERESPONSE']._serialized_end=1423
   _globals['_DRAINNODEREQUEST']._serialized_start=1425
-  _globals['_DRAINNODEREQUEST']._serialized_end=1492
-  _globals['_DRAINNODERESPONSE']._serialized_start=1494
-  _globals['_DRAINNODERESPONSE']._serialized_end=1547
-  _globals['_UNCORDONNODEREQUEST']._serialized_start=1549
-  _globals['_UNCORDONNODEREQUEST']._serialized_end=1584
-  _globals['_UNCORDONNODERESPONSE']._serialized_start=1586
-  _globals['_UNCORDONNODERESPONSE']._serialized_end=1642
-  _globals['_INSPECTNODEREQUEST']._serialized_start=1644
-  _globals['_INSPECTNODEREQUEST']._serialized_end=1720
-  _globals['_INSPECTNODERESPONSE']._serialized_start=1722
-  _globals['_INSPECTNODERESPONSE']._serialized_end=1793
-  _globals['_REMOVENODEREQUEST']._serialized_start=1795
-  _globals['_REMOVENODEREQUEST']._serialized_end=1828
-  _globals['_REMOVENODERESPONSE']._serialized_start=1830
-  _globals['_REMOVENODERESPONSE']._serialized_end=1850
-  _globals['_NODESERVICE']._serialized_start=2057
-  _globals['_NODESERVICE']._serialized_end=2631
+  _globals['_DRAINNODEREQUEST']._serialized_end=1514
+  _globals['_DRAINNODERESPONSE']._serialized_start=1516
+  _globals['_DRAINNODERESPONSE']._serialized_end=1569
+  _globals['_UNCORDONNODEREQUEST']._serialized_start=1571
+  _globals['_UNCORDONNODEREQUEST']._serialized_end=1606
+  _globals['_UNCORDONNODERESPONSE']._serialized_start=1608
+  _globals['_UNCORDONNODERESPONSE']._serialized_end=1664
+  _globals['_INSPECTNODEREQUEST']._serialized_start=1666
+  _globals['_INSPECTNODEREQUEST']._serialized_end=1742
+  _globals['_INSPECTNODERESPONSE']._serialized_start=1744
+  _globals['_INSPECTNODERESPONSE']._serialized_end=1815
+  _globals['_REMOVENODEREQUEST']._serialized_start=1817
+  _globals['_REMOVENODEREQUEST']._serialized_end=1850
+  _globals['_REMOVENODERESPONSE']._serialized_start=1852
+  _globals['_REMOVENODERESPONSE']._serialized_end=1872
+  _globals['_NODESERVICE']._serialized_start=2079
+  _globals['_NODESERVICE']._serialized_end=2653
 # @@protoc_insertion_point(module_scope)

@@ -451,22 +451,29 @@ class DrainNodeRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     WITHIN_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    UNTIL_REJOIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"nodes/{node}"."""
     within_ms: _builtins.int
     """Milliseconds from now by which what runs must be gone; only shortens its stop. 0: by its timeouts."""
     reason: _builtins.str
     """Why, for people."""
+    until_rejoin: _builtins.bool
+    """The cordon that comes with it ends when another program of the node's agent joins: for a notice that the machine
+    is about to be taken away, after which the same node is another machine. Somebody's own cordon stays all the same.
+    False: it stays until somebody takes it back.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         within_ms: _builtins.int = ...,
         reason: _builtins.str = ...,
+        until_rejoin: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "within_ms", b"within_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason", "until_rejoin", b"until_rejoin", "within_ms", b"within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -133,6 +133,7 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         pass_env=spec.pass_env,
         pool=spec.pool,
         node_selector=dict(spec.node_selector),
+        node_selector_soft=spec.node_selector_soft,
         colocation_group=spec.colocation_group,
         colocation_total=resources_to_proto(spec.colocation_total) if spec.colocation_total else None,
         scaling=[_rule_to_proto(rule) for rule in spec.scaling],
@@ -191,6 +192,7 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         pass_env=list(message.pass_env),
         pool=message.pool,
         node_selector=dict(message.node_selector),
+        node_selector_soft=message.node_selector_soft,
         colocation_group=message.colocation_group,
         colocation_total=reader.amounts(message.colocation_total, (*place, "colocation_total"))
         if message.HasField("colocation_total")

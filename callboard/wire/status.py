@@ -1,6 +1,6 @@
 """How does an error travel? ``google.rpc.Status`` in the trailer ``grpc-status-details-bin``, written and read.
 
-Done without grpcio-status, whose protobuf pin excludes trainers that hold protobuf 5 or 6 (design 01).
+Done without grpcio-status, whose protobuf pin excludes trainers that hold protobuf 5 or 6 (CONTRIBUTING.md).
 """
 
 from __future__ import annotations

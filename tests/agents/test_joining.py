@@ -161,3 +161,18 @@ async def test_nj_01_devices_are_offered_once_also_by_an_agent_that_starts_anew_
     await site.until("n1", "LOST", revision)
     await site.join("n2")
     assert (await site.ranks(), await site.gpus()) == ({"n2": 0}, 2)
+
+
+async def test_a_node_that_was_drained_for_a_notice_takes_work_again_when_it_is_another_program(
+    site: Site, tmp_path: Path
+) -> None:
+    notice = tmp_path / "notice"
+    looks = {"notice_command": f"cat {notice}", "notice_every_s": 0.05}
+    await site.join("a", simulate_gpus=1, **looks)
+    revision = (await site.client.stats()).revision
+    notice.write_text("the pod is being ended\n")
+    await site.until("a", "DRAINING", revision)
+    await site.vanish("a")
+    notice.unlink()
+    await site.join("a", simulate_gpus=1, **looks)
+    assert await site.ranks() == {"a": 0}

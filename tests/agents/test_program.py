@@ -84,6 +84,24 @@ async def test_r9_a_signal_ends_it_cleanly(
     assert_nothing_left(tmp_path / "n0")
 
 
+async def test_a_controller_that_took_its_hello_hears_that_it_leaves(
+    controller: FakeController, program: Program, tmp_path: Path
+) -> None:
+    """Else a node that nobody saw leave is waited for until its lease is over."""
+    controller.greets.clear()
+    agent = await program()
+    await controller.until(lambda: controller.ungreeted)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.stderr is not None
+    while json.loads(await agent.stderr.readline())["event"] != "leaving":
+        pass
+    controller.greets.set()
+    session = await controller.session()
+    assert await agent.wait() == 0
+    assert session.goodbye == "SIGTERM"
+    assert_nothing_left(tmp_path / "n0")
+
+
 async def test_a_second_signal_hurries(controller: FakeController, program: Program, tmp_path: Path) -> None:
     agent = await program(leave_hooks_s=30.0, leave_s=60.0)
     session = await controller.session()

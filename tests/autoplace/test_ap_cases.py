@@ -97,11 +97,13 @@ def test_ap_11_measured_sizes_win_over_laws_and_assumptions_are_marked() -> None
 
 
 def test_ap_11_no_state_is_visited_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Node] = []
+    seen: list[tuple[int, Node]] = []
+    alive: list[Combination] = []  # or a later one might have the identity of an earlier one
     visit = Shortest._visit
 
     def counting(self: Shortest, search: Combination, node: Node, times: Times) -> None:
-        seen.append((id(search), node))  # type: ignore[arg-type]
+        alive.append(search)
+        seen.append((id(search), node))
         visit(self, search, node, times)
 
     monkeypatch.setattr(Shortest, "_visit", counting)

@@ -72,6 +72,15 @@ class TestInPlace:
             "+    reward: 0-9",
         ]
 
+    def test_a_mapping_below_its_key_gives_way_to_a_text_beside_it(self) -> None:
+        text = "cluster:\n    component_placement:\n        actor:\n            placement: all\n        env:\n"
+        text += "            # by hand\n            placement: 0-1  # two\nx: 1\n"
+        after = with_placement(text, 1, {"actor": "0-3", "env": "4-7"})
+        assert after == (
+            "cluster:\n    component_placement:\n        actor: 0-3\n        env:\n            # by hand\n"
+            "            4-7  # two\nx: 1\n"
+        )
+
     def test_the_same_placement_changes_no_byte(self) -> None:
         placement = {"rollout": "16-55", "actor": "0-15", "reward": "all", "inference": "56-63"}
         assert with_placement(CONFIG, 8, placement) == CONFIG

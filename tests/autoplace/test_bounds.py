@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from callboard.autoplace import Problem, search
-from callboard.autoplace.bounds import bounds_of, destructive
+from callboard.autoplace.bounds import bounds_of, corners, destructive
 from callboard.autoplace.exact import combinations_in_order
 from callboard.autoplace.instances import instance_of
 from tests.autoplace.instances import plain, recorded, workflows
@@ -25,6 +26,19 @@ def test_no_plan_is_below_a_bound(workflow: dict[str, Any]) -> None:
     assert found.best <= best * (1 + 1e-9)
     least = min(destructive(search_of, bound, instance.horizon) for bound, search_of in combinations_in_order(instance))
     assert least <= best * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=30))
+def test_corners_are_enough_for_every_weighing(points: list[tuple[int, int]]) -> None:
+    found = corners(points)
+    assert set(found) <= set(points)
+    for weight in range(101):
+        assert min(weight * a + (100 - weight) * b for a, b in found) == min(
+            weight * a + (100 - weight) * b for a, b in points
+        )
+    # Nothing more than enough: each is the least one for some weighing, strictly, but the ends.
+    assert found == sorted(found)
+    assert [b for _, b in found] == sorted((b for _, b in found), reverse=True)
 
 
 def test_both_at_once_is_more_than_either() -> None:

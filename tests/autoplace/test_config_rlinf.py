@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from callboard.autoplace import search
 from callboard.autoplace.problem import EdgeKind, Layout, NoPlan, Problem
 from callboard.autoplace.rlinf import rlinf_job
 from callboard.autoplace.rlinf_config import ProfileMissing
@@ -366,3 +367,40 @@ class TestProfiledSize:
     def test_the_size_may_be_stated(self) -> None:
         job = rlinf_job(changed(REASONING, profile_data__num_gpus=4))
         assert seconds(job.problem, "actor") == {4: 95.7}
+
+
+class TestFirstReleases:
+    """What RLinf called things before."""
+
+    def test_math_was_reasoning(self) -> None:
+        old = rlinf_job(changed(REASONING, runner__task_type="math"))
+        assert old.problem == rlinf_job(REASONING).problem
+
+    def test_the_trainers_cost_is_the_actors(self) -> None:
+        config = changed(REASONING, profile_data={"trainer_cost": 95.7, "inference_cost": 30.8, "rollout_cost": 59.9})
+        with pytest.raises(ProfileMissing, match="is trainer_cost meant"):
+            rlinf_job(config)
+
+
+class TestDynamicScheduling:
+    """The policy that lends the actor's GPUs to the rollout needs engines that divide them."""
+
+    def test_the_actors_gpus_can_be_lent(self) -> None:
+        cluster = {"num_nodes": 1, "num_gpus_per_node": 8, "auto_scheduler": True}
+        sizes = {"rollout": {"tensor_parallel_size": 2}, "actor": {}, "inference": {}}
+        costs = {"actor_cost": 40.0, "inference_cost": 1.0, "rollout_cost": 100.0}
+        config = changed(REASONING, **sizes, profile_data=costs, data={"rollout_batch_size": 48})
+        config["algorithm"] = {"group_size": 1, "n_minibatches": 1}
+        lent = search(Problem.from_config({**config, "cluster": {**cluster, "use_pre_process_policy": True}}))
+        free = search(Problem.from_config({**config, "cluster": cluster}))
+        assert len(free.spans["actor"].gpu_ranks) == 1
+        assert len(lent.spans["actor"].gpu_ranks) == 2
+
+
+def test_what_cannot_be_resolved_is_not_called_missing_too() -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create(changed(REASONING, data__rollout_batch_size="${oc.env:NOT_THERE_AT_ALL}"))
+    with pytest.raises(InvalidInput) as caught:
+        rlinf_job(config)
+    (fault,) = caught.value.faults
+    assert fault.message.startswith("can't be resolved")

@@ -143,6 +143,30 @@ class TestBadLines:
             read_timings(["{", "", "["], "runs.jsonl")
         assert [fault.line for fault in caught.value.faults] == [1, 3]
 
+    def test_every_fault_of_a_line_is_told(self) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            read_timings(['{"component": 3, "seconds": "x", "gpu": 8, "rank": -1}'], "t")
+        assert [fault.message.split(":")[0] for fault in caught.value.faults] == [
+            "unknown key 'gpu'; did you mean gpus?",
+            "component",
+            "seconds",
+            "rank",
+        ]
+
+    @pytest.mark.parametrize("seconds", ["1" + "0" * 400, "1e10", "1e400"])
+    def test_no_number_is_too_large_to_be_refused(self, seconds: str) -> None:
+        with pytest.raises(InvalidInput, match="is not a measured time"):
+            read_timings([f'{{"component": "a", "seconds": {seconds}}}'], "t")
+
+    def test_other_keys_and_a_byte_order_mark_do_no_harm(self) -> None:
+        (found,) = read_timings(['\ufeff{"component": "a", "seconds": 1, "host": "n1"}\r\n', "\r\n"], "t")
+        assert (found.component, found.seconds) == ("a", 1.0)
+
+    def test_known_and_unknown_sizes_are_no_table(self) -> None:
+        found = measured(read_timings(lines(rollout(5), rollout(6, gpus=8)), "t"), warmup=0)
+        with pytest.raises(InvalidInput, match='record "gpus" in all of them'):
+            profile_data(found)
+
     def test_nothing_at_all_is_told(self) -> None:
         with pytest.raises(InvalidInput, match="no timings"):
             measured([], warmup=0)

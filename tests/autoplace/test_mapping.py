@@ -176,3 +176,31 @@ def test_built_in_graphs_bridge_what_is_not_there() -> None:
     assert [(edge.source, edge.target, edge.kind) for edge in edges] == [("rollout", "actor", EdgeKind.STREAM)]
     mapping["workflow"]["graph"] = "resoning"
     assert "use reasoning, embodied, ppo" in faults_of(mapping)["workflow.graph"]
+
+
+def test_faults_of_edges_are_told_beside_those_of_others() -> None:
+    """One run tells all, although some of the edges and components can't be read."""
+    workflow = {
+        "components": {"rollout": {"seconds_by_gpus": {1: -8.0}}, "actor": {"seconds_by_gpus": {2: 6.0}}},
+        "edges": [["rollout", "nobody"], ["rollout"], ["actor", "rollout"]],
+    }
+    assert faults_of(general(workflow=workflow)) == {
+        "workflow.components.rollout.seconds_by_gpus[1]": "-8.0 is out of bounds; above 0 to 1e+07 is allowed",
+        "workflow.edges[1]": "an edge has two or three items, not 1; write e.g. [rollout, actor, stream]",
+        "workflow.edges[0]": "no component is called 'nobody'",
+    }
+    components = {"a": {"seconds_by_gpus": {1: 1.0}}, "b": {"seconds_by_gpu": {1: 1.0}}}
+    cycle = {"gpus": 1, "components": components, "edges": [["a"], ["a", "b", "barrier"], ["b", "a"]]}
+    assert set(faults_of(cycle)) == {
+        "components.b.seconds_by_gpus",
+        "components.b.seconds_by_gpu",
+        "edges[0]",
+        "edges[1]",
+    }
+
+
+def test_nodes_may_be_a_text() -> None:
+    listed = Problem.from_mapping(general(cluster={"nodes": [{"gpus": 2}, {"gpus": 2}, {"gpus": 1, "group": "h100"}]}))
+    assert Problem.from_mapping(general(cluster={"nodes": "2+2+(1gpu:h100)"})).pools == listed.pools
+    assert "describes no node" in faults_of(general(cluster={"nodes": "2+x"}))["cluster.nodes"]
+    assert "is not a list; write 8+8" in faults_of(general(cluster={"nodes": 8}))["cluster.nodes"]

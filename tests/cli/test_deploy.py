@@ -19,6 +19,7 @@ import yaml
 from typer.main import get_command
 
 from callboard.cli.main import app
+from callboard.model.quantities import parse_memory
 from callboard.v1.node_pb2 import NodeState
 from tests.cli.cluster import ROOT, RealCluster
 
@@ -51,6 +52,23 @@ class TestKubernetes:
                 parsed(line[1:])
                 seen.append(line[1])
         assert seen == ["controller", "agent", "agent"]
+
+    def test_ray_has_room_for_its_objects_and_no_variable_is_taken_for_ours(self) -> None:
+        """Ray takes 30 % of the memory for objects, and a pod's own /dev/shm is 64 MiB."""
+        rooms = []
+        for manifest in manifests():
+            if manifest["kind"] != "StatefulSet":
+                continue
+            pod = manifest["spec"]["template"]["spec"]
+            assert pod["enableServiceLinks"] is False, "CALLBOARD_PORT and others, after the service's name"
+            (container,) = pod["containers"]
+            sizes = {volume["name"]: volume["emptyDir"]["sizeLimit"] for volume in pod.get("volumes", ())}
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            if "agent" in container["command"]:
+                room = parse_memory(f"{sizes[mounts['/dev/shm']]}B")
+                rooms.append(room / parse_memory(f"{container['resources']['limits']['memory']}B"))
+        assert len(rooms) == 2
+        assert all(0.3 < room < 0.5 for room in rooms)
 
     def test_what_is_scaled_exists_and_the_metrics_are_ours(self) -> None:
         names = {m["metadata"]["name"] for m in manifests() if m["kind"] == "StatefulSet"}

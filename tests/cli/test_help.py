@@ -47,6 +47,16 @@ def test_a_verb_says_what_it_does_and_gives_an_example(path: tuple[str, ...], co
     assert not unexplained
 
 
+GROUPS = [(), *sorted({path[:-1] for path, _ in VERBS if len(path) > 1})]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: " ".join(group) or "callboard")
+def test_a_list_of_verbs_is_whole_in_a_narrow_terminal(group: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"})
+    cut = [line for line in shown.output.split("Commands:")[1].splitlines() if line.endswith("...")]
+    assert not cut, "\n".join(cut)
+
+
 READS = [path for path, _ in VERBS if path[-1] in {"list", "get", "status", "events", "explain", "watch", "demand"}]
 
 

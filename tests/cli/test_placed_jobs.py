@@ -75,6 +75,16 @@ class TestPlacedJobs:
         ]
         assert seen(job)["actor", 1] == ("n0", "1")
 
+    async def test_an_rlinf_config_is_told_from_a_job(self, cluster: RealCluster, tmp_path: Path) -> None:
+        file = tmp_path / "grpo.yaml"
+        file.write_text("defaults: [_self_]\nrunner: {}\ncluster: {component_placement: {actor: all}}\n")
+        result = await verb(cluster, "job", "submit", str(file))
+        assert result.exit_code == 2
+        assert f"callboard job submit --config {file} --pool POOL" in result.output.replace("\n", "")
+        file.write_text("name: j\ncluster: {component_placement: {actor: all}}\n")
+        result = await verb(cluster, "job", "submit", str(file))
+        assert "pool: is required" in result.output
+
     async def test_every_fault_is_shown_at_its_line(self, cluster: RealCluster, tmp_path: Path) -> None:
         file = tmp_path / "bad.yaml"
         names = [f"component_with_a_long_name_{n}" for n in range(40)]

@@ -107,6 +107,7 @@ class TestAPlan:
     def test_takes_the_nodes_of_the_option_before_those_of_the_file(self) -> None:
         assert planned("-", "--nodes", "2x(8gpu,64cpu)", text=JOB + "nodes: (1cpu)\n")["fits"] is True
         assert planned("-", text=JOB + "nodes: (1cpu)\n")["fits"] is False
+        assert [node["node_group"] for node in planned("-", text=JOB + "nodes: 0\n")["nodes"]] == ["cpu"]
 
     def test_takes_roles_from_a_file(self, tmp_path: Path) -> None:
         roles = tmp_path / "roles.yaml"

@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 import yaml
 
+from callboard.cli import words
 from callboard.cli.actions import status
 from callboard.client import methods
+from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import ListEventsResponse
 from callboard.v1.inspection_pb2 import NodeInspection, RayObjectStore
-from callboard.v1.job_pb2 import ExplainJobResponse, Explanation, GetJobResponse, ListJobsRequest, ListJobsResponse
+from callboard.v1.job_pb2 import (
+    ExplainJobResponse,
+    Explanation,
+    GetJobResponse,
+    ListJobsRequest,
+    ListJobsResponse,
+    WorkerState,
+)
 from callboard.v1.node_pb2 import GetNodeResponse, InspectNodeRequest, InspectNodeResponse, ListNodesResponse
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
@@ -183,3 +192,17 @@ def test_nothing_there_is_said_on_stderr_and_json_is_still_json(run: Run, api: F
     assert (shown.stdout, shown.exit_code) == ("", 0)
     assert "No jobs" in shown.stderr
     assert json.loads(run("job", "list", "-o", "json").stdout) == []
+
+
+def test_a_job_that_waits_again_is_nowhere() -> None:
+    shown = objects.job("eval")
+    assert words.places_of(shown)
+    for worker in shown.workers:
+        worker.state = WorkerState.WORKER_STATE_STOPPED
+    assert not words.places_of(shown)
+
+
+def test_a_quota_of_nothing_is_shown_as_a_quota() -> None:
+    nothing = Resources(cpu_milli=1500)
+    assert words.limits(nothing, ["gpu", "cpu"]) == "1.5 CPU, 0 GPU"
+    assert words.limits(nothing, []) == ""

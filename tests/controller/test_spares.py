@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc.aio
 import pytest
 
 from callboard.controller.server import Controller
+from callboard.controller.session import AgentSession
+from callboard.controller.spares import SpareTargets
+from callboard.model.quantities import Resources
+from callboard.model.specs import PgPoolSpec, PoolSpec
+from callboard.scheduler import Scheduler
+from callboard.scheduler.events import NodeJoined, PoolCreated
 from callboard.v1 import common_pb2, job_pb2, pool_pb2
 from callboard.wire.errors import parse_error
 from tests.controller.support import Api, job, pool
@@ -63,3 +71,26 @@ async def test_an_impossible_number_is_refused(controller: Controller) -> None:
         await agent.join()
     await agent.cut()
     assert "warm_spares" in str(parse_error(caught.value))
+
+
+class Walked(dict[str, AgentSession]):
+    """Sessions that count how often somebody goes through all of them."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+
+def test_nobody_goes_through_every_session_unless_what_is_about_changed() -> None:
+    live, scheduler = Walked(), Scheduler()
+    targets = SpareTargets(live, lambda: scheduler.state)
+    targets.started([])
+    for number in range(3):
+        joined = NodeJoined(now_ms=1, node_id=f"n{number}", instance="a", capacity=Resources(), runtime="process")
+        targets.publish(scheduler.handle(joined).events)
+    assert live.walks == 1, "once: what agents were told before is not known"
+    reserved = PgPoolSpec(enable=True, reserved=(Resources(cpu_milli=1),))
+    targets.publish(scheduler.handle(PoolCreated(now_ms=1, spec=PoolSpec(name="p", pg_pool=reserved))).events)
+    assert live.walks == 2, "a group that is to come is work"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -476,3 +478,16 @@ def test_workers_with_places_start_whole_all_the_same() -> None:
     places = [{"node": "n1", "devices": [0]}, {"node": "n1", "devices": [1]}]
     spec = job_spec(job(gang=False, components=[{"name": "a", "actor": "a:B", "places": places}]))
     assert (spec.components[0].min_workers, spec.components[0].max_workers) == (2, 2)
+
+
+def test_models_can_be_built_before_they_are_needed() -> None:
+    program = """
+import callboard.wire.job, callboard.wire.pool
+from callboard.model.inputs.job import JobInput, RestartInput
+from callboard.model.inputs.reading import build_inputs
+print(JobInput.__pydantic_complete__)
+build_inputs()
+print(JobInput.__pydantic_complete__, RestartInput.__pydantic_complete__)
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["False", "True", "True"]

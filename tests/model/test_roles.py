@@ -278,6 +278,19 @@ class TestAColocationGroup:
         }
         assert "hidden" not in str(found)
 
+    @pytest.mark.parametrize(
+        ("first", "second", "fits"), [(True, True, True), (True, False, False), (None, True, True)]
+    )
+    def test_asks_for_its_nodes_or_prefers_them(self, first: bool | None, second: bool, fits: bool) -> None:
+        own = {} if first is None else {"node_selector": {"zone": "a"}, "node_selector_soft": first}
+        other = {"node_selector": {"disk": "ssd"}, "node_selector_soft": second}
+        parts = (part("a", colocation_group="g", **own), part("b", colocation_group="g", **other))
+        if fits:
+            (component,) = settled(job(*parts)).components
+            assert component.node_selector_soft is second
+        else:
+            assert set(faults_of(*parts)) == {"components[1].node_selector_soft"}
+
     def test_lies_at_one_place(self) -> None:
         parts = [
             part(name, colocation_group="g", places=[{"node": "n1", "devices": [index]}])

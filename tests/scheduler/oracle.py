@@ -1,7 +1,7 @@
 """An oracle for small clusters: the same questions that the core answers, put to a constraint solver (OR-Tools CP-SAT).
 
 It shares nothing with the core but the words: room, quota and the rules of yielding are written down again from
-design 02, as constraints over all placements and all sets of victims at once. It is slow and only for tests.
+docs/scheduling.md, as constraints over all placements and all sets of victims at once. It is slow and only for tests.
 
 What it takes as given: running workers don't move, and a device share never straddles two devices (I1). An idle
 dynamic group counts as free room, because it may be trimmed; a reserved group's room is its own for ever.

@@ -8,8 +8,8 @@ import pytest
 
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy
-from callboard.scheduler.described import JobPlan, described_state, nodes_of, plan_job
+from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy, WorkerPlace
+from callboard.scheduler.described import DescribedNode, JobPlan, described_state, nodes_of, plan_job
 from callboard.scheduler.events import NodeJoined, PoolCreated
 from callboard.scheduler.explain import explain_spec
 from callboard.scheduler.machine import Scheduler
@@ -107,3 +107,58 @@ def test_it_is_asked_of_the_state_that_a_scheduler_would_have() -> None:
     told = {name: replace(node, reason="", revision=0) for name, node in known.nodes.items()}
     assert told == dict(made.nodes)
     assert scheduler.explain_spec(job, 0) == explain_spec(made, job, 0)
+
+
+class TestPlaces:
+    """Workers that must run where their job says."""
+
+    NODES = "2x(2gpu,4cpu)"
+
+    @staticmethod
+    def placed(*places: tuple[str, tuple[tuple[int, int], ...]], cpus: int = 1, name: str = "a") -> ComponentSpec:
+        found = tuple(WorkerPlace(node_id=node, devices=devices) for node, devices in places)
+        return part(name, len(found), cpus, places=found)
+
+    def test_are_kept(self) -> None:
+        found = plan(self.NODES, self.placed(("node-1", ((1, 1000),)), ("node-0", ((0, 500),))))
+        assert found.fits
+        assert [dict(node.workers) for node in found.nodes] == [{"a": 1}, {"a": 1}]
+        assert [node.used.gpu_milli for node in found.nodes] == [500, 1000]
+
+    def test_that_find_no_room_are_told_node_by_node(self) -> None:
+        placed = [("node-0", ((0, 1000),)), ("node-0", ((1, 1000),)), ("node-1", ()), ("nowhere", ())]
+        found = plan(self.NODES, self.placed(*placed, cpus=3))
+        (unplaced,) = found.unplaced
+        assert (unplaced.component, unplaced.workers) == ("a", 2)
+        assert unplaced.why == (
+            "one worker asks 3 cpu; node-0, where it is placed, has 1 left",
+            "there is no node nowhere, where it is placed",
+        )
+
+    @pytest.mark.parametrize("devices", [((7, 1000),), ((0, 600),)])
+    def test_on_devices_that_are_not_there_or_taken_do_not_fit(self, devices: tuple[tuple[int, int], ...]) -> None:
+        found = plan(self.NODES, self.placed(("node-0", ((0, 500),)), ("node-0", devices)))
+        (unplaced,) = found.unplaced
+        assert (unplaced.component, unplaced.workers) == ("a", 1)
+        assert "node-0" in unplaced.why[0]
+
+    def test_take_before_workers_that_may_go_anywhere(self) -> None:
+        found = plan("(2gpu,4cpu)", part("b", 2, 1, 1), self.placed(("node-0", ((0, 1000),))))
+        (unplaced,) = found.unplaced
+        assert (unplaced.component, unplaced.workers) == ("b", 1)
+
+    def test_may_hold_declared_hardware(self) -> None:
+        node = DescribedNode(node_id="n", rank=0, node_group="cpu", cpu_milli=4000, hardware=("Franka", "Franka"))
+        for piece, fits in (("Franka/1", True), ("Franka/2", False)):
+            place = WorkerPlace(node_id="n", hardware=((piece, 1000),))
+            job = JobSpec(name="j", pool="p", components=(part("a", 1, 1, places=(place,)),))
+            assert plan_job(job, [node]).fits is fits
+
+
+def test_what_fits_part_by_part_and_not_together_does_not_fit() -> None:
+    """A quota is for all workers together, wherever each has room."""
+    job = JobSpec(name="j", pool="p", components=(part("a", 1, 2), part("b", 1, 2)))
+    quota = PoolSpec(name="p", nominal=(("cpu", 3000),))
+    found = plan_job(job, nodes_of(parse_cluster("2x(8cpu)")), [quota])
+    assert not found.fits
+    assert [each.component for each in found.unplaced] == ["b"]

@@ -114,6 +114,36 @@ def test_nj10_a_cordoned_node_takes_nothing_new() -> None:
     assert world.status("b") is JobState.RUNNING
 
 
+@pytest.mark.parametrize(
+    ("own", "lasts"),
+    [
+        ("", False),  # only the notice
+        ("cordon first", True),
+        ("cordon later", True),
+        ("drain later", True),
+    ],
+)
+def test_a_drain_for_a_notice_ends_with_the_agent_that_had_it_and_somebodys_own_lasts(own: str, lasts: bool) -> None:
+    world = World({"n1": 1})
+    world.pool()
+    cordon = ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=True)
+    if own == "cordon first":
+        world.send(cordon)
+    world.send(ev.NodeDrained(now_ms=world.now_ms, node_id="n1", reason="spot", until_rejoin=True))
+    if own == "cordon later":
+        world.send(cordon)
+    if own == "drain later":
+        world.send(ev.NodeDrained(now_ms=world.now_ms, node_id="n1"))
+    world.submit("j")
+    world.join("n1", 1)  # The same program's new session: the notice stands.
+    assert world.status("j") is JobState.PENDING
+    world.lose("n1")
+    world.join("n1", 1, instance="another machine")
+    assert world.status("j") is (JobState.PENDING if lasts else JobState.RUNNING)
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=False))
+    assert world.status("j") is JobState.RUNNING
+
+
 def test_nj11_history_is_capped() -> None:
     world = World({"n1": 1})
     world.scheduler = Scheduler(world.state, history_limit=50)

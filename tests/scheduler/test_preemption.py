@@ -1,4 +1,4 @@
-"""Preemption: scenarios from public reports (PC-…), each by its id, and the rules of design 02."""
+"""Preemption: scenarios from public reports (PC-…), each by its id, and the rules of docs/scheduling.md."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, PgPoolSpec, RestartPolicy, Strategy
+from callboard.model.quantities import NOTHING, Resources
+from callboard.model.specs import ComponentSpec, PgPoolSpec, RestartPolicy, Strategy, WorkerPlace
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.states import GroupState, JobState
@@ -223,3 +223,54 @@ def test_pc02_jobs_that_may_preempt_each_other_in_turn_do_not_go_round_for_ever(
     for _ in range(20):
         world.tick(60_000)
     assert len(world.preempted()) <= 1
+
+
+def test_what_an_entry_method_raised_is_the_reason_of_the_failure() -> None:
+    world = World({"n1": 1})
+    world.pool()
+    told = 'Traceback:\n  File "a.py", line 1, in main\n    raise E\nErr: first line\nsecond line\n'
+    for name, traceback, reason in (
+        ("a", told, "the entry method of main/0 raised Err: first line"),
+        ("b", "", "the entry method of main/0 raised"),
+    ):
+        world.submit(name, entry="main")
+        (worker,) = world.workers(name)
+        world.send(
+            ev.WorkerFinished(
+                now_ms=world.now_ms,
+                node_id="n1",
+                generation=worker.generation,
+                succeeded=False,
+                traceback=traceback,
+            )
+        )
+        assert world.status(name) is JobState.FAILED
+        assert world.job(name).reason == reason
+
+
+def test_a_node_says_that_it_is_cordoned_and_no_more_once_it_is_not() -> None:
+    world = World({"n1": 1})
+    for cordoned, why in ((True, "cordoned: nothing new starts here"), (False, "uncordoned")) * 2:
+        world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=cordoned))
+        assert world.state.nodes["n1"].reason == why
+
+
+def test_workers_with_places_are_bound_by_no_strategy_whatever_pools_they_are_charged_to() -> None:
+    world = World({"n1": 2, "n2": 2})
+    world.pool(pool_spec("p"))
+    world.pool(pool_spec("q"))
+    parts = [
+        ComponentSpec(
+            name=pool,
+            actor="tests:Actor",
+            min_workers=1,
+            max_workers=1,
+            resources=NOTHING,
+            pool=pool,
+            places=(WorkerPlace(node_id="n1", devices=((index, 1000),)),),
+        )
+        for index, pool in enumerate("pq")
+    ]
+    world.submit(job_spec("j", pool="p", components=parts, placement=Strategy.STRICT_SPREAD))
+    assert world.status("j") is JobState.RUNNING
+    assert sorted(world.devices("j")) == ["n1:0", "n1:1"]

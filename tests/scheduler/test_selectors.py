@@ -70,17 +70,34 @@ def test_a_job_in_pools_with_different_nodes_starts_exactly_when_it_could(block:
     verdicts: Counter[bool] = Counter()
     for seed in range(block * 250, block * 250 + 250):
         nodes, pools, spec = case(seed)
-        world = World()
-        for node_id, (gpus, labels) in nodes.items():
-            world.join(node_id, gpus, labels=labels)
-        for name, selector in pools.items():
-            world.pool(replace(pool_spec(name), node_selector=selector))
         expected = could_start(nodes, pools, spec)
         verdicts[expected] += 1
-        try:
-            world.submit(spec)
-            started = world.job("job").state is not JobState.PENDING
-        except Refusal:
-            started = False
-        assert started == expected, f"seed {seed}: {nodes} {pools} {spec.placement} {spec.components}"
+        assert starts(nodes, pools, spec) == expected, (
+            f"seed {seed}: {nodes} {pools} {spec.placement} {spec.components}"
+        )
     assert min(verdicts.values()) > 20, f"both answers are tried: {verdicts}"
+
+
+def test_what_its_workers_prefer_never_decides_whether_it_starts() -> None:
+    for seed in range(2000, 2120):
+        nodes, pools, spec = case(seed)
+        choose = random.Random(seed)
+        softer = tuple(
+            replace(component, node_selector=choose.choice(SELECTORS), node_selector_soft=True)
+            for component in spec.components
+        )
+        expected = could_start(nodes, pools, spec)
+        assert starts(nodes, pools, replace(spec, components=softer)) == expected, f"seed {seed}: {nodes} {softer}"
+
+
+def starts(nodes: dict[str, tuple[int, Labels]], pools: dict[str, Labels], spec: JobSpec) -> bool:
+    world = World()
+    for node_id, (gpus, labels) in nodes.items():
+        world.join(node_id, gpus, labels=labels)
+    for name, selector in pools.items():
+        world.pool(replace(pool_spec(name), node_selector=selector))
+    try:
+        world.submit(spec)
+    except Refusal:
+        return False
+    return world.job("job").state is not JobState.PENDING

@@ -210,6 +210,49 @@ class TestSelectorsOfComponents:
         assert nodes["a"][0] in ("g0", "g1")
         assert (nodes["a"] == nodes["b"]) is (strategy == "STRICT_PACK")
 
+    def preferring(self, name: str, workers: int, cpus: int, *labels: tuple[str, str]) -> ComponentSpec:
+        return replace(self.part(name, workers, cpus, *labels), node_selector_soft=True)
+
+    @pytest.mark.parametrize(("workers", "there"), [(1, ["c0"]), (2, ["c0", "c0"])])
+    def test_soft_ones_are_kept_where_there_is_room(self, workers: int, there: list[str]) -> None:
+        world = self.world()
+        world.submit(job_spec("j", components=[self.preferring("a", workers, 4, ("disk", "fast"))]))
+        assert self.where(world, "j") == {"a": there}
+
+    def test_soft_ones_are_kept_by_as_many_as_find_room_and_stop_nobody(self) -> None:
+        world = self.world()
+        parts = [self.preferring("a", 5, 3, ("disk", "fast")), self.part("b", 1, 1, ("node", "c0"))]
+        world.submit(job_spec("j", components=parts))
+        assert world.status("j") is JobState.RUNNING
+        found = self.where(world, "j")
+        assert found["b"] == ["c0"]
+        assert found["a"].count("c0") == 2
+
+    def test_soft_ones_that_no_node_has_are_nobodys_reason(self) -> None:
+        world = self.world()
+        world.submit(job_spec("j", components=[self.preferring("a", 2, 1, ("zone", "moon"))]))
+        assert world.status("j") is JobState.RUNNING
+
+    def test_soft_ones_of_one_component_leave_the_hard_ones_of_another(self) -> None:
+        world = self.world()
+        parts = [self.preferring("a", 2, 8, ("node_group", "cpu")), self.part("b", 1, 8, ("node", "c1"))]
+        world.submit(job_spec("j", components=parts))
+        found = self.where(world, "j")
+        assert found["b"] == ["c1"]
+        assert "c0" in found["a"]
+
+    @pytest.mark.parametrize("strategy", ["STRICT_PACK", "STRICT_SPREAD"])
+    def test_soft_ones_yield_to_a_strict_strategy(self, strategy: str) -> None:
+        world = self.world()
+        parts = [self.preferring("a", 2, 1, ("node", "c0")), self.part("b", 1, 1, ("node_group", "gpu"))]
+        world.submit(job_spec("j", components=parts, placement=Strategy(strategy)))
+        assert world.status("j") is JobState.RUNNING
+        found = self.where(world, "j")
+        if strategy == "STRICT_PACK":
+            assert {*found["a"], *found["b"]} <= {"g0", "g1"}
+        else:
+            assert found["a"].count("c0") == 1
+
     def test_labels_that_no_node_has_are_the_reason(self) -> None:
         world = self.world()
         spec = job_spec("j", components=[self.part("a", 1, 1, ("zone", "moon"))])

@@ -40,6 +40,10 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self.keep_all = True
         self.acknowledge = True
         self.refuse: tuple[grpc.StatusCode, str] | None = None
+        self.greets = asyncio.Event()
+        """Whether a Hello is answered at once."""
+        self.greets.set()
+        self.ungreeted = 0
         self.sessions: dict[str, FakeSession] = {}
         self.opened: list[FakeSession] = []
         self.reports: list[agent_pb2.Report] = []
@@ -57,6 +61,9 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         hello = (await anext(request_iterator)).hello
         if self.refuse is not None:
             await context.abort(*self.refuse)
+        await self._change(lambda: setattr(self, "ungreeted", self.ungreeted + 1))
+        await self.greets.wait()
+        self.ungreeted -= 1
         session = FakeSession(hello, context)
         keep = [
             agent_pb2.WorkerRef(worker=each.worker, generation=each.generation)

@@ -129,6 +129,7 @@ def components(draw: st.DrawFn, name: str = "train") -> ComponentSpec:
         pass_env=draw(st.lists(variable_names, max_size=3).map(lambda found: tuple(sorted(set(found))))),
         pool=draw(st.one_of(st.just(""), names)),
         node_selector=draw(labels),
+        node_selector_soft=draw(st.booleans()),
         scaling=tuple(draw(st.lists(scaling_rules(), max_size=3))) if high > low else (),
         in_bundle=draw(st.booleans()),
         interpreter=draw(st.sampled_from(["", "/usr/bin/python3"])),
@@ -162,6 +163,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
             for name in ("min_workers", "max_workers", "pool", "interpreter", "alias", "env", "secret_env")
         }
         shared |= {"node_selector": parts[0].node_selector, "scaling": parts[0].scaling}
+        shared |= {"node_selector_soft": parts[0].node_selector_soft}
         total = draw(st.one_of(st.just(NOTHING), resources.filter(bool)))
         shared |= {"colocation_group": group, "colocation_total": total, "role": "", "zero_resources": ()}
         parts = [replace(part, max_concurrency=max(1, part.max_concurrency), **shared) for part in parts]

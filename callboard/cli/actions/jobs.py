@@ -13,7 +13,7 @@ import typer
 from callboard.cli import job_views, printing, screen, words
 from callboard.cli.actions.config_jobs import config_job, read_text
 from callboard.cli.actions.placement import refuse_placement, show_warnings
-from callboard.cli.failing import NO_PLAN
+from callboard.cli.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
@@ -54,7 +54,7 @@ def submit(
         spec: Mapping[str, Any] = (
             config_job(config, pool=pool, name=name, priority=priority, actors=actors)
             if config is not None
-            else with_source(read_file(file or Path("-")), file)
+            else with_source(_job_in(file or Path("-")), file)
         )
         if planned_at:
             spec = (
@@ -83,6 +83,26 @@ def submit(
         _print_job(job, output, done=f"Job {job.name} is {job.state}.", quiet=quiet)
 
     with_client(controller, action)
+
+
+def _job_in(file: Path) -> SourceMapping:
+    """What a job file says.
+
+    Raises:
+        CommandFailed: it can't be read, or is an RL config, which says nothing of what a job needs.
+    """
+    found = read_file(file)
+    cluster = found.get("cluster")
+    if isinstance(cluster, Mapping) and KEY in cluster and not {"name", "pool", "components"} & found.keys():
+        raise CommandFailed(
+            Failure(
+                f"{file} is an RL config, not a job.",
+                "It places components, and says neither which classes they are nor whose pool they are charged to.",
+                f"callboard job submit --config {file} --pool POOL",
+                BAD_INPUT,
+            )
+        )
+    return found
 
 
 def _at_its_lines(error: InvalidRequest, spec: Mapping[str, Any]) -> InvalidRequest:

@@ -232,9 +232,9 @@ def _print_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec]
         out.print(f"`callboard add-worker` adds a node; GPUs are left for {free}." if free else "No GPU is left.")
     if pools:
         out.print(f"Pools: {', '.join(pool.name for pool in pools)}.")
-        out.print("Next: `callboard job submit FILE`, `callboard status`.")
+        out.print("Next: callboard job submit FILE, callboard status.")
     else:
-        out.print("Next: `callboard pool create NAME`, `callboard job submit FILE`, `callboard status`.")
+        out.print("Next: callboard pool create NAME, callboard job submit FILE, callboard status.")
     if len(running_clusters(plan.directory.parent)) > 1:
         out.print(f"It is not the only one here: name it with `export CALLBOARD_CONTROLLER={plan.controller}`.")
     if plan.detached:

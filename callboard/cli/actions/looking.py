@@ -37,11 +37,11 @@ def top(*, job: str, once: bool, interval_s: float, controller: str, output: Out
             jobs, seen, silent = await _loads(client, job)
             show(_plain_top(jobs, seen, silent), output, lambda _: "")
             return
-        wide = output is Output.WIDE
-        if once:
-            screen.stdout(wide=wide).print(top_view(*await _loads(client, job)))
+        console = screen.stdout(wide=output is Output.WIDE)
+        if once or not console.is_terminal:
+            console.print(top_view(*await _loads(client, job)))
             return
-        with Live(console=screen.stdout(wide=wide), auto_refresh=False, screen=False) as live:
+        with Live(console=console, auto_refresh=False, screen=False) as live:
             while True:
                 picture: RenderableType = top_view(*await _loads(client, job))
                 live.update(picture, refresh=True)

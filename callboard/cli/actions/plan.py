@@ -102,13 +102,13 @@ def _described(source: SourceMapping, nodes: str, *, placed: bool) -> tuple[Desc
     """
     if nodes:
         return nodes_of(parse_cluster(nodes, "--nodes"))
-    text = source.get("nodes") or ""
-    if placed and isinstance(text, list):
+    text = source.get("nodes")
+    if text is None or (placed and isinstance(text, list)):
         return ()
     if not isinstance(text, str | int) or isinstance(text, bool):
         line, column = source.position(("nodes",))
         raise InvalidInput([Fault("nodes", "is not a text; write e.g. 4x(2gpu,32cpu)", line, column)])
-    return nodes_of(parse_cluster(str(text))) if text else ()
+    return nodes_of(parse_cluster(str(text)))
 
 
 def as_plain(spec: JobSpec, plan: JobPlan | None) -> dict[str, Any]:

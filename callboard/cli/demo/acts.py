@@ -1,4 +1,4 @@
-"""The six acts of design 02, each with the figures that show whether it went as it must."""
+"""The six acts that README.md tells of, each with the figures that show whether it went as it must."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The program that talks to Ray for the demonstration: `python -m callboard.cli.demo.probe`.
 
-A process of its own, because Ray ends a driver hard when its cluster goes (design 05); the demonstration
+A process of its own, because Ray ends a driver hard when its cluster goes (docs/agents.md); the demonstration
 must outlive its cluster to prove that nothing is left of it. Requests and answers are lines of JSON on the
 standard input and output: {"id", "op", …} → {"id", "value"} or {"id", "error"}.
 """

@@ -86,6 +86,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
                 node_id=node_id,
                 deadline_ms=now_ms + request.within_ms if request.within_ms else 0,
                 reason=reason,
+                until_rejoin=request.until_rejoin,
             ),
             lambda _: self._message(node_id),
             source="drain",

@@ -64,6 +64,7 @@ class ComponentInput(Input):
     pass_env: PassEnv | None = None
     pool: Name | None = None
     node_selector: LabelMap | None = None
+    node_selector_soft: Flag | None = None
     colocation_group: Name | None = None
     colocation_total: Total | None = None
     scaling: Scaling | None = None

@@ -84,6 +84,15 @@ def _disagreements(indexes: Sequence[int], components: Sequence[ComponentSpec]) 
             for i, value in stated[1:]
             if value != stated[0][1]
         )
+    selecting = [i for i in indexes if components[i].node_selector]
+    misfits.extend(
+        Misfit(
+            ("components", i, "node_selector_soft"),
+            f"differs from that of {components[selecting[0]].name}, with which it shares a process",
+        )
+        for i in selecting[1:]
+        if components[i].node_selector_soft != components[selecting[0]].node_selector_soft
+    )
     return misfits
 
 

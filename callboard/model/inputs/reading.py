@@ -58,6 +58,15 @@ class Input(BaseModel):
         return {name: getattr(self, name) for name in self.model_fields_set if name not in but}
 
 
+def build_inputs() -> None:
+    """Builds every model that is imported. Else each is built when it is first used: a program that reads one job waits
+    for no others, and one that runs for long doesn't want its first job to wait."""
+    kinds = Input.__subclasses__()
+    for kind in kinds:
+        kind.model_rebuild()
+        kinds += kind.__subclasses__()
+
+
 def keys_of(model: type[Input]) -> list[str]:
     """The keys a mapping of this model may have."""
     return [info.alias or name for name, info in model.model_fields.items()]

@@ -1,0 +1,106 @@
+"""Which jobs are there, in which state, and in which order are those looked at that wait?"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from typing import cast
+
+from callboard.scheduler.holders import Holders
+from callboard.scheduler.indexes import add, remove
+from callboard.scheduler.records import JobRecord, SpecRecord
+from callboard.scheduler.shapes import Shape, Shapes
+from callboard.scheduler.states import JobState
+
+QueueKey = tuple[int, int, int, str]
+
+AGING_MS_PER_MILLI = 3600
+"""A waiting job gains one milli of priority in the queue per this many ms: 1.0 an hour. Since every job gains at the
+same rate, the order of two jobs never changes and the queue stays sorted without touching it."""
+
+
+class JobIndex:
+    """The indexes over jobs.
+
+    Attributes:
+        shapes: shape of every job's spec.
+        queue: PENDING jobs in the order they are looked at; the last item of a key is the uid.
+        waiting: PENDING jobs by shape, each in the order of the queue.
+        elastic: RUNNING jobs with a component whose number of workers may change.
+        requests: uid of the job that a request made, by the request's id.
+    """
+
+    def __init__(self, specs: Mapping[str, SpecRecord]) -> None:
+        """
+        Args:
+            specs: the spec of every job, by uid.
+        """
+        self._specs = specs
+        self.shapes = Shapes()
+        self.by_state: dict[JobState, dict[str, None]] = {state: {} for state in JobState}
+        self.queue: list[QueueKey] = []
+        self.waiting: dict[Shape, list[QueueKey]] = {}
+        self.holders = Holders()
+        self.nominated: dict[str, None] = {}
+        self.elastic: dict[str, None] = {}
+        self.requests: dict[str, str] = {}
+        self._uids_of_name: dict[str, dict[str, None]] = {}
+
+    def update(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        """Follows a job after its record changed."""
+        if old is None or new is None:
+            self._follow_name(old, new)
+        if old is None or new is None or old.state is not new.state:
+            self._follow_state(old, new)
+        elif old.checkpoint_ms != new.checkpoint_ms:
+            self.holders.update(new, new.uid, self.shapes[new.uid])
+        if new is not None and new.nominated:
+            self.nominated.setdefault(new.uid)
+        elif old is not None and old.nominated:
+            del self.nominated[old.uid]
+
+    def newest_of(self, name: str) -> str:
+        """Uid of the newest job of a name; empty if there is none."""
+        uids = self._uids_of_name.get(name)
+        return next(reversed(uids)) if uids else ""
+
+    def queue_key(self, job: JobRecord) -> QueueKey:
+        """Where a waiting job stands: aged priority, then first submit time, then order of submission."""
+        priority_milli = self._specs[job.uid].spec.priority_milli
+        return (job.submit_ms - priority_milli * AGING_MS_PER_MILLI, job.submit_ms, job.order, job.uid)
+
+    def _follow_state(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        uid = (new or cast("JobRecord", old)).uid
+        self.holders.update(new, uid, self.shapes.get(uid))
+        if old is not None:
+            del self.by_state[old.state][uid]
+            if old.state is JobState.PENDING:
+                self._unqueue(old)
+            self.elastic.pop(uid, None)
+        if new is None:
+            return
+        self.by_state[new.state][uid] = None
+        if new.state is JobState.PENDING:
+            key = self.queue_key(new)
+            insort(self.queue, key)
+            insort(self.waiting.setdefault(self.shapes[uid], []), key)
+        elif new.state is JobState.RUNNING and any(c.elastic for c in self._specs[uid].spec.components):
+            self.elastic[uid] = None
+
+    def _unqueue(self, job: JobRecord) -> None:
+        key, shape = self.queue_key(job), self.shapes[job.uid]
+        del self.queue[bisect_left(self.queue, key)]
+        alike = self.waiting[shape]
+        del alike[bisect_left(alike, key)]
+        if not alike:
+            del self.waiting[shape]
+
+    def _follow_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
+        if new is not None:
+            add(self._uids_of_name, new.name, new.uid)
+            if new.request_id:
+                self.requests[new.request_id] = new.uid
+        if old is not None:
+            remove(self._uids_of_name, old.name, old.uid)
+            if old.request_id:
+                del self.requests[old.request_id]
