@@ -1,8 +1,8 @@
 """A training loop that follows its cluster: nodes join, are lost and leave while it runs.
 
-    scripts/start_ray_cluster.sh 1                            # a head and one worker, a GPU each; blocks
-    python examples/training_loop_with_autoscaling.py         # in a second terminal
-    scripts/add_ray_worker.sh                                 # in a third one, as often as you like
+    scripts/start_ray_cluster.sh 1                                 # a head and one worker, a GPU each; blocks
+    .venv/bin/python examples/training_loop_with_autoscaling.py    # in a second terminal
+    scripts/add_ray_worker.sh                                      # in a third one, as often as you like
 
 The workers are those of one elastic component: callboard starts one on every GPU that is free, each in a placement
 group of its own, replaces those that are lost, and takes them away with a node that is drained. The loop looks

@@ -35,6 +35,9 @@ _FOREIGN_S = 5.0
 _STORES_S = 2.0
 """For Ray to say how full its object stores are, which it knows already: `callboard status` waits for it."""
 
+ENVIRONMENTS_BYTES = 3 << 20
+"""For the variables of all workers in one answer: below the 4 MiB of a message, above what one worker can have."""
+
 
 @dataclass(frozen=True)
 class _Look:
@@ -62,16 +65,20 @@ class Inspector:
         """Everything that is asked for, at most a few seconds later."""
         if ask.object_stores:
             return await self._object_stores()
-        chosen = [
-            worker
-            for worker in self._workers.all()
-            if ask.job_id in ("", key_of(worker.order.command.worker)[0]) and not worker.gone.is_set()
-        ]
+        chosen = [worker for worker in self._workers.all() if _is_asked_for(worker, ask) and not worker.gone.is_set()]
         seen = inspection_pb2.NodeInspection()
         foreign = asyncio.create_task(self._foreign(seen)) if ask.foreign else None
         looks = await self._look(chosen)
+        room, dropped = ENVIRONMENTS_BYTES if ask.environment else 0, 0
         for look in looks:
-            seen.workers.append(self._told(look, environment=ask.environment))
+            told = self._told(look, environment=ask.environment)
+            room -= told.ByteSize()
+            if ask.environment and room < 0:
+                told.environment.clear()
+                dropped += 1
+            seen.workers.append(told)
+        if dropped:
+            seen.unknown.append(f"the variables of {dropped} workers are too much for one answer; ask for one of them")
         await self._devices(seen, looks)
         if foreign is not None:
             await foreign
@@ -134,7 +141,9 @@ class Inspector:
         if environment:
             secret = frozenset(order.plan["secrets"])
             for name, value in order.launch.variables.items():
-                told.environment[name] = MASK if name in secret else value
+                # A message carries UTF-8 alone, a variable any bytes.
+                shown = value.encode(errors="backslashreplace").decode()
+                told.environment[name] = MASK if name in secret else shown
         return told
 
     async def _foreign(self, seen: inspection_pb2.NodeInspection) -> None:
@@ -174,6 +183,13 @@ class Inspector:
                 used_memory_bytes=load.used_memory_bytes,
                 memory_bytes=load.memory_bytes,
             )
+
+
+def _is_asked_for(worker: Worker, ask: inspection_pb2.InspectionAsk) -> bool:
+    command = worker.order.command
+    job_id, component, rank = key_of(command.worker)
+    owns = ask.component in ("", component, *(member.name for member in command.members))
+    return ask.job_id in ("", job_id) and owns and (not ask.HasField("rank") or ask.rank == rank)
 
 
 async def _answer(

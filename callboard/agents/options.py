@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from callboard.model.names import is_label, is_name
+from callboard.model.names import OWN_LABELS, is_custom_resource, is_label, is_name
 
 MAX_DEVICES = 1024
 MAX_CPU_MILLI = 100_000 * 1000
@@ -127,11 +127,12 @@ class AgentOptions:
         _need(group_fine, "node_group", f"{self.node_group!r} can't be a name")
         for key, value in self.labels.items():
             _need(is_label(key), "labels", f"{key!r} can't be a label key")
+            _need(key not in OWN_LABELS, "labels", f"{key} is a label that every node has of its own")
             _need(not value or is_label(value), "labels", f"{key}={value!r} can't be a label value")
         _need_address("controller", self.controller)
         _need(len(self.hardware) <= MAX_HARDWARE, "hardware", f"more than {MAX_HARDWARE} pieces")
         for kind, _ in self.hardware:
-            _need(is_name(kind), "hardware", f"{kind!r} can't be the name of a type")
+            _need(is_custom_resource(kind), "hardware", f"{kind!r} can't be the name of a type")
         for path in self.interpreters:
             _need(path.startswith("/"), "interpreters", f"{path!r} is not an absolute path")
 
@@ -147,7 +148,7 @@ class AgentOptions:
         memory = self.memory_bytes if self.memory_bytes is not None else 0
         _need(0 <= memory <= MAX_MEMORY_BYTES, "memory_bytes", f"{memory} is not 0 … 2^50")
         for name, amount in self.custom_milli.items():
-            _need(is_name(name), "custom_milli", f"{name!r} can't be a name")
+            _need(is_custom_resource(name), "custom_milli", f"{name!r} can't be the name of a custom resource")
             within = 0 <= amount <= MAX_CUSTOM_MILLI
             _need(within, "custom_milli", f"{name}={amount} is not 0 … {MAX_CUSTOM_MILLI}")
         times = {"leave_hooks_s": self.leave_hooks_s, "leave_s": self.leave_s, "successor_s": self.successor_s or 0.0}

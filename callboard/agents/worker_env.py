@@ -110,7 +110,7 @@ def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> di
         _check(name, "env")
         variables[name] = value
     variables |= _owned(command, node)
-    size = sum(len(name) + len(value) + 2 for name, value in variables.items())
+    size = sum(len(name) + len(os.fsencode(value)) + 2 for name, value in variables.items())
     if size > MAX_ENVIRONMENT_BYTES:
         largest = sorted(variables, key=lambda name: len(variables[name]), reverse=True)[:3]
         raise PlanRefused(

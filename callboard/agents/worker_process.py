@@ -103,12 +103,17 @@ def format_error(error: BaseException) -> str:
 
 def told_traceback(text: str, hide: Hide) -> str:
     """A traceback as it may be told; of a very long one the end, which says most."""
-    return hide(text)[-MAX_TRACEBACK_CHARACTERS:]
+    return _sendable(hide(text))[-MAX_TRACEBACK_CHARACTERS:]
 
 
 def told_message(text: str, hide: Hide) -> str:
     """A message as it may be told."""
-    return hide(text)[:MAX_MESSAGE_CHARACTERS]
+    return _sendable(hide(text))[:MAX_MESSAGE_CHARACTERS]
+
+
+def _sendable(text: str) -> str:
+    """The text without what no message carries: halves of characters, as in names of files that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def device_use() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
 from callboard.cli.local.plan import NodeShape
 from callboard.cli.session import failing_in_words
 from callboard.model.cluster_text import NodeText
-from callboard.model.names import is_name
+from callboard.model.names import is_custom_resource, is_name
 from callboard.model.quantities import MILLI, QuantityError, format_milli, parse_memory, parse_milli
 
 MAX_STARTED = 64
@@ -72,8 +72,8 @@ def check_nodes(*, cpus: str, memory: str, runtime: str, resources: Sequence[str
             parse_milli(amount)
         except QuantityError as error:
             raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
-        if not is_name(name):
-            raise typer.BadParameter(f"{name!r} is no name", param_hint="--resource")
+        if not is_custom_resource(name):
+            raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
 
 
 def shapes_of(texts: Sequence[NodeText], hint: str, *, cpus: str, memory: str, runtime: str) -> tuple[NodeShape, ...]:

@@ -140,9 +140,11 @@ def quota(pool: Pool, resource: str) -> str:
 
 
 def groups_in_short(stats: PlacementGroupPoolStats) -> str:
-    """ "2 reserved (1 idle), 2 dynamic (0 idle)"."""
-    if not stats.total:
-        return "none"
-    return (
-        f"{stats.reserved} reserved ({stats.reserved_idle} idle), {stats.dynamic} dynamic ({stats.dynamic_idle} idle)"
-    )
+    """ "2 reserved (1 idle), 2 dynamic"; those of a pool that keeps none are private to their jobs."""
+    kinds = [
+        (stats.reserved, "reserved", stats.reserved_idle),
+        (stats.dynamic, "dynamic", stats.dynamic_idle),
+        (stats.total - stats.reserved - stats.dynamic, "private", 0),
+    ]
+    shown = [f"{count} {kind}" + (f" ({idle} idle)" if idle else "") for count, kind, idle in kinds if count]
+    return ", ".join(shown) or "none"

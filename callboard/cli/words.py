@@ -139,8 +139,12 @@ def _summed(seen: Mapping[str, int]) -> Iterator[common_pb2.DeviceShare]:
 
 def places_of(job: Job) -> str:
     """Where a job runs, as far as its workers may have a process."""
-    gone = (WorkerState.WORKER_STATE_STOPPED, WorkerState.WORKER_STATE_LOST)
-    return places(worker.allocation for worker in job.workers if worker.state not in gone)
+    return places(worker.allocation for worker in job.workers if may_run(worker))
+
+
+def may_run(worker: Worker) -> bool:
+    """Whether a worker may have a process."""
+    return worker.state not in (WorkerState.WORKER_STATE_STOPPED, WorkerState.WORKER_STATE_LOST)
 
 
 def ready_of_all(job: Job) -> str:

@@ -67,13 +67,22 @@ class ClusterCalls:
         return [node async for page in all_pages(fetch) for node in page.nodes]
 
     async def inspect_node(
-        self, node_id: str, *, job: str = "", environment: bool = False, foreign: bool = False
+        self,
+        node_id: str,
+        *,
+        job: str = "",
+        component: str = "",
+        rank: int | None = None,
+        environment: bool = False,
+        foreign: bool = False,
     ) -> NodeInspection:
         """What a node sees now: CPU, memory and calls of its workers, and who uses its devices.
 
         Args:
             node_id: which node.
             job: only workers of the job of this uid; empty: of all.
+            component: only workers of this component, or of the group it is a member of; empty: of all.
+            rank: only workers of this rank; None: of all.
             environment: also the workers' variables, secret values masked.
             foreign: also Ray's own lists of actors and placement groups.
 
@@ -81,7 +90,7 @@ class ClusterCalls:
             NotFound: there is no node of that id.
             Unavailable: its agent is not connected, or did not answer.
         """
-        ask = InspectionAsk(job_id=job, environment=environment, foreign=foreign)
+        ask = InspectionAsk(job_id=job, component=component, rank=rank, environment=environment, foreign=foreign)
         request = InspectNodeRequest(name=f"nodes/{node_id}", ask=ask)
         return (await self._connection.call(methods.INSPECT_NODE, request)).inspection
 

@@ -124,10 +124,20 @@ class SyncClient:
         return self._loop.run(self._client.list_workers(job=job, node=node))
 
     def inspect_node(
-        self, node_id: str, *, job: str = "", environment: bool = False, foreign: bool = False
+        self,
+        node_id: str,
+        *,
+        job: str = "",
+        component: str = "",
+        rank: int | None = None,
+        environment: bool = False,
+        foreign: bool = False,
     ) -> NodeInspection:
         """What a node sees now: CPU, memory and calls of its workers."""
-        return self._loop.run(self._client.inspect_node(node_id, job=job, environment=environment, foreign=foreign))
+        ask = self._client.inspect_node(
+            node_id, job=job, component=component, rank=rank, environment=environment, foreign=foreign
+        )
+        return self._loop.run(ask)
 
     def object_stores(self, nodes: Sequence[Node] | None = None) -> list[ObjectStore]:
         """How full the object store of each node of Ray is, by Ray's own account."""

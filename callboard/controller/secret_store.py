@@ -3,8 +3,7 @@
 A controller must start workers again after a restart, so it has to remember the values of variables that look secret
 (:func:`callboard.model.environment.is_secret`) or are declared to be. The journal holds the names only. The values lie
 in ``secrets.sqlite`` (mode 0600 in a directory of mode 0700, freed pages overwritten) until their job has ended and a
-snapshot is taken.
-They are not encrypted: whoever may read the file may also read the key that would have to lie beside it.
+snapshot is taken, sealed with the key in ``secrets.key``: a search of either file finds none of them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from callboard.controller.state_dir import make_private_file
+from callboard.controller.sealing import Seal, Unsealable
+from callboard.controller.state_dir import KEY_NAME, make_private_file
 from callboard.model.environment import is_secret
 from callboard.model.specs import ComponentSpec, Labels
 from callboard.scheduler.records import SpecRecord
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secret (
-    uid TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    uid TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (uid, component, name)
 ) WITHOUT ROWID
 """
@@ -40,6 +40,7 @@ class SecretStore:
             OSError, sqlite3.Error: the file can't be used.
         """
         make_private_file(path)
+        self._seal = Seal.of(path.with_name(KEY_NAME))
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA secure_delete=ON")
         # No write-ahead log, in which overwritten values would stay readable for a while.
@@ -50,7 +51,7 @@ class SecretStore:
     def keep(self, record: SpecRecord) -> SpecRecord:
         """Stores the secrets of a spec, durably, and returns the spec without their values."""
         rows = [
-            (record.uid, owner, name, value)
+            (record.uid, owner, name, self._seal.close(value))
             for owner, env, declared in _environments(record)
             for name, value in env
             if declared or is_secret(name)
@@ -86,11 +87,20 @@ class SecretStore:
         if not named:
             return record
         rows = self._database.execute("SELECT component, name, value FROM secret WHERE uid = ?", (record.uid,))
-        values = {(component, name): value for component, name, value in rows}
+        values = {(owner, name): value for owner, name, kept in rows if (value := self._opened(kept)) is not None}
         missing = [f"{component}.{name}" for component, name in named if (component, name) not in values]
         if missing and needed:
             raise MissingSecrets(f"job {record.spec.name} needs the secret variables {', '.join(missing)}")
         return _with_values(record, values)
+
+    def _opened(self, kept: bytes | str) -> str | None:
+        """A kept value; None: its key is gone."""
+        if isinstance(kept, str):
+            return kept  # Of a version that sealed nothing.
+        try:
+            return self._seal.open(kept)
+        except Unsealable:
+            return None
 
     def forget_all_but(self, uids: Iterable[str]) -> None:
         """Deletes the secrets of every job that is not among ``uids``."""

@@ -203,11 +203,12 @@ class Sessions:
     def suspected(self, node_id: str, epoch: int, *, suspected: bool) -> None:
         """A node has been silent for long, or is heard of again."""
         session = self.live.get(node_id)
-        if session is not None and session.leaving and not suspected:
+        leaving = session is not None and session.leaving
+        if leaving and not suspected:
             return
         self._tell(
             lambda now_ms, cause: NodeSuspected(
-                now_ms=now_ms, cause=cause, node_id=node_id, epoch=epoch, suspected=suspected
+                now_ms=now_ms, cause=cause, node_id=node_id, epoch=epoch, suspected=suspected, leaving=leaving
             ),
             source="lease",
         )

@@ -257,7 +257,7 @@ def failure(path: Path, error: Exception) -> StoreFailed:
         ("not a database", "is damaged", "Restore it from a backup; nothing was changed."),
     )
     if isinstance(error, MissingSecrets):
-        return StoreFailed(path, text, "Restore secrets.sqlite from the same backup.")
+        return StoreFailed(path, text, "Restore secrets.sqlite and secrets.key from the same backup.")
     for mark, why, remedy in known:
         if mark in text:
             return StoreFailed(path, f"{why} ({text})", remedy)

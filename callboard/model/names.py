@@ -17,6 +17,12 @@ ACTOR_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-
 ENV_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]{0,254}"
 """Names of environment variables."""
 
+OWN_RESOURCES = frozenset({"cpu", "gpu", "memory"})
+"""Resources that every node states by other means; no custom one has such a name, however it is written."""
+
+OWN_LABELS = frozenset({"node", "node_group"})
+"""Labels that every node has, its id and its group: one that states them would pass for another."""
+
 _NAME = re.compile(NAME_PATTERN)
 _LABEL = re.compile(LABEL_PATTERN)
 _ACTOR = re.compile(ACTOR_PATTERN)
@@ -26,6 +32,11 @@ _ENV_NAME = re.compile(ENV_NAME_PATTERN)
 def is_name(text: str) -> bool:
     """Whether ``text`` may name a node, pool, job or component."""
     return _NAME.fullmatch(text) is not None
+
+
+def is_custom_resource(text: str) -> bool:
+    """Whether ``text`` may name a custom resource."""
+    return is_name(text) and text.lower() not in OWN_RESOURCES
 
 
 def is_label(text: str) -> bool:

@@ -181,7 +181,9 @@ class _Group:
     def _units(self, configs: Value, kind: str) -> tuple[tuple[int, HardwareUnit], ...]:
         report = self._report
         if not isinstance(configs, Items) or not configs.items:
-            report.fault(configs.where, f"{kind_of(configs)} is no list of configs", allowed="[{node_rank: 0}]")
+            empty = isinstance(configs, Items)
+            said = "the list of configs is empty" if empty else f"{kind_of(configs)} is no list of configs"
+            report.fault(configs.where, f"{said}; write e.g. [{{node_rank: 0}}]", allowed="[{node_rank: 0}]")
             return ()
         units: list[tuple[int, HardwareUnit]] = []
         seen: set[tuple[int, str]] = set()

@@ -26,7 +26,7 @@ _MAX_OPEN = 1000
 _Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 _FLOAT = re.compile(r"-?[0-9]+\.[0-9]+(?:[eE][-+]?[0-9]{1,3})?")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*)\}")
+_REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*)\}")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -111,22 +111,24 @@ class YamlReader:
         return Table(tuple(entries), where)
 
     def _interpolated(self, leaf: Leaf) -> Value:
-        """``${a.b}`` as what stands there in the same file, as Hydra would; anything it can't tell stays as it is."""
-        where = Where(leaf.where.field, leaf.where.line, leaf.where.column)
+        """``${a.b}`` as what stands there in the same file, as Hydra would, ``${.b}`` beside it and ``${..b}`` one
+        mapping out; anything it can't tell stays as it is."""
+        place = leaf.where.field
+        where = Where(place, leaf.where.line, leaf.where.column)
         whole = _REFERENCE.fullmatch(leaf.text)
         if whole is not None:
-            found = self._referenced(whole[1])
+            found = self._referenced(_absolute(whole, place))
             return leaf if found is None else replace(found, where=where)
-        text = _REFERENCE.sub(self._text_of, leaf.text)
+        text = _REFERENCE.sub(lambda reference: self._text_of(reference, place), leaf.text)
         return Leaf(text, where, value=text) if text != leaf.text and len(text) <= MAX_INTERPOLATED else leaf
 
-    def _text_of(self, reference: re.Match[str]) -> str:
-        found = self._referenced(reference[1])
+    def _text_of(self, reference: re.Match[str], place: str) -> str:
+        found = self._referenced(_absolute(reference, place))
         return found.text if isinstance(found, Leaf) and len(found.text) <= MAX_INTERPOLATED else reference[0]
 
     def _referenced(self, path: str) -> Value | None:
-        if self._root is None or path in self._resolving:
-            return None  # a circle
+        if self._root is None or not path or path in self._resolving:
+            return None  # nowhere, or a circle
         self._resolving.add(path)
         try:
             return self.at(self._root, path.split("."))
@@ -172,6 +174,17 @@ class YamlReader:
             for key, value in self._entries(source, place, depth + 1):
                 found.setdefault(key.text, (key, value))
         return found
+
+
+def _absolute(reference: re.Match[str], place: str) -> str:
+    """The path that is referred to at ``place``; empty: there is none, or a key on the way is no plain word."""
+    out, path = len(reference[1]), reference[2]
+    if not out:
+        return path
+    around = place.split(".")
+    if "[" in place or out > len(around):
+        return ""
+    return ".".join((*around[: len(around) - out], path))
 
 
 def _inner(place: str, key: str) -> str:

@@ -121,7 +121,7 @@ def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement:
     subject, view = f"nodes/{node.node_id}", short.view
     labels = dict(node.labels)
     # Where the first of them asks for labels of its own, nodes without them are no help.
-    for key, value in (*wanted.required, *short.rest[0].selector):
+    for key, value in (*wanted.required, *short.rest.slots[0].selector):
         own = {"node": node.node_id, "node_group": node.node_group}
         if labels.get(key, own.get(key)) != value:
             return [Reason("LABEL_MISMATCH", subject, f"{node.node_id} lacks the label {key}={value}")]
@@ -137,7 +137,7 @@ def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement:
     elif node.node_id in short.taken:
         return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
     else:
-        lacking = lacks(room, short.rest[0].resources)
+        lacking = lacks(room, short.rest.slots[0].resources)
     return [
         Reason(
             "NODE_LACKS",

@@ -198,11 +198,16 @@ class NodeRayChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSuspected(Event):
-    """A node has not been heard of lately, or (``suspected`` False) it has been heard of again."""
+    """A node has not been heard of lately, or (``suspected`` False) it has been heard of again.
+
+    Attributes:
+        leaving: it is no silence: its agent says that it leaves.
+    """
 
     node_id: str
     epoch: int
     suspected: bool = True
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
@@ -86,6 +87,8 @@ def _one_by_one(
     rank: Callable[[int, Room], tuple[int, ...]],
     limit: int | None,
 ) -> list[Room] | None:
+    if len(asks) > 1 and _equal(asks):
+        return _in_turn(rooms, asks, rank, limit)
     used = {room.node.node_id: 0 for room in rooms}
     trial = _Trial(asks)
     for i, ask in enumerate(asks):
@@ -95,6 +98,30 @@ def _one_by_one(
         best = min(open_rooms, key=lambda room: (rank(used[room.node.node_id], room), room.node.rank))
         trial.take(i, best)
         used[best.node.node_id] += 1
+    return trial.finish()
+
+
+def _in_turn(
+    rooms: Sequence[Room],
+    asks: Sequence[Resources],
+    rank: Callable[[int, Room], tuple[int, ...]],
+    limit: int | None,
+) -> list[Room] | None:
+    """The same for equal asks: only the node that was taken last stands elsewhere in the order."""
+    ask = asks[0]
+    used = [0] * len(rooms)
+    order = [(rank(0, room), room.node.rank, n) for n, room in enumerate(rooms) if room.fits(ask)]
+    heapq.heapify(order)
+    trial = _Trial(asks)
+    for i in range(len(asks)):
+        if not order:
+            break
+        _, _, n = heapq.heappop(order)
+        room = rooms[n]
+        trial.take(i, room)
+        used[n] += 1
+        if (limit is None or used[n] < limit) and room.fits(ask):
+            heapq.heappush(order, (rank(used[n], room), room.node.rank, n))
     return trial.finish()
 
 
@@ -136,26 +163,32 @@ class _Trial:
 
     def __init__(self, asks: Sequence[Resources]) -> None:
         self._asks = asks
+        self._equal = _equal(asks)
         self._taken: dict[int, tuple[Room, tuple[DeviceShare, ...]]] = {}
-        self.waiting = list(range(len(asks)))
+        self.waiting = dict.fromkeys(range(len(asks)))
 
     def take(self, i: int, room: Room) -> None:
         """Puts ask ``i`` on a node where it fits."""
         self._taken[i] = (room, room.take(self._asks[i]))
-        self.waiting.remove(i)
+        del self.waiting[i]
 
     def fill(self, room: Room) -> None:
         """Puts as many of the waiting asks on a node as fit, in order."""
         too_large: Resources | None = None
+        placed = []
         for i in self.waiting:
             ask = self._asks[i]
             if ask is too_large:
                 continue  # it found no room before, and there is less by now
             if room.fits(ask):
                 self._taken[i] = (room, room.take(ask))
+                placed.append(i)
+            elif self._equal:
+                break
             else:
                 too_large = ask
-        self.waiting = [i for i in self.waiting if i not in self._taken]
+        for i in placed:
+            del self.waiting[i]
 
     def finish(self) -> list[Room] | None:
         """Gives everything back; the node of each ask, or None if one found none."""

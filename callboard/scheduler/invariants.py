@@ -184,6 +184,10 @@ def _node_and_group_indexes(state: State, fresh: State) -> None:
         mine, theirs = getattr(state.group_index, name), getattr(fresh.group_index, name)
         if _plain(mine) != _plain(theirs):
             _fail("index", f"{name} of the groups is {mine!r}, should be {theirs!r}")
+    for part in ("capacity", "used", "held", "free", "quarantined"):
+        mine, theirs = getattr(state.cluster_use, part), getattr(fresh.cluster_use, part)
+        if mine != theirs:
+            _fail("index", f"{part} of the cluster is {mine}, should be {theirs}")
 
 
 def _plain(index: object) -> object:

@@ -150,15 +150,17 @@ class Ledger:
         self.pools: dict[str, Resources] = {}
         self.touched: dict[str, None] = {}
         """Nodes whose free room may have changed since somebody last asked and cleared it."""
+        self.changed: dict[str, None] = {}
+        """Nodes whose account may have changed since somebody last asked for that of the cluster and cleared it."""
 
     def node_changed(self, old: NodeRecord | None, new: NodeRecord | None) -> None:
         """Follows a node. What is booked stays: groups outlive a lost connection."""
         if new is None:
             assert old is not None
             del self.nodes[old.node_id]
-            self.touched[old.node_id] = None
+            self.touched[old.node_id] = self.changed[old.node_id] = None
             return
-        self.touched[new.node_id] = None
+        self.touched[new.node_id] = self.changed[new.node_id] = None
         book = self.nodes.get(new.node_id)
         if book is None:
             self.nodes[new.node_id] = NodeBook(new)
@@ -200,11 +202,11 @@ class Ledger:
         if group.state in BOOKED:
             for bundle in group.bundles:
                 self.nodes[bundle.node_id].booked.add(bundle.resources, bundle.devices, sign)
-                self.touched[bundle.node_id] = None
+                self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
         elif group.state is GroupState.NOMINATED:
             for bundle in group.bundles:
                 self.nodes[bundle.node_id].claimed.add(bundle.resources, bundle.devices, sign)
-                self.touched[bundle.node_id] = None
+                self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
 
     def _charge(self, worker: WorkerRecord, sign: int) -> None:
         if worker.state in LIVE:
@@ -214,5 +216,6 @@ class Ledger:
         else:
             return
         amounts.add(worker.resources, worker.devices, sign)
+        self.changed[worker.node_id] = None
         used = self.pools.get(worker.pool, NOTHING)
         self.pools[worker.pool] = used + worker.resources if sign > 0 else used - worker.resources

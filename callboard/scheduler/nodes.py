@@ -113,7 +113,8 @@ def suspected(tx: Transaction, event: NodeSuspected) -> None:
     if node is None:
         return
     if event.suspected and node.state in (NodeState.READY, NodeState.JOINING, NodeState.DRAINING):
-        tx.move_node(node.node_id, NodeState.SUSPECT, "not heard of lately; nothing new is placed there")
+        why = "its agent leaves" if event.leaving else "not heard of lately"
+        tx.move_node(node.node_id, NodeState.SUSPECT, f"{why}; nothing new is placed there")
     elif not event.suspected and node.state is NodeState.SUSPECT:
         up = node.runtime != "ray" or node.ray is not None
         tx.move_node(node.node_id, NodeState.READY if up else NodeState.JOINING, "heard of again")

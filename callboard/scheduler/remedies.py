@@ -16,8 +16,7 @@ from callboard.scheduler.pinned import place_reasons, place_remedies
 from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import Charged, Pools, Shortage, shortages, usable
 from callboard.scheduler.rooms import NodeFilter, could_return
-from callboard.scheduler.shortfall import Shortfall, lacks_for_all, shortfall
-from callboard.scheduler.slots import Slot
+from callboard.scheduler.shortfall import Shortfall, Together, lacks_for_all, shortfall
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Room, View
 from callboard.scheduler.wording import change, shown
@@ -94,7 +93,7 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
     fitting = [node for node in state.nodes.values() if wanted.admits(node)]
     fitting.sort(key=lambda node: node.rank)
     if view.assumption.empty:  # cordoned nodes count there
-        here = _unlike([node for node in fitting if could_return(node)], len(short.rest))
+        here = _unlike([node for node in fitting if could_return(node)], len(short.rest.slots))
         away = [node for node in fitting if not could_return(node)]
     else:
         here = [node for node in fitting if node.usable]
@@ -126,7 +125,7 @@ def _fewest(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) 
 
 def _hold(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) -> bool:
     rooms = [short.view.room(node) for node in nodes]
-    for slot in short.rest:
+    for slot in short.rest.slots:
         admits = NodeFilter(slot.selector).admits
         room = next((room for room in rooms if admits(room.node) and room.fits(slot.resources)), None)
         if room is None:
@@ -140,28 +139,28 @@ def _hold(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) ->
 def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, placement: Strategy) -> list[str]:
     """By how much which nodes must grow to hold the workers that find no room, each on the node that is nearest."""
     spread = placement is Strategy.STRICT_SPREAD
-    at_once = placement is Strategy.STRICT_PACK or (len(short.rest) > MAX_STEPS and not spread)
-    steps: list[tuple[Slot, ...]] = [short.rest] if at_once else [(slot,) for slot in short.rest]
+    at_once = placement is Strategy.STRICT_PACK or (len(short.rest.slots) > MAX_STEPS and not spread)
+    steps = [short.rest] if at_once else [Together.of([slot]) for slot in short.rest.slots]
     rooms = [short.room(node) for node in nodes if not spread or node.node_id not in short.taken]
     grown: dict[tuple[str, str], int] = {}
     added: dict[Labels, list[Resources]] = {}
     nearest = heapq.nsmallest(MAX_STEPS, rooms, key=lambda room: _distance(room, steps[0]))
     for step in steps:
-        selector = tuple(sorted({label for slot in step for label in slot.selector}))
+        selector = tuple(sorted({label for slot in step.slots for label in slot.selector}))
         admits = NodeFilter(selector).admits
         open_rooms = [room for room in (nearest if not selector else rooms) if admits(room.node)]
         if not open_rooms:
             labels = tuple(sorted({*wanted.required, *selector}))
             if dict(labels).get("node"):
                 return [f"start an agent with the node id {dict(labels)['node']}"]
-            added.setdefault(labels, []).append(total(slot.resources for slot in step))
+            added.setdefault(labels, []).append(step.ask)
             continue
         best = min(open_rooms, key=lambda room: _distance(room, step))
         for resource, asked, have in lacks_for_all(best, step):
             key = (best.node.node_id, resource)
             missing = asked - have
             grown[key] = grown.get(key, 0) + (-(-missing // MILLI) * MILLI if resource == "gpu" else missing)
-        for slot in () if at_once else step:  # nobody comes after all at once
+        for slot in () if at_once else step.slots:  # nobody comes after all at once
             _use_up(best, slot.resources)
         if spread:
             rooms.remove(best)
@@ -189,9 +188,9 @@ def _amounts(ask: Resources) -> str:
     return ", ".join(f"{format_amount(name, amount)} {shown(name)}" for name, amount in ask.items()) or "anything"
 
 
-def _distance(room: Room, slots: Sequence[Slot]) -> tuple[int, int, int]:
+def _distance(room: Room, workers: Together) -> tuple[int, int, int]:
     """How far a node is from holding some workers."""
-    short = lacks_for_all(room, slots)
+    short = lacks_for_all(room, workers)
     return (len(short), sum(asked - have for _, asked, have in short), room.node.rank)
 
 

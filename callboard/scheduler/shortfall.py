@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from callboard.model.quantities import MILLI, Resources, total
@@ -18,6 +18,32 @@ Lack = tuple[str, int, int]
 """(resource, asked, free) of something a node is short of, in the units of Resources."""
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Some workers as one ask.
+
+    Attributes:
+        slots: the workers.
+        ask: the sum of what they ask.
+        least_share_milli: the smallest share of a device that one asks; 0: all ask whole devices or none.
+        alike: all that ask for a device ask for the same share.
+    """
+
+    slots: tuple[Slot, ...]
+    ask: Resources
+    least_share_milli: int
+    alike: bool
+
+    @classmethod
+    def of(cls, slots: Iterable[Slot]) -> Together:
+        """These workers."""
+        kept = tuple(slots)
+        asks = [slot.resources.gpu_milli for slot in kept if slot.resources.gpu_milli]
+        shares = [milli for milli in asks if milli < MILLI]
+        alike = len(shares) == len(asks) and len(set(shares)) == 1
+        return cls(kept, total(slot.resources for slot in kept), min(shares, default=0), alike)
+
+
 @dataclass(slots=True)
 class Shortfall:
     """Workers that find no room together.
@@ -31,7 +57,7 @@ class Shortfall:
 
     view: View
     placed: int
-    rest: tuple[Slot, ...]
+    rest: Together
     taken: dict[str, Room] = field(default_factory=dict)
 
     def room(self, node: NodeRecord) -> Room:
@@ -54,8 +80,8 @@ def shortfall(
         else:
             low = middle
     if strategy is Strategy.STRICT_PACK or not low:
-        return Shortfall(view, low, tuple(slots))
-    found = Shortfall(view, low, tuple(slots[low:]))
+        return Shortfall(view, low, Together.of(slots))
+    found = Shortfall(view, low, Together.of(slots[low:]))
     for bundle in fit(Rooms(state, view, wanted), slots[:low], strategy) or ():
         node = state.nodes[bundle.node_id]
         room = found.taken.setdefault(node.node_id, found.room(node))
@@ -69,18 +95,18 @@ def lacks(room: Room, ask: Resources) -> list[Lack]:
     return _short_of(room, ask, have_gpu)
 
 
-def lacks_for_all(room: Room, slots: Sequence[Slot]) -> list[Lack]:
+def lacks_for_all(room: Room, workers: Together) -> list[Lack]:
     """Everything a node is short of for several workers."""
-    if len(slots) == 1:
-        return lacks(room, slots[0].resources)
-    asks = [slot.resources for slot in slots]
-    shares = [ask.gpu_milli for ask in asks if 0 < ask.gpu_milli < MILLI]
-    have_gpu = room.whole_devices() * MILLI
-    if shares and len(set(shares)) == 1 and len(shares) == sum(1 for ask in asks if ask.gpu_milli):
-        have_gpu = sum(free // shares[0] * shares[0] for free in room.device_milli if free > 0)
-    elif shares:  # a share never straddles two devices, so what is left of one may be too little for any
-        have_gpu = sum(free for free in room.device_milli if free >= min(shares))
-    return _short_of(room, total(asks), have_gpu)
+    if len(workers.slots) == 1:
+        return lacks(room, workers.ask)
+    share_milli = workers.least_share_milli
+    if not share_milli:
+        have_gpu = room.whole_devices() * MILLI
+    elif workers.alike:
+        have_gpu = sum(free // share_milli * share_milli for free in room.device_milli if free > 0)
+    else:  # a share never straddles two devices, so what is left of one may be too little for any
+        have_gpu = sum(free for free in room.device_milli if free >= share_milli)
+    return _short_of(room, workers.ask, have_gpu)
 
 
 def _short_of(room: Room, ask: Resources, have_gpu: int) -> list[Lack]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import NOTHING, Resources, total
+from callboard.scheduler.cluster_use import ClusterUse
 from callboard.scheduler.deadlines import Deadlines
 from callboard.scheduler.free_index import FreeIndex
 from callboard.scheduler.group_index import GroupIndex
@@ -54,6 +55,7 @@ class State:
         self.preemptions: dict[int, PreemptionRecord] = {}
         self.ledger = Ledger()
         self._free = FreeIndex()
+        self._cluster_use = ClusterUse()
         self.room_version = 0
         """Counts changes that could let a waiting job start: freed room, new nodes, quotas, policies."""
         self.leaving_version = 0
@@ -152,6 +154,14 @@ class State:
                 self._free.update(book)
         self.ledger.touched.clear()
         return self._free
+
+    @property
+    def cluster_use(self) -> ClusterUse:
+        """What the nodes that are there are used for. Brought up to date when asked, once for many changes."""
+        for node_id in self.ledger.changed:
+            self._cluster_use.update(node_id, self.ledger.nodes.get(node_id))
+        self.ledger.changed.clear()
+        return self._cluster_use
 
     def find_job(self, name_or_uid: str) -> JobRecord | None:
         """The job with this uid, or the newest with this name; None if there is none."""

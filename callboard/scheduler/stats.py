@@ -33,7 +33,8 @@ def group_stats(state: State, pool: str) -> GroupStats:
         if group.state not in (GroupState.CREATING, GroupState.READY):
             continue
         counts[group.group_kind][0] += 1
-        if not group.nominee and not state.workers_in(group_id):
+        # Groups of one job's own are many, and never idle.
+        if group.group_kind is not GroupKind.PRIVATE and not group.nominee and not state.workers_in(group_id):
             counts[group.group_kind][1] += 1
     reserved, dynamic, private = (counts[kind] for kind in GroupKind)
     return GroupStats(reserved[0] + dynamic[0] + private[0], reserved[0], reserved[1], dynamic[0], dynamic[1])

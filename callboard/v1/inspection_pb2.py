@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from callboard.v1 import common_pb2 as callboard_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63\x61llboard/v1/inspection.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\"\\\n\rInspectionAsk\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x02 \x01(\x08\x12\x0f\n\x07\x66oreign\x18\x03 \x01(\x08\x12\x15\n\robject_stores\x18\x04 \x01(\x08\"\xde\x02\n\x0eNodeInspection\x12/\n\x07workers\x18\x01 \x03(\x0b\x32\x1e.callboard.v1.WorkerInspection\x12&\n\x06\x61\x63tors\x18\x02 \x03(\x0b\x32\x16.callboard.v1.RayActor\x12\x39\n\x10placement_groups\x18\x03 \x03(\x0b\x32\x1f.callboard.v1.RayPlacementGroup\x12.\n\x0c\x64\x65vice_users\x18\x04 \x03(\x0b\x32\x18.callboard.v1.DeviceUser\x12\x0f\n\x07unknown\x18\x05 \x03(\t\x12.\n\x0c\x64\x65vice_loads\x18\x06 \x03(\x0b\x32\x18.callboard.v1.DeviceLoad\x12\x33\n\robject_stores\x18\x07 \x03(\x0b\x32\x1c.callboard.v1.RayObjectStore\x12\x12\n\nray_listed\x18\x08 \x01(\x08\"\xab\x03\n\x10WorkerInspection\x12\'\n\x06worker\x18\x01 \x01(\x0b\x32\x17.callboard.v1.WorkerKey\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x11\n\tcpu_milli\x18\x04 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\x19\n\x11peak_memory_bytes\x18\x06 \x01(\x03\x12%\n\x05\x63\x61lls\x18\x07 \x03(\x0b\x32\x16.callboard.v1.CallLoad\x12\x44\n\x0b\x65nvironment\x18\x08 \x03(\x0b\x32/.callboard.v1.WorkerInspection.EnvironmentEntry\x12\x1c\n\x0fvisible_devices\x18\t \x01(\tH\x00\x88\x01\x01\x12\x11\n\tframework\x18\n \x01(\t\x12\x13\n\x0buses_device\x18\x0b \x01(\x08\x12\x0e\n\x06silent\x18\x0c \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_visible_devices\"<\n\x08\x43\x61llLoad\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\x05\x12\r\n\x05limit\x18\x03 \x01(\x05\"i\n\x08RayActor\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nclass_name\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12\x13\n\x0bray_node_id\x18\x06 \x01(\t\"<\n\x11RayPlacementGroup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"g\n\nDeviceUser\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\'\n\x06worker\x18\x04 \x01(\x0b\x32\x17.callboard.v1.WorkerKey\"\x86\x01\n\nDeviceLoad\x12\r\n\x05index\x18\x01 \x01(\x05\x12 \n\x13utilization_percent\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x19\n\x11used_memory_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\x42\x16\n\x14_utilization_percent\"N\n\x0eRayObjectStore\x12\x13\n\x0bray_node_id\x18\x01 \x01(\t\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63\x61llboard/v1/inspection.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\"\x8b\x01\n\rInspectionAsk\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x65nvironment\x18\x02 \x01(\x08\x12\x0f\n\x07\x66oreign\x18\x03 \x01(\x08\x12\x15\n\robject_stores\x18\x04 \x01(\x08\x12\x11\n\tcomponent\x18\x05 \x01(\t\x12\x11\n\x04rank\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x07\n\x05_rank\"\xde\x02\n\x0eNodeInspection\x12/\n\x07workers\x18\x01 \x03(\x0b\x32\x1e.callboard.v1.WorkerInspection\x12&\n\x06\x61\x63tors\x18\x02 \x03(\x0b\x32\x16.callboard.v1.RayActor\x12\x39\n\x10placement_groups\x18\x03 \x03(\x0b\x32\x1f.callboard.v1.RayPlacementGroup\x12.\n\x0c\x64\x65vice_users\x18\x04 \x03(\x0b\x32\x18.callboard.v1.DeviceUser\x12\x0f\n\x07unknown\x18\x05 \x03(\t\x12.\n\x0c\x64\x65vice_loads\x18\x06 \x03(\x0b\x32\x18.callboard.v1.DeviceLoad\x12\x33\n\robject_stores\x18\x07 \x03(\x0b\x32\x1c.callboard.v1.RayObjectStore\x12\x12\n\nray_listed\x18\x08 \x01(\x08\"\xab\x03\n\x10WorkerInspection\x12\'\n\x06worker\x18\x01 \x01(\x0b\x32\x17.callboard.v1.WorkerKey\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x11\n\tcpu_milli\x18\x04 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\x19\n\x11peak_memory_bytes\x18\x06 \x01(\x03\x12%\n\x05\x63\x61lls\x18\x07 \x03(\x0b\x32\x16.callboard.v1.CallLoad\x12\x44\n\x0b\x65nvironment\x18\x08 \x03(\x0b\x32/.callboard.v1.WorkerInspection.EnvironmentEntry\x12\x1c\n\x0fvisible_devices\x18\t \x01(\tH\x00\x88\x01\x01\x12\x11\n\tframework\x18\n \x01(\t\x12\x13\n\x0buses_device\x18\x0b \x01(\x08\x12\x0e\n\x06silent\x18\x0c \x01(\t\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_visible_devices\"<\n\x08\x43\x61llLoad\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x11\n\tin_flight\x18\x02 \x01(\x05\x12\r\n\x05limit\x18\x03 \x01(\x05\"i\n\x08RayActor\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nclass_name\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\x05\x12\x13\n\x0bray_node_id\x18\x06 \x01(\t\"<\n\x11RayPlacementGroup\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"g\n\nDeviceUser\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\'\n\x06worker\x18\x04 \x01(\x0b\x32\x17.callboard.v1.WorkerKey\"\x86\x01\n\nDeviceLoad\x12\r\n\x05index\x18\x01 \x01(\x05\x12 \n\x13utilization_percent\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x19\n\x11used_memory_bytes\x18\x03 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\x42\x16\n\x14_utilization_percent\"N\n\x0eRayObjectStore\x12\x13\n\x0bray_node_id\x18\x01 \x01(\t\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,24 +34,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERINSPECTION_ENVIRONMENTENTRY']._loaded_options = None
   _globals['_WORKERINSPECTION_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_INSPECTIONASK']._serialized_start=74
-  _globals['_INSPECTIONASK']._serialized_end=166
-  _globals['_NODEINSPECTION']._serialized_start=169
-  _globals['_NODEINSPECTION']._serialized_end=519
-  _globals['_WORKERINSPECTION']._serialized_start=522
-  _globals['_WORKERINSPECTION']._serialized_end=949
-  _globals['_WORKERINSPECTION_ENVIRONMENTENTRY']._serialized_start=879
-  _globals['_WORKERINSPECTION_ENVIRONMENTENTRY']._serialized_end=929
-  _globals['_CALLLOAD']._serialized_start=951
-  _globals['_CALLLOAD']._serialized_end=1011
-  _globals['_RAYACTOR']._serialized_start=1013
-  _globals['_RAYACTOR']._serialized_end=1118
-  _globals['_RAYPLACEMENTGROUP']._serialized_start=1120
-  _globals['_RAYPLACEMENTGROUP']._serialized_end=1180
-  _globals['_DEVICEUSER']._serialized_start=1182
-  _globals['_DEVICEUSER']._serialized_end=1285
-  _globals['_DEVICELOAD']._serialized_start=1288
-  _globals['_DEVICELOAD']._serialized_end=1422
-  _globals['_RAYOBJECTSTORE']._serialized_start=1424
-  _globals['_RAYOBJECTSTORE']._serialized_end=1502
+  _globals['_INSPECTIONASK']._serialized_start=75
+  _globals['_INSPECTIONASK']._serialized_end=214
+  _globals['_NODEINSPECTION']._serialized_start=217
+  _globals['_NODEINSPECTION']._serialized_end=567
+  _globals['_WORKERINSPECTION']._serialized_start=570
+  _globals['_WORKERINSPECTION']._serialized_end=997
+  _globals['_WORKERINSPECTION_ENVIRONMENTENTRY']._serialized_start=927
+  _globals['_WORKERINSPECTION_ENVIRONMENTENTRY']._serialized_end=977
+  _globals['_CALLLOAD']._serialized_start=999
+  _globals['_CALLLOAD']._serialized_end=1059
+  _globals['_RAYACTOR']._serialized_start=1061
+  _globals['_RAYACTOR']._serialized_end=1166
+  _globals['_RAYPLACEMENTGROUP']._serialized_start=1168
+  _globals['_RAYPLACEMENTGROUP']._serialized_end=1228
+  _globals['_DEVICEUSER']._serialized_start=1230
+  _globals['_DEVICEUSER']._serialized_end=1333
+  _globals['_DEVICELOAD']._serialized_start=1336
+  _globals['_DEVICELOAD']._serialized_end=1470
+  _globals['_RAYOBJECTSTORE']._serialized_start=1472
+  _globals['_RAYOBJECTSTORE']._serialized_end=1550
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,8 @@ class InspectionAsk(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _builtins.int
     FOREIGN_FIELD_NUMBER: _builtins.int
     OBJECT_STORES_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Only workers of this job, by its uid; empty: of all jobs."""
     environment: _builtins.bool
@@ -37,6 +39,10 @@ class InspectionAsk(_message.Message):
     """Also Ray's own lists of actors and placement groups."""
     object_stores: _builtins.bool
     """The object stores of Ray's nodes, and nothing else."""
+    component: _builtins.str
+    """Only workers of this component, or of the group that it is a member of; empty: of all."""
+    rank: _builtins.int
+    """Only the workers of this rank; absent: of all."""
     def __init__(
         self,
         *,
@@ -44,12 +50,16 @@ class InspectionAsk(_message.Message):
         environment: _builtins.bool = ...,
         foreign: _builtins.bool = ...,
         object_stores: _builtins.bool = ...,
+        component: _builtins.str = ...,
+        rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "foreign", b"foreign", "job_id", b"job_id", "object_stores", b"object_stores"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "component", b"component", "environment", b"environment", "foreign", b"foreign", "job_id", b"job_id", "object_stores", b"object_stores", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
 Global___InspectionAsk: _TypeAlias = InspectionAsk  # noqa: Y015
 

@@ -14,6 +14,7 @@ from callboard.agents import logs
 from callboard.agents.agent import run_agent
 from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
+from callboard.controller.server import Controller
 from callboard.v1.node_pb2 import NodeState
 from callboard.wire.refusals import InvalidRequest
 from tests.agents.conftest import cluster_of
@@ -44,7 +45,8 @@ class Log:
 class Site:
     """A controller, and agents that are programs but for their process."""
 
-    def __init__(self, folder: Path, client: Client, log: Log) -> None:
+    def __init__(self, folder: Path, controller: Controller, client: Client, log: Log) -> None:
+        self.controller = controller
         self.client = client
         self.log = log
         self._folder = folder
@@ -86,6 +88,12 @@ class Site:
         agent.cancel()
         await asyncio.wait([agent])
 
+    async def give_up(self, node_id: str) -> None:
+        """What follows when the lease of an agent that vanished is over, at once."""
+        revision = (await self.client.stats()).revision
+        self.controller.sessions.lost(node_id, self.controller.driver.state.nodes[node_id].epoch, 1)
+        await self.until(node_id, "LOST", revision)
+
     async def ranks(self) -> dict[str, int]:
         """Rank of every node that is there."""
         nodes = await self.client.list_nodes()
@@ -114,11 +122,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
 
 @pytest.fixture
 async def site(tmp_path: Path, log: Log) -> AsyncIterator[Site]:
-    """A controller that gives a silent node up soon."""
-    options = options_for(tmp_path, lease_ms=300, heartbeat_ms=100)
-    async with running(options) as controller, Client(controller.address) as client:
-        await client.set_policy({"cancel_timeout": 0.1, "kill_timeout": 0.1})
-        site = Site(tmp_path, client, log)
+    """A controller."""
+    async with running(options_for(tmp_path)) as controller, Client(controller.address) as client:
+        site = Site(tmp_path, controller, client, log)
         yield site
         for node_id in list(site._agents):
             await site.vanish(node_id)
@@ -153,12 +159,11 @@ async def test_nj_01_devices_are_offered_once_also_by_an_agent_that_starts_anew_
     await site.join("n1")
     refused = "node n1 offers the device GPU-aa already; give each agent devices of its own"
     assert await site.start("n2") == 2
-    revision = (await site.client.stats()).revision
     await site.vanish("n1")
     assert await site.start("n2") == 2, "its lease is still valid"
     assert site.refusals() == [refused, refused]
     assert await site.gpus() == 2
-    await site.until("n1", "LOST", revision)
+    await site.give_up("n1")
     await site.join("n2")
     assert (await site.ranks(), await site.gpus()) == ({"n2": 0}, 2)
 

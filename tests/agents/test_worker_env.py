@@ -22,8 +22,9 @@ def test_se_06_variables_of_the_scheduler_are_refused(name: str, field: str) -> 
         worker_environment(start_worker("Plain", **fields), identity())
 
 
-def test_an_environment_without_end_is_refused() -> None:
-    command = start_worker("Plain", env={f"V{number}": "x" * 1000 for number in range(1300)})
+@pytest.mark.parametrize(("letter", "count"), [("x", 1300), ("ü", 650)])
+def test_an_environment_without_end_is_refused(letter: str, count: int) -> None:
+    command = start_worker("Plain", env={f"V{number}": letter * 1000 for number in range(count)})
     with pytest.raises(PlanRefused, match=r"bytes.*The largest variables are"):
         worker_environment(command, identity())
 

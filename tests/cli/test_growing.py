@@ -62,10 +62,12 @@ class TestPlaces:
         up, record = small(machine)
         assert machine.run("add-worker", "-q").returncode == 0
         assert gpus_of_nodes(machine) == {"node-0": ["0"], "node-1": ["1"], "node-2": ["2"]}
+        assert machine.run("node", "drain", "node-1", "-q").returncode == 0
         end_agent(record, "node-1")
         shown = machine.run("add-worker")
         assert shown.returncode == 0, shown.stderr
         assert "Node node-1 is READY on GPU 1" in shown.stderr
+        assert gpus_of_nodes(machine) == {"node-0": ["0"], "node-1": ["1"], "node-2": ["2"]}
         end_agent(record, "node-1", signal.SIGKILL)
         assert "Node node-1 is READY on GPU 1" in machine.run("add-worker").stderr
         assert "Node node-3 is READY on GPU 3" in machine.run("add-worker").stderr

@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from callboard.cli.looking_views import environment_view, findings_view, top_view
+from callboard.cli.pool_views import groups_in_short
 from callboard.client.diagnosis import Finding
 from callboard.v1.common_pb2 import Allocation, DeviceShare, WorkerKey
 from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, DeviceUser, NodeInspection, WorkerInspection
 from callboard.v1.job_pb2 import Job, JobSpec, Worker
+from callboard.v1.pool_pb2 import PlacementGroupPoolStats as Stats
 
 KEY = WorkerKey(job_id="u1", component="training", rank=0)
 JOB = Job(uid="u1", spec=JobSpec(name="train"), gauges={"queue_depth": 120.5})
@@ -93,3 +95,15 @@ def test_an_environment_is_sorted_and_a_missing_one_is_said() -> None:
     shown = read(environment_view(JOB, [(worker, {"B": "2", "A": "1"}), (worker, {})], {}))
     assert "train/training: trainer, pool/0\n  A=1\n  B=2" in shown
     assert "has no process whose variables are known" in shown
+
+
+@pytest.mark.parametrize(
+    ("stats", "text"),
+    [
+        (Stats(), "none"),
+        (Stats(total=1), "1 private"),
+        (Stats(total=5, reserved=2, reserved_idle=1, dynamic=2), "2 reserved (1 idle), 2 dynamic, 1 private"),
+    ],
+)
+def test_groups_are_counted_by_what_they_are_kept_for(stats: Stats, text: str) -> None:
+    assert groups_in_short(stats) == text

@@ -145,8 +145,8 @@ class TestEnvironment:
         for value in SECRETS.values():
             assert not [text for text in shown if value in text]
             places = _holding(tmp_path, value)
-            # Kept for a restart: by the controller in a file of its own, by the agent with the worker's record (0600).
-            kept = {path for path in places if path.name.startswith("secrets.sqlite") or "started" in str(path)}
+            # Kept for a restart: by the agent, with the worker's record (0600).
+            kept = {path for path in places if "started" in str(path)}
             assert [str(path) for path in places if path not in kept] == []
             assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 

@@ -89,6 +89,15 @@ class TestAPlan:
         found = self.plan(roles, "--nodes", "(2gpu,16cpu)")
         assert found["unplaced"] == [{"component": "sim", "workers": 3, "why": ["no node has node_group=cpu"]}]
 
+    @pytest.mark.parametrize(
+        ("pool", "said"),
+        [("cpu_pool", ""), ("dev", "note: the file of roles has no pool dev; planned without a quota.")],
+    )
+    def test_names_a_pool_that_the_cluster_would_not_have(self, roles: Path, pool: str, said: str) -> None:
+        job = JOB.replace("\npool: cpu_pool", f"\npool: {pool}")
+        result = invoke("plan", "-", "--roles", str(roles), text=job)
+        assert result.stderr.strip() == said
+
     def test_takes_the_nodes_that_are_nearest_to_it(self, roles: Path) -> None:
         assert len(self.plan(roles)["nodes"]) == 2
         assert len(self.plan(roles, text=JOB + "nodes: 3x(1gpu,8cpu)+2x(8cpu)\n")["nodes"]) == 5

@@ -65,7 +65,7 @@ class TestSecrets:
             await api.pools.CreatePool(pool())
             await api.submit(_waiting(training()))
         for file in (tmp_path / "state").iterdir():
-            if file.is_file() and not file.name.startswith("secrets.sqlite"):
+            if file.is_file():
                 content = await asyncio.to_thread(file.read_bytes)
                 assert not [value for value in HIDDEN if value.encode() in content], file
         async with running(options) as controller, api_at(controller.address) as api:

@@ -60,6 +60,11 @@ CLAIMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a relative interpreter": (lambda hello: hello.inventory.interpreters.append("python"), "inventory.interpreters"),
     "no variable's name": (setting("inventory.visibility_variable", "A=B"), "inventory.visibility_variable"),
     "a strange label": (lambda hello: hello.labels.update({"a b": "c"}), "labels"),
+    "another node's label": (lambda hello: hello.labels.update({"node": "n2"}), "labels"),
+    "GPUs as a custom resource": (
+        lambda hello: hello.inventory.capacity.custom_milli.update({"gpu": 4000}),
+        "inventory.capacity.custom_milli",
+    ),
     "a negative rank": (setting("rank", -1), "rank"),
     "no instance": (setting("instance", ""), "instance"),
     "no runtime": (setting("runtime", 0), "runtime"),

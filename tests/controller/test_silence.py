@@ -47,7 +47,8 @@ class TestSilence:
         await api.pools.CreatePool(pool())
         async with FakeAgent(controller.address) as agent:
             await agent.heartbeat(leaving=True)
-            await api.until(lambda event: event.subject == "nodes/n0" and event.state == "SUSPECT")
+            told = await api.until(lambda event: event.subject == "nodes/n0" and event.state == "SUSPECT")
+            assert told.reason == "its agent leaves; nothing new is placed there"
             await agent.heartbeat(leaving=True)
             await api.submit(job("a"))
             assert (await api.job("a")).state == job_pb2.JOB_STATE_PENDING

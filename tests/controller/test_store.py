@@ -9,10 +9,12 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from callboard.controller.sealing import Seal, Unsealable
 from callboard.controller.secret_store import SecretStore
 from callboard.controller.state_dir import StateDir, StoreFailed
 from callboard.controller.store import Store, failure, read_events
@@ -254,10 +256,10 @@ class TestEvents:
 class TestSecrets:
     """SE-04: values of secret variables appear in no journal, and workers can still be started after a restart."""
 
-    def test_they_are_in_no_file_but_their_own(self, opened: Opened) -> None:
+    def test_they_are_in_no_file_in_clear(self, opened: Opened) -> None:
         opened.store.commit(submission(1, secret=SECRET), [event(1)])
-        holders = [path.name for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
-        assert holders == ["secrets.sqlite"]
+        assert "secrets.sqlite" in {path.name for path in opened.directory.path.iterdir()}
+        assert not [path for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
 
     def test_they_come_back(self, opened: Opened) -> None:
         opened.store.commit(submission(1, secret=SECRET), [])
@@ -268,8 +270,7 @@ class TestSecrets:
         opened.store.commit(submission(1, secret=SECRET), [])
         opened.store.snapshot([spec("j1", secret=SECRET), job("j1")])
         assert Put(spec("j1", secret=SECRET)) in opened.reopen().load()
-        holders = [path.name for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
-        assert holders == ["secrets.sqlite"]
+        assert not [path for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
 
     def test_they_are_forgotten_once_their_job_has_ended(self, opened: Opened) -> None:
         opened.store.commit(submission(1, secret=SECRET), [])
@@ -281,10 +282,27 @@ class TestSecrets:
         assert isinstance(found.record, SpecRecord)
         assert dict(found.record.spec.components[0].env) == {"WANDB_API_KEY": "", "PLAIN": "shown"}
 
-    def test_lost_ones_are_refused_in_words(self, opened: Opened) -> None:
+    def test_those_that_an_older_version_wrote_in_clear_come_back_too(self, opened: Opened) -> None:
+        opened.store.commit(submission(1, secret=SECRET), [])
+        with closing(sqlite3.connect(opened.directory.secrets_path)) as database, database:
+            database.execute("UPDATE secret SET value = ?", (SECRET,))
+        assert Put(spec("j1", secret=SECRET)) in opened.reopen().load()
+
+    @pytest.mark.parametrize("secret", ["x", "Zeile 1\nline 2\x00", "s3cret" * 20_000, "half \udcff"])
+    def test_a_sealed_value_opens_with_its_own_key_alone(self, tmp_path: Path, secret: str) -> None:
+        seal, other = Seal.of(tmp_path / "secrets.key"), Seal.of(tmp_path / "another.key")
+        sealed = seal.close(secret)
+        assert Seal.of(tmp_path / "secrets.key").open(sealed) == secret
+        assert seal.close(secret) != sealed
+        for wrong in (other.close(secret), sealed[:-1], sealed[:20] + bytes([sealed[20] ^ 1]) + sealed[21:], b""):
+            with pytest.raises(Unsealable):
+                seal.open(wrong)
+
+    @pytest.mark.parametrize("lost", ["secrets.sqlite", "secrets.key"])
+    def test_lost_ones_are_refused_in_words(self, opened: Opened, lost: str) -> None:
         opened.store.commit(submission(1, secret=SECRET), [])
         opened.store.close()
-        opened.directory.secrets_path.unlink()
+        (opened.directory.path / lost).unlink()
         opened.store = Store(opened.directory, events_kept=10)
         with pytest.raises(StoreFailed, match=r"job j1 needs the secret variables w\.WANDB_API_KEY.*secrets\.sqlite"):
             opened.store.load()

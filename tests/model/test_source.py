@@ -34,6 +34,12 @@ class TestWhereFaultsAre:
         faults = faults_of("a: {x: 1, x: 2}\nb:\n- y: 1\n  y: 2\n")
         assert [(fault.field, fault.line, fault.column) for fault in faults] == [("a.x", 1, 11), ("b[0].y", 4, 3)]
 
+    @pytest.mark.parametrize("text", ["a: {0: 1,\n .0: 2}", "a: {1: x,\n true: y}", "a: {1.0: x,\n 1: y}"])
+    def test_equal_numbers_are_one_key_however_they_are_written(self, text: str) -> None:
+        (fault,) = faults_of(text)
+        assert fault.line == 2
+        assert "occurs twice, first in line 1" in fault.message
+
     def test_faults_of_a_job_have_line_and_column(self) -> None:
         text = "name: j\npool: p\ncomponents:\n- name: c\n  actor: nothing\n  resources: {cpu: 1, gpu: 1.5}\n- nam: d\n"
         with pytest.raises(InvalidInput) as caught:

@@ -196,7 +196,7 @@ class TestUnitTests:
             ("{configs: [{node_rank: 0}]}", "hardware needs a type"),
             ("{type: X, configs: [{node_rank: 0}, {node_rank: 0}]}", "stated twice"),
             ("{type: X}", "no node of the group g declared a X"),
-            ("{type: X, configs: []}", "no list of configs"),
+            ("{type: X, configs: []}", "the list of configs is empty; write e.g. [{node_rank: 0}]"),
             ("franka", "is not a mapping"),
         ],
     )

@@ -92,6 +92,25 @@ class TestInterpolations:
         found = plan(text, "4")
         assert [component.world_size for component in found.components] == [4, 2]
 
+    @pytest.mark.parametrize(
+        "placements",
+        [
+            "{actor: 0-1, rollout: '${.actor}'}",
+            "{actor: '0-${..num_nodes}', rollout: '${...last}'}",
+            "{actor: {placement: '${...num_nodes}'}, rollout: '${.actor.placement}'}",
+            "{actor: '0:0-${...last}', rollout: '${cluster.num_nodes}-${...last}'}",
+        ],
+    )
+    def test_one_may_be_relative_as_omegaconf_counts_the_dots(self, placements: str) -> None:
+        omegaconf = pytest.importorskip("omegaconf")
+        text = f"last: 3\ncluster:\n  num_nodes: 1\n  component_placement: {placements}\n"
+        assert plan(text, "4") == plan(omegaconf.OmegaConf.create(text), "4")
+
+    @pytest.mark.parametrize("reference", ["${..last}", "${....last}", "${.actor}"])
+    def test_one_that_leads_nowhere_stays_open(self, reference: str) -> None:
+        text = f"last: 3\ncluster: {{component_placement: {{actor: '{reference}'}}}}\n"
+        assert "nobody resolved" in refused(text, "4")
+
     def test_a_whole_section_may_be_one(self) -> None:
         text = "x: {actor: 0-1}\ncluster: {component_placement: '${x}'}"
         assert len(plan(text, "2").workers) == 2

@@ -102,6 +102,13 @@ def a_stray_group_is_given_to_somebody(cluster: Cluster) -> Callable[[], object]
     return lambda: cluster.scheduler.handle(event)
 
 
+def a_look_at_the_whole_cluster_after_another_node_joined(cluster: Cluster) -> Callable[[], object]:
+    state = cluster.scheduler.state
+    assert state.cluster_use.capacity.gpu_milli == 2_000 * cluster.nodes
+    cluster.join(cluster.nodes)
+    return lambda: state.cluster_use
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -112,6 +119,7 @@ def a_stray_group_is_given_to_somebody(cluster: Cluster) -> Callable[[], object]
         a_node_that_asks_for_a_rank,
         a_node_that_is_given_up,
         a_stray_group_is_given_to_somebody,
+        a_look_at_the_whole_cluster_after_another_node_joined,
     ],
 )
 def test_costs_no_more_among_many_nodes_than_among_few(case: Callable[[Cluster], Callable[[], object]]) -> None:

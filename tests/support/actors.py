@@ -175,9 +175,9 @@ class Wedged:
             if not self.stuck_at or self.steps < self.stuck_at:
                 self.steps += bool(self.stuck_at)
 
-    def progress(self) -> dict[str, int]:
-        """How far it is."""
-        return {"steps": self.steps}
+    def progress(self) -> dict[str, float]:
+        """How far it is. A loss of NaN is not equal to itself, and is no progress all the same."""
+        return {"steps": self.steps, "loss": float("nan")}
 
 
 class Asynchronous:

@@ -77,7 +77,7 @@ def run(
             controller=address,
             cluster=cluster,
             rank=rank,
-            labels=dict(_pair(text, "--label") for text in labels),
+            labels=_pairs(labels, "--label"),
             node_group=node_group,
             hardware=tuple(piece for text in hardware for piece in _hardware(text)),
             warm_spares=warm_spares,
@@ -85,9 +85,7 @@ def run(
             simulate_gpus=simulate_gpus,
             cpu_milli=_parsed(parse_milli, cpus, "--cpus"),
             memory_bytes=_parsed(parse_memory, memory, "--memory"),
-            custom_milli={
-                name: parse_milli(amount) for name, amount in (_pair(text, "--resource") for text in resources)
-            },
+            custom_milli={name: parse_milli(amount) for name, amount in _pairs(resources, "--resource").items()},
             ray_head=ray_head,
             ray_address=ray_address,
             dashboard_port=dashboard_port,
@@ -126,6 +124,14 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not equals or not key:
         raise typer.BadParameter(f"{text!r} reads KEY=VALUE", param_hint=option)
     return key, value
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for key, value in (_pair(text, option) for text in texts):
+        if pairs.setdefault(key, value) != value:
+            raise typer.BadParameter(f"{key} is {pairs[key]} and {value}", param_hint=option)
+    return pairs
 
 
 def _process(text: str) -> tuple[int, int] | None:

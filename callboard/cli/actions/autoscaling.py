@@ -16,6 +16,7 @@ from callboard.cli.autoscale.providers import CommandProvider, LocalProvider
 from callboard.cli.local.growth import NotGrowable
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.plan_file import read_plan
+from callboard.cli.local.turns import ClusterGone
 from callboard.cli.local_failures import in_words
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
@@ -82,7 +83,7 @@ def run(
             source: Provider = local[1] if local else CommandProvider(client, up, down, stated)
             scaler = Autoscaler(client, source, limits, tell, time.monotonic)
             tell(f"keeping {least} to {most} nodes at {client.address}")
-            await scaler.run(lambda: asyncio.sleep(pause_s))
+            await scaler.run(lambda: _pause(pause_s, local[1] if local else None))
 
     def tell(text: str) -> None:
         if not quiet:
@@ -101,6 +102,14 @@ def run(
             run_interruptible(main)
         except KeyboardInterrupt:
             tell("Ended; the nodes stay as they are.")
+        except ClusterGone as error:
+            raise in_words(error) from error
+
+
+async def _pause(pause_s: float, local: LocalProvider | None) -> None:
+    await asyncio.sleep(pause_s)
+    if local is not None:
+        local.check_running()
 
 
 def _table(demands: Sequence[Demand]) -> Table:

@@ -85,10 +85,18 @@ def environment(name: str, *, component: str, rank: int, controller: str, output
         chosen = [
             worker
             for worker in job.workers
-            if component in ("", worker.key.component, *worker.members) and rank in (-1, worker.key.rank)
+            if component in ("", worker.key.component, *worker.members)
+            and rank in (-1, worker.key.rank)
+            and words.may_run(worker)
         ]
         here = {worker.allocation.node_id for worker in chosen if worker.allocation.node_id}
-        seen, silent = await _inspected(client, sorted(here), job=job.uid, environment=True)
+        one: dict[str, Any] = {"component": component, "rank": None if rank < 0 else rank}
+        seen, silent = await _inspected(client, sorted(here), job=job.uid, environment=True, **one)
+        untold = [f"{node_id}: {text}" for node_id, inspection in seen.items() for text in inspection.unknown]
+        if output in (Output.JSON, Output.YAML):
+            untold += [f"{node_id} could not be asked: {why}" for node_id, why in silent.items()]
+        for text in untold:
+            screen.stderr().print(text, markup=False, soft_wrap=True)
         variables = {
             (look.worker.component, look.worker.rank, look.generation): dict(look.environment)
             for inspection in seen.values()
@@ -113,7 +121,8 @@ _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 async def _loads(client: Client, name: str) -> tuple[list[Job], dict[str, NodeInspection], dict[str, str]]:
     jobs = [(await client.get_job(name)).job] if name else await client.list_jobs(states=words.LIVE_STATES)
     jobs.sort(key=lambda job: job.spec.name)
-    here = {worker.allocation.node_id for job in jobs for worker in job.workers if worker.allocation.node_id}
+    workers = [worker for job in jobs for worker in job.workers if words.may_run(worker)]
+    here = {worker.allocation.node_id for worker in workers if worker.allocation.node_id}
     seen, silent = await _inspected(client, sorted(here), job=jobs[0].uid if name else "")
     return jobs, seen, silent
 

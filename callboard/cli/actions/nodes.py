@@ -9,6 +9,8 @@ from callboard.cli.plain import plain
 from callboard.cli.session import with_client
 from callboard.cli.showing import show as show_result
 from callboard.client.client import Client
+from callboard.model.durations import parse_duration_ms
+from callboard.model.quantities import QuantityError
 from callboard.v1.node_pb2 import Node
 from callboard.wire.refusals import WrongState
 
@@ -63,7 +65,7 @@ def drain(node_id: str, *, within: str, reason: str, wait: bool, controller: str
 
     async def action(client: Client) -> None:
         revision = (await client.stats()).revision if wait else 0
-        node = await client.drain_node(node_id, within=within, reason=reason)
+        node = await client.drain_node(node_id, within=_at_once(within), reason=reason)
         _say(node, "nothing new starts there, and what runs there yields", quiet=quiet)
         if wait:
             await _emptied(client, node, revision, quiet=quiet)
@@ -89,6 +91,14 @@ def remove(node_id: str, *, controller: str, quiet: bool) -> None:
             screen.stderr().print(f"Node {node_id} is forgotten.")
 
     with_client(controller, action)
+
+
+def _at_once(within: str) -> str:
+    """A stated deadline of nothing means now; on the wire 0 stands for none."""
+    try:
+        return ("1ms" if parse_duration_ms(within) == 0 else within) if within else "0s"
+    except QuantityError:
+        return within  # The client says what is wrong with it.
 
 
 async def _emptied(client: Client, node: Node, revision: int, *, quiet: bool) -> None:

@@ -44,6 +44,7 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         except Misfits as error:
             raise InvalidInput(faults_of(error, job)) from None
         plan = plan_job(spec, cluster, said.pools) if cluster else None
+        _tell_unknown_pools(spec, said)
     except InvalidInput as error:
         for line in lines(of_faults(error), ""):
             typer.echo(line, err=True)
@@ -60,6 +61,14 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         stdout(wide=output is Output.WIDE).print(plan_view(value))
     if plan is not None and not plan.fits:
         raise typer.Exit(NO_PLAN)
+
+
+def _tell_unknown_pools(spec: JobSpec, said: RoleFile) -> None:
+    """A cluster started with the file would refuse the job."""
+    unknown = sorted({spec.pool_of(each) for each in spec.components} - {pool.name for pool in said.pools})
+    if said.pools and unknown:
+        named = f"no pool {unknown[0]}" if len(unknown) == 1 else f"no pools {', '.join(unknown)}"
+        typer.echo(f"note: the file of roles has {named}; planned without a quota.", err=True)
 
 
 def _placed(

@@ -1,7 +1,7 @@
 """When does a cluster get a node, and when does it lose one?
 
 Up: as soon as workers wait for room that no node has or is about to have, by as many nodes as would give all of them
-their place, at most to the limit. Down: one at a time, when no worker waits, a node on which nothing ran for the idle
+their place, at most to the limit. Down: one at a time, when no worker waits that a node could help, one on which nothing ran for the idle
 time; it is cordoned, looked at once more, drained, ended and forgotten. Nothing can start between the look and the end,
 and a job that was faster takes the cordon back (NJ-10). Before any of them, those go that are still on their way: a
 batch system may have put them in a queue behind the very nodes that are idle.
@@ -21,7 +21,7 @@ from callboard.client.client import Client
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroupKind
 from callboard.wire.amounts import resources_from_proto
-from callboard.wire.refusals import NotFound, WrongState
+from callboard.wire.refusals import NotFound, Unavailable, WrongState
 
 _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
@@ -103,10 +103,20 @@ class Autoscaler:
     _told: str = ""
 
     async def run(self, pause: Callable[[], Awaitable[None]]) -> None:
-        """Looks, acts, pauses, until it is cancelled. Additions that are under way are then taken back."""
+        """Looks, acts, pauses, until it is cancelled. Additions that are under way are then taken back.
+
+        A controller that is away is waited for, once it was there.
+        """
+        reached = False
         try:
             while True:
-                await self.look()
+                try:
+                    await self.look()
+                    reached = True
+                except Unavailable as error:
+                    if not reached:
+                        raise
+                    self._say_once(f"{error}; nothing is changed until it does")
                 await pause()
         finally:
             for task in self._adding:
@@ -130,7 +140,7 @@ class Autoscaler:
         elif coming:
             needed = size(demands, serving, new, coming=0, most=coming, grow_elastic=grow).nodes
             await self._take_back(min(coming - needed, here + coming - self.limits.least))
-        elif not sizing.nodes and not _waiting(demands):
+        elif not sizing.nodes and not sizing.waiting:
             await self._shrink(serving)
 
     async def added(self) -> None:
@@ -168,7 +178,7 @@ class Autoscaler:
     async def _added(self) -> None:
         try:
             node_id = await self.provider.add()
-        except ProviderFailed as error:
+        except (ProviderFailed, Unavailable) as error:
             self._not_before = self.clock() + RETRY_S
             self.tell(f"a node could not be added: {error}")
         else:
@@ -239,10 +249,6 @@ class Autoscaler:
         if text and text != self._told:
             self.tell(text)
         self._told = text
-
-
-def _waiting(demands: Sequence[object]) -> bool:
-    return any(getattr(entry, "count", 0) > getattr(entry, "optional_count", 0) for entry in demands)
 
 
 def _is_unused(node: Node) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from callboard.cli.autoscale.loop import ProviderFailed
 from callboard.cli.autoscale.sizing import Room
 from callboard.cli.local.growth import add_worker, end_worker, running_workers
 from callboard.cli.local.plan import ClusterPlan
+from callboard.cli.local.turns import ClusterGone
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
 from callboard.client.client import Client
+from callboard.client.clusters import read_record
 from callboard.model.quantities import Resources
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.wire.amounts import resources_from_proto
@@ -22,6 +25,8 @@ from callboard.wire.amounts import resources_from_proto
 JOIN_S = 120.0
 COMMAND_S = 60.0
 """How long a command may take to hand in a node: `sbatch` and `kubectl` return at once."""
+
+LAST_WORDS_BYTES = 1000
 
 NODE_START_S = 900.0
 """How long a node that was handed in may take to join: queues of batch systems are long, so a node that comes
@@ -42,6 +47,15 @@ class LocalProvider:
         self._directory = directory
         self._plan = plan
         self._tell = tell
+
+    def check_running(self) -> None:
+        """
+        Raises:
+            ClusterGone: the cluster was ended.
+        """
+        record = read_record(self._directory)
+        if record is None or not record.is_running():
+            raise ClusterGone(self._directory)
 
     def new_room(self, nodes: Sequence[Node]) -> Room:  # noqa: ARG002 - the plan says it
         """What the plan of the cluster gives every node."""
@@ -86,16 +100,18 @@ class CommandProvider:
         self._up = up
         self._down = down
         self._stated = stated
+        self._seen: Room | None = None
 
     def new_room(self, nodes: Sequence[Node]) -> Room | None:
-        """What was stated, else what the newest node of this kind has."""
+        """What was stated, else what the newest node of this kind has, or the last of them had."""
         if self._stated is not None:
             return Room.whole(self._stated, {})
         own = [node for node in nodes if self.owns(node.name.removeprefix("nodes/"))] or list(nodes)
-        if not own:
-            return None
-        newest = max(own, key=lambda node: node.join_time.ToMilliseconds())
-        return Room.whole(resources_from_proto(newest.capacity), dict(newest.labels))
+        if own:
+            newest = max(own, key=lambda node: node.join_time.ToMilliseconds())
+            group = {"node_group": newest.node_group} if newest.node_group else {}
+            self._seen = Room.whole(resources_from_proto(newest.capacity), dict(newest.labels) | group)
+        return self._seen
 
     def owns(self, node_id: str) -> bool:
         """Nodes that such a command started."""
@@ -134,23 +150,26 @@ class CommandProvider:
 
     async def _run(self, command: str, node_id: str) -> None:
         variables = {"CALLBOARD_NODE": node_id, "CALLBOARD_CONTROLLER": self._client.address}
-        process = await asyncio.create_subprocess_shell(
-            command,
-            env={**os.environ, **variables},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(COMMAND_S):
-                _, said = await process.communicate()
-        except TimeoutError:
-            raise ProviderFailed(f"{command!r} did not end within {COMMAND_S:g} s") from None
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        if process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:]
-            raise CommandFailed(f"{command!r} ended with {process.returncode}: {' '.join(last)}")
+        # A file, not a pipe: what the command leaves behind, such as an agent, may go on writing to it.
+        with tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_shell(
+                command,
+                env={**os.environ, **variables},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                async with asyncio.timeout(COMMAND_S):
+                    await process.wait()
+            except TimeoutError:
+                raise ProviderFailed(f"{command!r} did not end within {COMMAND_S:g} s") from None
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+            if process.returncode:
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+                last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise CommandFailed(f"{command!r} ended with {process.returncode}: {' '.join(last)}")

@@ -95,10 +95,12 @@ class Sizing:
     Attributes:
         nodes: more nodes that would give every worker its place, beside those on their way.
         hopeless: workers that not even an empty new node could hold, a sentence for each shape.
+        waiting: whether others wait for room; those that are hopeless, or that a quota holds, keep no idle node.
     """
 
     nodes: int
     hopeless: tuple[str, ...] = ()
+    waiting: bool = False
 
 
 def size(
@@ -115,29 +117,33 @@ def size(
     Args:
         demands: what is wanted.
         nodes: nodes that there are.
-        new: an empty new node; None: not known.
+        new: an empty new node; None: not known. Then the first is added to know it.
         coming: new nodes that are on their way.
         most: more new nodes than this are not counted.
         grow_elastic: count what elastic components would take beyond their fewest.
     """
     rooms = [Room.of(node) for node in nodes if node.state == NodeState.NODE_STATE_READY]
     rooms += [copy_of(new) for _ in range(coming) if new is not None]
-    added, hopeless = 0, []
+    added, hopeless, waiting = 0, [], False
     for ask, count, entry in _largest_first(demands, grow_elastic=grow_elastic):
         selector = dict(entry.node_selector)
         for _ in range(count):
             if any(room.take(ask, selector) for room in rooms):
                 continue
-            fresh = copy_of(new) if new is not None else None
-            if fresh is None or not fresh.take(ask, selector):
+            if new is None:
+                return Sizing(min(most, 0 if coming else 1), tuple(hopeless), waiting=True)
+            fresh = copy_of(new)
+            if not fresh.take(ask, selector):
                 jobs = ", ".join(entry.jobs)
                 hopeless.append(f"no new node could hold {ask}, which {jobs} wants in pool {entry.pool}")
                 break
             if added == most:
-                return Sizing(added, tuple(hopeless))
+                return Sizing(added, tuple(hopeless), waiting=True)
             rooms.append(fresh)
             added += 1
-    return Sizing(added, tuple(hopeless))
+        else:
+            waiting = True
+    return Sizing(added, tuple(hopeless), waiting)
 
 
 def copy_of(room: Room) -> Room:

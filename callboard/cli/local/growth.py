@@ -1,8 +1,8 @@
 """How does a cluster of this machine get one more node, or one less, while it runs?
 
 A node takes the lowest free place: place N is the N-th share of the machine's GPUs, block of ports and address, and
-its node is `node-N`, also after one in the middle left. A place is taken as long as its agent runs. The lock of the
-cluster is held only while a place is chosen and its agent started, so that many can be added at once.
+its node is `node-N`, also after one in the middle left, drained or not. A place is taken as long as its agent runs. The
+lock of the cluster is held only while a place is chosen and its agent started, so that many can be added at once.
 
 Guaranteed: when :func:`add_worker` raises, the agent that it started has ended and its place is free again.
 """
@@ -213,7 +213,11 @@ def _start(plan: ClusterPlan, record: ClusterRecord, rank: int, *, with_rank: bo
 async def _ready(client: Client, node_id: str, revision: int) -> Node:
     async for event in client.watch(start_revision=revision + 1, types=["node."], subject=f"nodes/{node_id}"):
         if event.state == "READY":
-            return await client.get_node(node_id)
+            node = await client.get_node(node_id)
+            if node.state == NodeState.NODE_STATE_CORDONED:
+                # Its predecessor was drained or cordoned. Whoever adds a node wants one that takes work.
+                node = await client.uncordon_node(node_id)
+            return node
     raise AssertionError("a watch goes on until it is ended")
 
 

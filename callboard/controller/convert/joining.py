@@ -13,7 +13,7 @@ from callboard._version import __version__
 from callboard.controller.convert.workers import WORKER_STATES
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.hardware import pieces
-from callboard.model.names import NAME_PATTERN, is_label, is_name
+from callboard.model.names import NAME_PATTERN, OWN_LABELS, is_custom_resource, is_label, is_name
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
 from callboard.scheduler.events import NodeJoined, RunningWorker
 from callboard.scheduler.node_record import DeviceInfo, HardwareInfo, RayInfo
@@ -132,11 +132,7 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
         yield Fault("runtime", "must be RUNTIME_RAY or RUNTIME_PROCESS")
     if not 0 <= hello.warm_spares <= MAX_SPARES:
         yield Fault("warm_spares", f"{hello.warm_spares} is not 0 … {MAX_SPARES}")
-    if len(hello.labels) > MAX_LABELS:
-        yield Fault("labels", f"{len(hello.labels)} labels; allowed are {MAX_LABELS}")
-    for key, value in list(hello.labels.items())[:MAX_LABELS]:
-        if not is_label(key) or (value and not is_label(value)):
-            yield Fault("labels", f"{key[:64]!r}: {value[:64]!r} is no label")
+    yield from _label_faults(hello)
     if hello.node_group and not is_name(hello.node_group):
         yield Fault("node_group", f"{hello.node_group[:80]!r} is no name; allowed is {NAME_PATTERN}")
     yield from _hardware_faults(hello)
@@ -145,13 +141,23 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
             yield Fault(field, f"is longer than {MAX_TEXT} characters")
 
 
+def _label_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
+    if len(hello.labels) > MAX_LABELS:
+        yield Fault("labels", f"{len(hello.labels)} labels; allowed are {MAX_LABELS}")
+    for key, value in list(hello.labels.items())[:MAX_LABELS]:
+        if not is_label(key) or (value and not is_label(value)):
+            yield Fault("labels", f"{key[:64]!r}: {value[:64]!r} is no label")
+        if key in OWN_LABELS:
+            yield Fault("labels", f"{key} is a label that every node has of its own")
+
+
 def _hardware_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if len(hello.hardware) > MAX_HARDWARE:
         yield Fault("hardware", f"{len(hello.hardware)} pieces; allowed are {MAX_HARDWARE}")
         return
     for index, item in enumerate(hello.hardware):
-        if not is_name(item.type):
-            yield Fault(f"hardware[{index}].type", f"{item.type[:80]!r} is no name; allowed is {NAME_PATTERN}")
+        if not is_custom_resource(item.type):
+            yield Fault(f"hardware[{index}].type", f"{item.type[:80]!r} is no type; allowed is {NAME_PATTERN}")
         if not _is_settings(item.config_json):
             yield Fault(f"hardware[{index}].config_json", f"must be a JSON object of at most {MAX_SETTINGS} bytes")
 
@@ -180,7 +186,7 @@ def _inventory_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
     if len(capacity.custom_milli) > MAX_CUSTOM:
         yield Fault("inventory.capacity.custom_milli", f"more than {MAX_CUSTOM} resources")
     for name, milli in list(capacity.custom_milli.items())[:MAX_CUSTOM]:
-        if not is_name(name) or not 0 <= milli <= MAX_CPU_MILLI:
+        if not is_custom_resource(name) or not 0 <= milli <= MAX_CPU_MILLI:
             yield Fault("inventory.capacity.custom_milli", f"{name[:64]!r}: {milli} is no amount of a resource")
     yield from _device_faults(inventory)
     if inventory.visibility_variable and not _VARIABLE.fullmatch(inventory.visibility_variable):

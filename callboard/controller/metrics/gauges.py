@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from callboard.controller.views.nodes import shown_state
-from callboard.model.quantities import MILLI, Resources
+from callboard.controller.views.nodes import counts_by_state
+from callboard.model.quantities import MILLI
 from callboard.scheduler import State
 from callboard.scheduler.demand import demand
 from callboard.scheduler.quota import borrowable
-from callboard.scheduler.states import LIVE, JobState, NodeState
+from callboard.scheduler.states import LIVE, JobState
 
 
 def gauges(state: State, now_ms: int) -> Iterator[Metric]:
@@ -84,8 +84,8 @@ def _jobs(state: State, now_ms: int) -> Iterator[Metric]:
         members.add_metric([job, component], count)
     yield members
     workers = GaugeMetricFamily("callboard_workers", "Workers by state.", labels=["state"])
-    for name, count in sorted(Counter(worker.state.value for worker in state.workers.values()).items()):
-        workers.add_metric([name], count)
+    for name, count in sorted(Counter([worker.state for worker in state.workers.values()]).items()):
+        workers.add_metric([name.value], count)
     yield workers
 
 
@@ -129,20 +129,13 @@ def _groups(state: State) -> Iterator[Metric]:
 
 def _nodes(state: State) -> Iterator[Metric]:
     nodes = GaugeMetricFamily("callboard_nodes", "Nodes by state.", labels=["state"])
-    for name, count in sorted(Counter(shown_state(node) for node in state.nodes.values()).items()):
+    for name, count in sorted(counts_by_state(state).items()):
         nodes.add_metric([name], count)
     yield nodes
     gpus = GaugeMetricFamily("callboard_gpus", "Devices by what they are used for, in GPUs.", labels=["state"])
-    sums = dict.fromkeys(("used", "held", "free", "quarantined"), 0)
-    for node in state.nodes.values():
-        if node.state in (NodeState.LOST, NodeState.LEFT):
-            continue  # nobody can use what they had (MU-01)
-        use = state.node_use(node.node_id)
-        for name in sums:
-            part: Resources = getattr(use, name)
-            sums[name] += part.gpu_milli
-    for name, milli in sums.items():
-        gpus.add_metric([name], milli / MILLI)
+    use = state.cluster_use
+    for name, part in (("used", use.used), ("held", use.held), ("free", use.free), ("quarantined", use.quarantined)):
+        gpus.add_metric([name], part.gpu_milli / MILLI)
     yield gpus
 
 

@@ -76,6 +76,16 @@ def shown_state(node: NodeRecord) -> str:
     return "CORDONED" if node.cordoned and node.state is NodeState.READY else node.state.value
 
 
+def counts_by_state(state: State) -> dict[str, int]:
+    """How many nodes there are in each state that people see, those there are none of left out."""
+    by_state = state.roster.by_state
+    counts = {name.value: len(nodes) for name, nodes in by_state.items()}
+    cordoned = sum([state.nodes[node_id].cordoned for node_id in by_state[NodeState.READY]])
+    counts["CORDONED"] = cordoned
+    counts[NodeState.READY.value] -= cordoned
+    return {name: count for name, count in counts.items() if count}
+
+
 def _users_of_devices(node: NodeRecord, state: State) -> dict[int, list[node_pb2.WorkerName]]:
     users: dict[int, list[node_pb2.WorkerName]] = defaultdict(list)
     for worker in state.workers_on(node.node_id):

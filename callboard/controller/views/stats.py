@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from callboard.controller.admission import GONE
-from callboard.controller.views.nodes import shown_state
+from callboard.controller.views.nodes import counts_by_state
 from callboard.controller.views.pools import group_stats_message
-from callboard.model.quantities import NOTHING
 from callboard.scheduler import GroupStats, State
 from callboard.scheduler.pool_records import GroupCounts
 from callboard.v1 import pool_pb2, scheduler_pb2
@@ -17,26 +15,17 @@ from callboard.wire.amounts import resources_to_proto
 
 def stats_message(state: State) -> scheduler_pb2.Stats:
     """Figures of the whole cluster, but for revision and uptime, which depend on the moment of the call."""
-    capacity = used = held = free = quarantined = NOTHING
-    for node in state.nodes.values():
-        if node.state in GONE:
-            continue
-        use = state.node_use(node.node_id)
-        capacity = capacity + node.capacity
-        used = used + use.used
-        held = held + use.held
-        free = free + use.free
-        quarantined = quarantined + use.quarantined
+    use = state.cluster_use
     return scheduler_pb2.Stats(
         term=state.meta.term,
-        nodes=Counter(shown_state(node) for node in state.nodes.values()),
+        nodes=counts_by_state(state),
         jobs={name.value: len(uids) for name, uids in state.jobs_by_state.items() if uids},
-        workers=Counter(worker.state.value for worker in state.workers.values()),
-        capacity=resources_to_proto(capacity),
-        used=resources_to_proto(used),
-        held=resources_to_proto(held),
-        free=resources_to_proto(free),
-        quarantined=resources_to_proto(quarantined),
+        workers={str(name): count for name, count in Counter([w.state for w in state.workers.values()]).items()},
+        capacity=resources_to_proto(use.capacity),
+        used=resources_to_proto(use.used),
+        held=resources_to_proto(use.held),
+        free=resources_to_proto(use.free),
+        quarantined=resources_to_proto(use.quarantined),
         total_preemptions=state.meta.total_preemptions,
         preemption_outcomes=dict(state.meta.preemption_outcomes),
         placement_groups=_all_groups(state),
@@ -77,5 +66,4 @@ def _summed(tables: Iterable[tuple[tuple[str, int], ...]]) -> tuple[tuple[str, i
 
 
 def _ray_address(state: State) -> str:
-    addresses = [node.ray.gcs_address for node in state.nodes.values() if node.ray is not None]
-    return addresses[0] if addresses else ""
+    return next((node.ray.gcs_address for node in state.nodes.values() if node.ray is not None), "")

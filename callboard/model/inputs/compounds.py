@@ -197,7 +197,7 @@ def _amounts(value: object, *, whole_devices: bool) -> list[tuple[str, int]]:
 def _resource_name(resource: str) -> str:
     if not names.is_name(resource):
         raise Refused(f"{shown_text(resource)} is not a resource; use cpu, gpu, memory or {names.NAME_PATTERN}")
-    if resource.lower() in ("cpu", "gpu", "memory") and resource != resource.lower():
+    if resource.lower() in names.OWN_RESOURCES and resource != resource.lower():
         raise Refused(f"{resource} is not a resource; did you mean {resource.lower()}?")
     return name(resource)
 

@@ -135,6 +135,7 @@ class _Reader:
     def _mapping(self, node: yaml.MappingNode, place: Place) -> dict[Any, Any]:
         own: dict[Any, Any] = {}
         merged: dict[Any, Any] = {}
+        places: dict[Any, Place] = {}  # 1, 1.0 and true are one key, whose place is that of the first
         for key_node, value_node in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 merged = {**self._merged(value_node, place), **merged}
@@ -145,12 +146,13 @@ class _Reader:
                 continue
             inner = (*place, key if isinstance(key, str) else str(key))
             if key in own:
-                first = self.positions[inner][0]
+                first = self.positions[places[key]][0]
                 said = shown_text(str(key))
                 message = f"the key {said} occurs twice, first in line {first}"
                 self.faults.append(Fault(path_of(inner), message, *_position(key_node)))
                 continue
             self.positions[inner] = _position(key_node)
+            places[key] = inner
             own[key] = self.value(value_node, inner)
         return {**merged, **own}
 
