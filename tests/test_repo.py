@@ -138,6 +138,21 @@ class TestTexts:
         ]
         assert not found, "\n".join(found)
 
+    def test_every_document_that_is_named_is_there(self) -> None:
+        """Links of documents, and what docstrings refer a reader to."""
+        named = re.compile(r"\b(?:docs|examples|benchmarks)/[\w/]+\.(?:md|py|ya?ml)\b")
+        linked = re.compile(r"\]\((?!\w+:)([^)#\s]+)[^)]*\)")
+        gone = []
+        for path in tracked_files():
+            if path.suffix not in {".py", ".md", ".proto", ".sh", ".toml", ".yaml"} or path.parent == GENERATED:
+                continue
+            text = path.read_text()
+            places = [ROOT / name for name in named.findall(text)]
+            if path.suffix == ".md":
+                places += [path.parent / name for name in linked.findall(text)]
+            gone += [f"{path.relative_to(ROOT)}: {place}" for place in places if not place.exists()]
+        assert not gone, "\n".join(gone)
+
     def test_no_module_is_longer_than_six_hundred_lines(self) -> None:
         """A module answers one question and fits in the head."""
         lengths = {

@@ -18,6 +18,7 @@ from callboard.autoplace.candidates import Asked, Rules, component_of
 from callboard.autoplace.cycles import cycle_faults
 from callboard.autoplace.graphs import GRAPHS, edges_of
 from callboard.autoplace.problem import (
+    MAX_CHUNKS,
     Component,
     Edge,
     Layout,
@@ -52,7 +53,6 @@ from callboard.model.inputs.scalars import Flag, choice, label, name, whole
 MAX_COMPONENTS = 64
 MAX_EDGES = 1024
 MAX_NODES = 8192
-MAX_CHUNKS = 1_000_000
 
 ONE_POOL = "gpu"
 """Name of the pool of nodes without a group."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+MAX_CHUNKS = 1_000_000
+"""Most pieces of a batch."""
+
 
 class EdgeKind(StrEnum):
     """When may the target of an edge start?"""

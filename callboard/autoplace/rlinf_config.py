@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.autoplace.configs import Config
+from callboard.autoplace.problem import MAX_CHUNKS
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import shown
 from callboard.placement.config import OLD_NAMES
@@ -203,7 +204,7 @@ def _reasoning(config: Config, missing: list[Fault]) -> Reasoning:
         default=sizes["actor"],
     )
     names = ("rollout", "inference", "actor") if recompute else ("rollout", "actor")
-    batch_size = config.whole("data.rollout_batch_size")
+    batch_size = config.whole("data.rollout_batch_size", high=MAX_CHUNKS)
     group_size = config.whole("algorithm.group_size")
     n_minibatches = config.whole("algorithm.n_minibatches", default=1)
     if not config.faults and batch_size % n_minibatches:

@@ -177,7 +177,10 @@ def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:
             hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"),
         ):
             composed: Mapping[str, Any] = hydra.compose(config_name=name)
-    except (errors.HydraException, omega_errors.OmegaConfBaseException) as error:
+    except RecursionError as error:
+        raise InvalidInput([Fault(str(file), "can't be composed: its defaults name each other in a circle")]) from error
+    except (errors.HydraException, omega_errors.OmegaConfBaseException, ValueError, TypeError) as error:
+        # The last two are what Hydra says of defaults that are no list of names.
         raise InvalidInput([Fault(str(file), f"can't be composed: {_told(error)}")]) from error
     return composed
 

@@ -43,6 +43,12 @@ def main() -> None:
     """Runs the command line of this process."""
     # Read once, when gRPC is imported: its fork handlers stall programs that start others (docs/agents.md).
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    for number, argument in enumerate(sys.argv[1:], 1):
+        if not argument.isascii() and argument.encode(errors="replace").decode() != argument:
+            # Bytes of another encoding: no message carries them, and nothing here is named so.
+            shown = argument.encode(errors="backslashreplace").decode()
+            typer.echo(f"error: Argument {number} is not UTF-8: {shown}", err=True)
+            sys.exit(2)
     try:
         app(prog_name="callboard")
     except KeyboardInterrupt:

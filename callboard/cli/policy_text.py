@@ -24,8 +24,8 @@ def policy_mapping(policy: PreemptionPolicy) -> dict[str, Any]:
         "kill_timeout": format_duration_ms(policy.kill_timeout_ms),
         "min_runtime": format_duration_ms(policy.min_runtime_ms),
         "preemption_delay": format_duration_ms(policy.preemption_delay_ms),
-        "max_victims_per_round": policy.max_victims_per_round,
-        "max_preemptions_per_job": policy.max_preemptions_per_job,
+        "max_victims_per_round": policy.max_victims_per_round or "unlimited",
+        "max_preemptions_per_job": policy.max_preemptions_per_job or "unlimited",
     }
 
 

@@ -7,15 +7,20 @@ columns: whoever reads a pipe wants whole lines.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 _WIDTH_OF_PIPES = 200
 _WIDTH_OF_WIDE = 400
+
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and those that turn the direction of writing."""
 
 STATE_STYLES: Mapping[str, str] = {
     "RUNNING": "green",
@@ -58,7 +63,20 @@ def _console(*, stderr: bool, width: int | None = None) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if width is None and not stream.isatty() and "COLUMNS" not in os.environ:
         width = _WIDTH_OF_PIPES
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False)
+    # No markup: names and reasons come from jobs and agents, and may hold brackets of their own.
+    return _Console(stderr=stderr, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+class _Console(Console):
+    """A console on which a text can do nothing but be read: what would steer the terminal is shown as a sign."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The pieces of what is shown."""
+        for segment in super().render(renderable, options):
+            if segment.control or not _STEERING.search(segment.text):
+                yield segment
+            else:
+                yield Segment(_STEERING.sub("\N{REPLACEMENT CHARACTER}", segment.text), segment.style)
 
 
 def state_text(state: str) -> Text:

@@ -36,7 +36,9 @@ def gauges_of(reported: Mapping[str, float], field: str = "gauges") -> dict[str,
     ]
     if faults:
         raise InvalidInput(faults)
-    return {name: max(-MAX_MILLI, min(MAX_MILLI, round(value * 1000))) for name, value in reported.items()}
+    # Bounded first: a thousand times the largest number is none.
+    most = MAX_MILLI / 1000
+    return {name: round(max(-most, min(most, value)) * 1000) for name, value in reported.items()}
 
 
 class GaugeBoard:

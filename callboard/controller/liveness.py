@@ -9,6 +9,9 @@ The inequalities behind the numbers (all in milliseconds):
   that takes up to ``kill_timeout``. Its lease may have begun up to one message's way later than ours, and the clocks
   of two machines drift: ``margin``. Only then may a strict job run elsewhere (R5). Counted from the last message in
   *either* direction: whatever an agent hears renews its lease, also where only its own messages get lost.
+
+Silence counts only while somebody listens: the time for which this program was held up itself (stopped, swapped out, a
+machine that was moved) is taken off, or a minute of that would give up every node there is and restart every job.
 """
 
 from __future__ import annotations
@@ -19,8 +22,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
+
 MARGIN_MS = 2_000
 """See above; a message is under way for milliseconds, and 10⁻⁴ of drift over a minute makes 6 ms."""
+
+
+log = structlog.get_logger(__name__)
+
+HELD_UP_S = 1.0
+"""A timer that is later than this tells that the loop was held up; below, it is a busy loop's ordinary lateness. As
+long again is waited before nodes are judged: what they said meanwhile is there, and is read first."""
 
 
 class Verdicts(Protocol):
@@ -61,6 +73,9 @@ class Liveness:
         self._nodes: dict[str, _Watched] = {}
         self._heap: list[tuple[float, str, int, int]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._not_before_s = 0.0
+        """Nobody is judged before."""
 
     def watch(self, node_id: str, epoch: int) -> None:
         """Expects the node to be heard of from now on."""
@@ -123,22 +138,37 @@ class Liveness:
     def _arm(self) -> None:
         if not self._heap:
             return
-        due_s = self._heap[0][0]
+        # Never in the past, or the next look would take its own lateness for time that was not listened.
+        due_s = max(self._heap[0][0], self._not_before_s, asyncio.get_running_loop().time())
         if self._timer is not None:
             if self._timer.when() <= due_s and not self._timer.cancelled():
                 return
             self._timer.cancel()
+        self._due_s = due_s
         self._timer = asyncio.get_running_loop().call_at(due_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
+        late_s = now - self._due_s
+        if late_s > HELD_UP_S:
+            self._take_off(late_s, now)
+            self._not_before_s = now + HELD_UP_S
+            self._arm()
+            return
         while self._heap and self._heap[0][0] <= now:
             _, node_id, epoch, ticket = heapq.heappop(self._heap)
             node = self._nodes.get(node_id)
             if node is not None and (node.epoch, node.ticket) == (epoch, ticket):
                 self._look_at(node_id, node, now)
         self._arm()
+
+    def _take_off(self, late_s: float, now: float) -> None:
+        """Nobody listened for so long. Whatever is later than it must be is safe for the leases of agents (R5)."""
+        log.warning("held up: nodes are not judged by their silence meanwhile", seconds=round(late_s, 1))
+        for node in self._nodes.values():
+            node.heard_s = min(now, node.heard_s + late_s)
+            node.spoke_s = min(now, node.spoke_s + late_s)
 
     def _look_at(self, node_id: str, node: _Watched, now: float) -> None:
         lost_s = max(node.heard_s, node.spoke_s) + self.lost_after_ms / 1000

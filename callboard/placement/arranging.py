@@ -38,7 +38,8 @@ class Arranging:
         if self.config.task_type == EVALUATION:
             return self._arrange_evaluation()
         asked = {entry.component for entry in self.config.entries}
-        missing = [name for name in ("actor", "rollout") if name not in asked]
+        # Where nothing is placed at all, that was told.
+        missing = [name for name in ("actor", "rollout") if asked and name not in asked]
         for name in missing:
             self.report.fault(
                 self.config.where,
@@ -48,18 +49,19 @@ class Arranging:
         for name in self.laid:
             if name in PLACED or is_further_rollout(name):
                 self._check_shape(self.laid[name])
-        if missing or not {"actor", "rollout"} <= set(self.laid):
+        if not {"actor", "rollout"} <= set(self.laid):
             return PlacementMode.HYBRID, None, self.laid
         mode = self._mode()
         if mode is None:
             return PlacementMode.HYBRID, None, self.laid
         packed = {name: self._packed(name, layout, mode) for name, layout in self.laid.items()}
-        inside = mode is PlacementMode.COLLOCATED and self._gpus("actor") == self._gpus("rollout")
+        # Where GPUs are shared, the rollout has all of the actor's or a part of them.
+        inside = mode is PlacementMode.COLLOCATED and len(self._ranks("actor")) == len(self._ranks("rollout"))
         return mode, RolloutSyncMode.IPC if inside else RolloutSyncMode.COLLECTIVE, packed
 
     def _arrange_evaluation(self) -> tuple[PlacementMode, RolloutSyncMode | None, dict[str, Layout]]:
         """Engines of whole models; nobody trains, so nobody's weights move."""
-        if all(entry.component != "rollout" for entry in self.config.entries):
+        if self.config.entries and all(entry.component != "rollout" for entry in self.config.entries):
             self.report.fault(
                 self.config.where,
                 "an evaluation needs the component rollout, and no placement names it",

@@ -161,7 +161,7 @@ def _say_kinds(entry: Entry, cluster: Cluster, numbering: Numbering, report: Rep
 
 def _say_unseen(entry: Entry, numbering: Numbering, processes: Sequence[Ranks], report: Report) -> None:
     """Workers that are placed on robots see no GPU (GV-11). RLinf's see every one of their node, and some need it."""
-    if entry.visible_all:
+    if entry.visible_all or all(span.kind is not Kind.HARDWARE for span in numbering.spans):
         return
     spans = [numbering.spans[numbering.index_of(ranks[0])] for ranks in processes]
     beside = {span.node.rank: span for span in spans if span.kind is Kind.HARDWARE and span.node.accelerators}

@@ -10,7 +10,7 @@ from callboard.scheduler.records import JobRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.state import State
 from callboard.scheduler.states import GroupState, JobState, WorkerState
-from callboard.scheduler.wording import join
+from callboard.scheduler.wording import join, time_left
 
 _LEAVING = (JobState.PREEMPTING, JobState.STOPPING)
 
@@ -18,7 +18,7 @@ _LEAVING = (JobState.PREEMPTING, JobState.STOPPING)
 def backoff(job: JobRecord, now_ms: int) -> tuple[Reason, ...]:
     if job.eligible_ms <= now_ms:
         return ()
-    message = f"its backoff, {job.eligible_ms - now_ms} ms more, after: {job.reason}"
+    message = f"its backoff, {time_left(job.eligible_ms - now_ms)} more, after: {job.reason}"
     return (Reason("BACKOFF", f"jobs/{job.name}", message),)
 
 
@@ -65,7 +65,7 @@ def _end_of(state: State, name: str, victims: Collection[str]) -> Reason | None:
         ends = [worker.deadline_ms for worker in state.workers_of(name) if worker.state is WorkerState.STOPPING]
         if not ends and other.state not in _LEAVING:
             return None
-        by = f" (gone in {max(0, max(ends) - state.meta.now_ms)} ms at the latest)" if ends else ""
+        by = f" (gone in {time_left(max(0, max(ends) - state.meta.now_ms))} at the latest)" if ends else ""
         if name in victims:
             return Reason("WAITING_FOR_VICTIM", f"jobs/{other.name}", f"victim {other.name}{by}")
         return Reason("WAITING_FOR_JOB", f"jobs/{other.name}", f"{other.name}, which ends{by}")

@@ -20,7 +20,7 @@ from callboard.scheduler.remedies import remedies
 from callboard.scheduler.state import State
 from callboard.scheduler.states import JobState
 from callboard.scheduler.view import Assumption, View
-from callboard.scheduler.wording import join
+from callboard.scheduler.wording import join, time_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
 
 def _waits_for_nodes(job: JobRecord, found: Explanation, now_ms: int) -> Explanation:
     """The account of a job that nothing there could hold and that said how long it waits for what could (PG-17)."""
-    message = f"waits {job.deadline_ms - now_ms} ms more for nodes or quotas that could hold it"
+    message = f"waits {time_left(job.deadline_ms - now_ms)} more for nodes or quotas that could hold it"
     reason = Reason("WAITS_FOR_NODES", f"jobs/{job.name}", message)
     return replace(
         found, verdict="WAIT", summary=f"{job.name} {message}; {found.summary}", reasons=(reason, *found.reasons)

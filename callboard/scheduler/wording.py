@@ -21,6 +21,15 @@ def change(resource: str, amount: int) -> str:
     return format_amount(resource, amount)
 
 
+def time_left(ms: int) -> str:
+    """A time to come, rounded up as far as people care: ``850 ms``, ``45 s``, ``29 min 59 s``, ``3 h``."""
+    if ms < 10_000:
+        return f"{ms} ms"
+    seconds = -(-ms // 1000)
+    parts = [(seconds // 3600, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
+    return " ".join([f"{count} {unit}" for count, unit in parts if count][:2])
+
+
 def join(parts: Sequence[str]) -> str:
     shown = list(dict.fromkeys(parts))
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""

@@ -85,8 +85,11 @@ class Site:
     async def vanish(self, node_id: str) -> None:
         """Ends an agent without its goodbye, as a crash would."""
         agent = self._agents.pop(node_id)
+        there = node_id in self.controller.sessions.live
         agent.cancel()
         await asyncio.wait([agent])
+        if there:  # The next agent of the node would be a second one until that was seen.
+            await self.log.until("agent stream ended", node=node_id)
 
     async def give_up(self, node_id: str) -> None:
         """What follows when the lease of an agent that vanished is over, at once."""

@@ -107,3 +107,14 @@ def test_the_simulation_agrees_with_every_plan(workflow: dict[str, Any]) -> None
     except NoPlan:
         return
     assert found.checked_seconds == pytest.approx(found.iteration_seconds, rel=1e-3)
+
+
+def test_a_million_pieces_are_played_through_in_coarser_ones() -> None:
+    table = {"seconds_by_gpus": {1: 8.0}}
+    found = search(
+        Problem.from_mapping(
+            {"gpus": 2, "chunks": 1_000_000, "components": {"a": table, "b": table}, "edges": [["a", "b", "stream"]]}
+        )
+    )
+    assert found.iteration_seconds == pytest.approx(8.0, rel=1e-4)
+    assert found.checked_seconds == pytest.approx(8.0, rel=1e-3)

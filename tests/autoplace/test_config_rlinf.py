@@ -404,3 +404,8 @@ def test_what_cannot_be_resolved_is_not_called_missing_too() -> None:
         rlinf_job(config)
     (fault,) = caught.value.faults
     assert fault.message.startswith("can't be resolved")
+
+
+def test_a_batch_of_too_many_pieces_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="1 to 1000000 is allowed"):
+        rlinf_job(changed(REASONING, data__rollout_batch_size=20_000_000))

@@ -129,6 +129,23 @@ class TestWhichConfig:
         with pytest.raises(InvalidInput, match="composed"):
             load_config(str(file), None)
 
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("defaults: [other]\n", "name each other in a circle"),
+            ("defaults: [train]\n", "can't be composed"),
+            ("defaults: [[1, 2]]\n", "Unsupported type in defaults"),
+            ("defaults: [{base: [x, null]}]\n", "Unsupported item value"),
+            ("defaults: ['../../etc/passwd']\n", "Could not load"),
+        ],
+    )
+    def test_defaults_that_can_t_be_followed_are_told(self, tmp_path: Path, text: str, said: str) -> None:
+        (tmp_path / "train.yaml").write_text(text)
+        (tmp_path / "other.yaml").write_text("defaults: [train]\n")
+        for name, folder in (("train", tmp_path), (str(tmp_path / "train.yaml"), None)):
+            with pytest.raises(InvalidInput, match=said):
+                load_config(name, folder)
+
     def test_without_hydra_a_composed_config_says_what_to_install(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

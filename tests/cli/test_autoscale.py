@@ -17,6 +17,7 @@ from callboard.cli.autoscale.loop import Autoscaler, Limits, ProviderFailed
 from callboard.cli.autoscale.providers import CommandProvider
 from callboard.cli.autoscale.sizing import Room, size
 from callboard.client.client import Client
+from callboard.client.errors import Unreachable
 from callboard.model.quantities import Resources
 from callboard.v1.common_pb2 import Device
 from callboard.v1.job_pb2 import JobState, WorkerState
@@ -100,6 +101,21 @@ class TestSizing:
         assert "no new node could hold" in sizing.hopeless[0]
         assert "a wants in pool p" in sizing.hopeless[0]
 
+    def test_who_waits_for_what_no_node_brings_keeps_no_idle_node(self) -> None:
+        def waiting(*demands: Demand, nodes: Sequence[Node] = ()) -> bool:
+            return size(demands, nodes, new(), coming=0, most=0).waiting
+
+        for useless in (want(1, gpu=3), want(4, gpu=1, blocked=True), want(4, 4, gpu=1)):
+            assert not waiting(useless)
+            assert waiting(useless, want(1, gpu=1))
+        assert waiting(want(1, gpu=1), nodes=[node("a")]), "it is about to start there"
+
+    def test_where_no_node_shows_what_another_would_be_the_first_is_added_to_know(self) -> None:
+        for coming, wanted in ((0, 1), (1, 0)):
+            sizing = size([want(9, gpu=1)], [], None, coming=coming, most=5)
+            assert (sizing.nodes, sizing.hopeless, sizing.waiting) == (wanted, (), True)
+        assert size([want(9, gpu=1)], [], None, coming=0, most=0).nodes == 0
+
     def test_labels_bind(self) -> None:
         asked = want(1, gpu=1, selector={"gpu": "h100"})
         assert size([asked], [node("a", gpu="h100")], new(), coming=0, most=5).nodes == 0
@@ -151,6 +167,10 @@ class Machines:
     async def remove(self, node_id: str) -> None:
         self.removed.append(node_id)
         await self.cluster.end_node(node_id)
+
+
+class StopScaling(Exception):
+    """The test has seen enough."""
 
 
 class Clock:
@@ -219,6 +239,30 @@ class TestLoop:
         await loop.look()
         await loop.added()
         assert machines.added == ["more-0"]
+
+    async def test_a_controller_that_is_away_is_waited_for_once_it_was_there(self, cluster: RealCluster) -> None:
+        machines, said = Machines(cluster), list[str]()
+        loop = scaler(cluster, machines, Clock(), said)
+        there, away = cluster.client.list_nodes, Unreachable(address="here", detail="refused")
+        turns = [there, away, away, there, away, StopAsyncIteration]
+
+        async def nodes() -> list[Node]:
+            turn = turns.pop(0)
+            if isinstance(turn, Unreachable):
+                raise turn
+            return await there()
+
+        async def pause() -> None:
+            if turns[0] is StopAsyncIteration:
+                raise StopScaling
+
+        cluster.client.list_nodes = nodes  # type: ignore[method-assign]
+        with pytest.raises(StopScaling):
+            await loop.run(pause)
+        assert said == ["no controller answers at here: refused; nothing is changed until it does"] * 2
+        turns[:] = [away]
+        with pytest.raises(Unreachable):
+            await loop.run(pause)
 
     async def test_nodes_on_their_way_that_nobody_waits_for_any_more_are_taken_back(self, cluster: RealCluster) -> None:
         machines, clock, said = Machines(cluster), Clock(), list[str]()
@@ -382,6 +426,16 @@ class TestCommands:
         provider = CommandProvider(bare.client, "echo queue is full >&2; exit 3", "true", None)
         with pytest.raises(ProviderFailed, match="ended with 3: queue is full"):
             await provider.add()
+
+    async def test_what_a_command_leaves_behind_does_not_keep_it_from_ending(
+        self, bare: RealCluster, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+        provider = CommandProvider(bare.client, "true", f"cat {gate} >&2 & seq 100000 >&2; echo no >&2; exit 3", None)
+        with pytest.raises(ProviderFailed, match="ended with 3: no"):
+            await provider.remove("auto-1")
+        await asyncio.to_thread(gate.write_text, "it lives on, and may write")
 
     async def test_what_waits_in_a_queue_is_taken_out_when_nobody_waits_for_it(
         self, bare: RealCluster, tmp_path: Path

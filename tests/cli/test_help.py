@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from callboard.cli.main import app
+from callboard.cli.main import app, main
 
 
 def verbs(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -74,3 +74,13 @@ def test_the_version_is_said() -> None:
 def test_a_wrong_verb_is_bad_input() -> None:
     assert CliRunner().invoke(app, ["jbo"]).exit_code == 2
     assert CliRunner().invoke(app, ["job", "list", "-o", "xml"]).exit_code == 2
+
+
+def test_bytes_that_are_no_text_are_refused_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["callboard", "node", "drain", "n1", "--reason", "ü \udc9b31m"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: Argument 5 is not UTF-8: ü \\udc9b31m\n"

@@ -246,6 +246,11 @@ class TestFaults:
         assert result.exit_code == 2
         assert "can't be read" in result.stderr
 
+    def test_where_no_controller_answers_nodes_can_be_described(self, file: Path) -> None:
+        result = show(file, "--controller", "127.0.0.1:1")
+        assert result.exit_code == 4
+        assert "--nodes 8+8" in result.stderr
+
     def test_two_sources_of_nodes_are_one_too_many(self, file: Path) -> None:
         result = show(file, "--nodes", "1", "--controller", "127.0.0.1:1")
         assert result.exit_code == 2

@@ -23,7 +23,14 @@ from callboard.v1.job_pb2 import (
     ListJobsResponse,
     WorkerState,
 )
-from callboard.v1.node_pb2 import GetNodeResponse, InspectNodeRequest, InspectNodeResponse, ListNodesResponse
+from callboard.v1.node_pb2 import (
+    DeviceUse,
+    GetNodeResponse,
+    InspectNodeRequest,
+    InspectNodeResponse,
+    ListNodesResponse,
+    NodeState,
+)
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
@@ -192,6 +199,38 @@ def test_nothing_there_is_said_on_stderr_and_json_is_still_json(run: Run, api: F
     assert (shown.stdout, shown.exit_code) == ("", 0)
     assert "No jobs" in shown.stderr
     assert json.loads(run("job", "list", "-o", "json").stdout) == []
+
+
+def test_what_others_wrote_is_shown_as_it_is_and_steers_no_terminal(run: Run, api: FakeApi) -> None:
+    """A message of a user's exception, the words of a machine's notice."""
+    said = "can't read [/data/x] or [bold]y[/bold] :smile: \x1b[31m\x07\x9b1m\u202eend"
+    node, job = objects.node(), objects.job()
+    node.state, node.state_reason, job.state_reason = NodeState.NODE_STATE_DRAINING, said, said
+    for worker in job.workers:
+        worker.state_reason = said
+    job.traceback = f"Traceback:\n\t{said}"
+    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node]))
+    api.on(methods.GET_NODE, GetNodeResponse(node=node))
+    api.on(methods.GET_JOB, GetJobResponse(job=job))
+    api.on(methods.LIST_JOBS, ListJobsResponse(jobs=[job]))
+    for verb in (("node", "list"), ("node", "get", "node-1"), ("job", "list"), ("job", "get", "train-00"), ("status",)):
+        shown = run(*verb)
+        assert shown.exit_code == 0, shown.output
+        assert not set("\x1b\x07\x9b\u202e") & set(shown.output)
+    assert "can't read [/data/x] or [bold]y[/bold] :smile: \ufffd[31m" in run("node", "list").stdout
+
+
+def test_a_gpu_of_a_node_that_takes_nothing_is_not_called_free(run: Run, api: FakeApi) -> None:
+    states = {name: NodeState.Value(f"NODE_STATE_{name.upper()}") for name in ("left", "lost", "draining", "cordoned")}
+    node = objects.node()
+    for use in node.devices:
+        use.CopyFrom(DeviceUse(device=use.device))
+    for state, value in {"free": NodeState.NODE_STATE_READY, **states}.items():
+        node.state = value
+        api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node]))
+        boxes = [line for line in run("status").stdout.splitlines() if "GPU0 [" in line]
+        assert boxes
+        assert all(f" {state} " in line for line in boxes), boxes
 
 
 def test_a_job_that_waits_again_is_nowhere() -> None:

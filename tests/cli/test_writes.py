@@ -96,8 +96,11 @@ def test_a_missing_file_is_bad_input(run: Run) -> None:
 
 
 def test_what_can_never_run_has_an_exit_code_of_its_own(run: Run, api: FakeApi, job_file: Path) -> None:
-    api.on(methods.SUBMIT_JOB, refusing(Unschedulable("no node has 9 GPUs")))
-    assert run("job", "submit", str(job_file)).exit_code == 3
+    unblock = {"unblock.0": "7 more GPU on n1"}
+    api.on(methods.SUBMIT_JOB, refusing(Unschedulable("no node has 9 GPUs", metadata=unblock)))
+    shown = run("job", "submit", str(job_file))
+    assert shown.exit_code == 3
+    assert "The smallest change that would help: 7 more GPU on n1." in shown.stderr.replace("\n", " ")
     short = QuotaExceeded("too much", quota=(QuotaViolation("pools/rlhf", "asks 9 CPU of 6"),))
     api.on(methods.SUBMIT_JOB, refusing(short))
     shown = run("job", "submit", str(job_file))

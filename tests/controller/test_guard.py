@@ -137,11 +137,13 @@ async def test_refusals_keep_code_reason_field_and_account() -> None:
         assert (error.code, [fault.field for fault in error.faults]) == ("INVALID_ARGUMENT", ["spec.name", "spec.pool"])
 
         short = Reason("QUOTA_SHORT", "pools/p", "pool p: 5 of 6 cpu used, asks 2", "cpu", 2000, 1000)
-        raised.append(Refusal(RefusalCode.QUOTA_EXCEEDED, "pools/p", "too large", "spec.components", (short,)))
+        changes = ("raise pool p cpu by 1", "uncordon n3")
+        raised.append(Refusal(RefusalCode.QUOTA_EXCEEDED, "pools/p", "too large", "spec.components", (short,), changes))
         error = await refusal_of(call(b""))
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", ErrorReason.QUOTA_EXCEEDED)
         assert [(one.subject, one.description) for one in error.quota] == [("pools/p", short.message)]
         assert error.metadata["reason.0"] == f"QUOTA_SHORT {short.message}"
+        assert (error.metadata["unblock.0"], error.metadata["unblock.1"]) == changes
         assert [fault.field for fault in error.faults] == ["spec.components"]
 
         for code in RefusalCode:

@@ -38,6 +38,11 @@ class FakeLoop:
             first.callback()
         self.now = to
 
+    def hold_up(self, to: float) -> None:
+        """Moves the time while nothing runs; what was due is run at the end."""
+        self.now = to
+        self.move(to)
+
 
 class FakeTimer:
     def __init__(self, when: float, callback: Callable[[], None]) -> None:
@@ -129,6 +134,49 @@ def test_one_that_is_heard_of_again_is_told_of_once_and_watched_on(
     assert verdicts.said == [(12.5, "n suspect"), (20.0, "n heard")]
     loop.move(200)
     assert verdicts.said[2:] == [(32.5, "n suspect"), (47.0, "n lost")]
+
+
+@pytest.mark.parametrize("seconds", [14.0, 60.0, 3600.0])
+def test_nobody_is_given_up_for_a_time_in_which_nobody_listened(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts, seconds: float
+) -> None:
+    for number in range(3):
+        liveness.watch(f"n{number}", 1)
+    loop.move(105)
+    loop.hold_up(105 + seconds)
+    loop.move(loop.now + 0.5)  # what two of them sent meanwhile is read
+    liveness.heard("n0", 1)
+    liveness.heard("n1", 1)
+    loop.move(loop.now + 5)
+    assert [what for _, what in verdicts.said] == ["n2 suspect"], "of the third nothing has come"
+    liveness.heard("n0", 1)
+    liveness.heard("n1", 1)
+    silent_from = 12.5 - 5  # of its patience this was left when the loop was held up
+    loop.move(105 + seconds + silent_from + 27)
+    assert "n2 lost" in [what for _, what in verdicts.said]
+
+
+def test_being_held_up_once_is_taken_off_once_whoever_is_heard_first(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    for number in range(3):
+        liveness.watch(f"n{number}", 1)
+    loop.move(113)  # all are suspected, and would be given up at 127
+    loop.hold_up(200)
+    liveness.heard("n0", 1)
+    liveness.heard("n1", 1)
+    loop.move(202)
+    assert [what for at, what in verdicts.said if at > 99] == ["n0 heard", "n1 heard", "n2 lost"]
+
+
+def test_one_that_is_dead_is_given_up_also_by_a_loop_that_is_held_up_again_and_again(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    liveness.watch("n", 1)
+    for _ in range(40):
+        loop.hold_up(loop.now + 3)
+        loop.move(loop.now + 2)
+    assert [what for _, what in verdicts.said] == ["n suspect", "n lost"]
 
 
 def test_a_session_that_is_over_says_nothing(loop: FakeLoop, liveness: Liveness, verdicts: Verdicts) -> None:

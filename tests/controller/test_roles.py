@@ -101,7 +101,7 @@ class TestGauges:
         assert len(board.of("u", 1)) == 60
 
     def test_values_are_thousandths_and_bounded(self) -> None:
-        assert gauges_of({"a": 0.0005, "b": 1e300, "c": -1e300}) == {"a": 0, "b": 10**12, "c": -(10**12)}
+        assert gauges_of({"a": 0.0005, "b": 1.7e308, "c": -1e300}) == {"a": 0, "b": 10**12, "c": -(10**12)}
         with pytest.raises(InvalidInput) as caught:
             gauges_of({"a b": 1, "c": float("inf")})
         assert len(caught.value.faults) == 2

@@ -197,6 +197,10 @@ class TestPartsOfConfigs:
     def test_a_file_without_placements_may_have_them_elsewhere(self) -> None:
         assert "the files that its defaults name are not read" in refused("defaults: [base]\nrunner: {}\n", "2")
 
+    @pytest.mark.parametrize("task", ["reasoning", "reasoning_eval"])
+    def test_where_nothing_is_placed_nothing_else_is_missed(self, task: str) -> None:
+        assert "no component has a placement" in refused(f"runner: {{task_type: {task}}}\n", "2")
+
     @pytest.mark.parametrize(
         ("text", "said"),
         [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from callboard.model.specs import PoolSpec, StopPolicy
 from callboard.scheduler import events as ev
 from callboard.scheduler.states import JobState
+from callboard.scheduler.wording import time_left
 from tests.scheduler.world import World, pool_spec
 
 
@@ -140,6 +143,17 @@ def test_where_only_the_quota_is_short_the_nodes_are_not_blamed() -> None:
     assert account.summary == "j could never start: pool pool: its quota is 1 gpu, asks 2"
 
 
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        *[(0, "0 ms"), (9_999, "9999 ms"), (10_000, "10 s"), (44_999, "45 s"), (60_000, "1 min")],
+        *[(1_798_634, "29 min 59 s"), (3_600_000, "1 h"), (5_000_000, "1 h 23 min")],
+    ],
+)
+def test_time_that_is_left_is_said_as_people_say_it(ms: int, text: str) -> None:
+    assert time_left(ms) == text
+
+
 def test_a_job_that_waits_for_nodes_says_for_how_long() -> None:
     world = World({"n1": 1})
     world.pool()
@@ -148,4 +162,4 @@ def test_a_job_that_waits_for_nodes_says_for_how_long() -> None:
     account = world.explain("j")
     assert account.verdict == "WAIT"
     assert account.reasons[0].code == "WAITS_FOR_NODES"
-    assert account.summary.startswith("j waits 40000 ms more for nodes")
+    assert account.summary.startswith("j waits 40 s more for nodes")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from callboard.cli import screen
 from callboard.cli.checks import check_gpus, check_name, check_nodes, shapes_of
@@ -218,7 +219,7 @@ def _runs(record: ClusterRecord) -> bool:
 
 def _print_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec]) -> None:
     out = screen.stdout()
-    out.print(f"[bold]Cluster {plan.name} is ready.[/] Controller at {plan.controller}.")
+    out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
     out.print(gpu_picture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
     if plan.own_ray and plan.ray_port:

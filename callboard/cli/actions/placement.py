@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from callboard.cli import placement_svg, placement_views, printing, screen
-from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.file_faults import name_of, refuse, warn
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words, with_client
@@ -37,7 +39,12 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
     except InvalidInput as error:
         refuse(name_of(file), text, error.faults)
     if not known:
-        cluster = with_client(controller, live_cluster)
+        try:
+            cluster = with_client(controller, live_cluster)
+        except typer.Exit as ended:
+            if ended.exit_code == UNREACHABLE:
+                screen.stderr().print("   or: Describe the nodes, as in --nodes 8+8.", markup=False)
+            raise
     try:
         plan = plan_placement(text, cluster)
     except InvalidInput as error:

@@ -1,10 +1,10 @@
 """When does a cluster get a node, and when does it lose one?
 
 Up: as soon as workers wait for room that no node has or is about to have, by as many nodes as would give all of them
-their place, at most to the limit. Down: one at a time, when no worker waits that a node could help, one on which nothing ran for the idle
-time; it is cordoned, looked at once more, drained, ended and forgotten. Nothing can start between the look and the end,
-and a job that was faster takes the cordon back (NJ-10). Before any of them, those go that are still on their way: a
-batch system may have put them in a queue behind the very nodes that are idle.
+their place, at most to the limit. Down: one at a time, when no worker waits that a node could help, a node on which
+nothing ran for the idle time; it is cordoned, looked at once more, drained, ended and forgotten. Nothing can start
+between the look and the end, and a job that was faster takes the cordon back (NJ-10). Before any of them, those go that
+are still on their way: a batch system may have put them in a queue behind the very nodes that are idle.
 
 Never touched: Ray's head, nodes of others, nodes that hold a reserved placement group, and the fewest nodes.
 """
@@ -21,7 +21,7 @@ from callboard.client.client import Client
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroupKind
 from callboard.wire.amounts import resources_from_proto
-from callboard.wire.refusals import NotFound, Unavailable, WrongState
+from callboard.wire.refusals import DeadlineExceeded, NotFound, Unavailable, WrongState
 
 _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
@@ -113,7 +113,7 @@ class Autoscaler:
                 try:
                     await self.look()
                     reached = True
-                except Unavailable as error:
+                except (Unavailable, DeadlineExceeded) as error:
                     if not reached:
                         raise
                     self._say_once(f"{error}; nothing is changed until it does")
@@ -178,7 +178,7 @@ class Autoscaler:
     async def _added(self) -> None:
         try:
             node_id = await self.provider.add()
-        except (ProviderFailed, Unavailable) as error:
+        except (ProviderFailed, Unavailable, DeadlineExceeded) as error:
             self._not_before = self.clock() + RETRY_S
             self.tell(f"a node could not be added: {error}")
         else:

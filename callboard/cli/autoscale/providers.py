@@ -8,6 +8,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from callboard.cli.autoscale.loop import ProviderFailed
@@ -167,7 +168,8 @@ class CommandProvider:
                 raise ProviderFailed(f"{command!r} did not end within {COMMAND_S:g} s") from None
             finally:
                 if process.returncode is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # It ended just now.
+                        os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
             if process.returncode:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))

@@ -124,7 +124,8 @@ def size(
     """
     rooms = [Room.of(node) for node in nodes if node.state == NodeState.NODE_STATE_READY]
     rooms += [copy_of(new) for _ in range(coming) if new is not None]
-    added, hopeless, waiting = 0, [], False
+    added, waiting = 0, False
+    hopeless: list[str] = []
     for ask, count, entry in _largest_first(demands, grow_elastic=grow_elastic):
         selector = dict(entry.node_selector)
         for _ in range(count):
