@@ -181,8 +181,11 @@ async def storm(program: Program, swarm: Swarm, count: int) -> dict[str, float]:
     await swarm.ask("lost")
     await program.kill()
     began = time.perf_counter()
+    # Agents that have not noticed yet are not back.
+    await swarm.ask("forget")
+    starts = time.perf_counter()
     pid = await program.start()
-    restart_s = time.perf_counter() - began
+    restart_s = time.perf_counter() - starts
     await swarm.ask(f"joined {count}")
     back_s = time.perf_counter() - began
     times = psutil.Process(pid).cpu_times()

@@ -4,7 +4,8 @@
 
 Reads commands from its input, one a line: ``joined N`` answers once N agents are welcome, with the seconds since they
 were started; ``measure S`` answers after S seconds with the round trips of the heartbeats in between; ``lost`` answers
-how many sessions ended since the last time; ``end`` ends. Answers are lines of JSON.
+how many sessions ended since the last time; ``forget`` counts nobody as welcome any more; ``end`` ends. Answers are
+lines of JSON.
 """
 
 from __future__ import annotations
@@ -198,6 +199,8 @@ async def main(address: str, count: int, channels: int, beat_s: float) -> None:
                 await asyncio.sleep(float(seconds))
                 trips = sorted(swarm.trips_s)
                 answer = {"beats": len(trips), "p50_ms": _ms(trips, 0.5), "p99_ms": _ms(trips, 0.99)}
+            case ["forget"]:
+                swarm.welcome.clear()
             case ["lost"]:
                 answer, swarm.ends = {"ends": swarm.ends, "welcome": len(swarm.welcome)}, 0
             case _:

@@ -234,7 +234,9 @@ class Controller:
             PlacementGroupService(driver, options), server
         )
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementService(driver), server)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(driver, self.events), server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
+            SchedulerService(driver, self.events, self.metrics), server
+        )
         event_pb2_grpc.add_EventServiceServicer_to_server(EventService(self.events, options), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [

@@ -16,7 +16,7 @@ from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.server import MetricsServer
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller
-from callboard.v1 import job_pb2
+from callboard.v1 import job_pb2, scheduler_pb2
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.scheduler.world import World
 from tests.support.fake_agent import FakeAgent
@@ -52,6 +52,8 @@ class TestMetrics:
                 await api.submit(job("a", gpu=1000))
                 await api.until(lambda event: event.subject == "jobs/a" and event.state == "RUNNING")
                 found = await scrape(controller)
+                told = (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
+        assert told.metrics_address == controller.metrics.address
         assert found["callboard_nodes", labelled(state="READY")] == 1
         assert found["callboard_gpus", labelled(state="used")] == 1
         assert found["callboard_gpus", labelled(state="free")] == 1

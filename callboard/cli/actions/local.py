@@ -108,11 +108,13 @@ def up(
             keep = False
             try:
                 there = await cluster.start(timeout_s)
-                await _make_pools(plan, said.pools)
+                async with Client(plan.controller) as client:
+                    await _make_pools(client, said.pools)
+                    figures = (await client.stats()).metrics_address
                 progress.finish()
                 ready = True
                 if not quiet:
-                    _print_ready(plan, there, said.pools)
+                    _print_ready(plan, there, said.pools, figures)
                 keep = detach
                 if detach:
                     await cluster.let_go()
@@ -206,22 +208,22 @@ def _shapes(
     return shapes_of(texts, hint, cpus=cpus, memory=memory, runtime=runtime)
 
 
-async def _make_pools(plan: ClusterPlan, pools: Sequence[PoolSpec]) -> None:
-    if pools:
-        async with Client(plan.controller) as client:
-            for spec in pools:
-                await client.create_pool(spec)
+async def _make_pools(client: Client, pools: Sequence[PoolSpec]) -> None:
+    for spec in pools:
+        await client.create_pool(spec)
 
 
 def _runs(record: ClusterRecord) -> bool:
     return any(entry.process.is_running() for entry in record.processes)
 
 
-def _print_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec]) -> None:
+def _print_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str) -> None:
     out = screen.stdout()
     out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
     out.print(gpu_picture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
+    # Said, because another controller may be the one that answers at the usual address.
+    out.print(f"Figures: http://{figures}/metrics" if figures else "No figures are served: port 8080 is taken.")
     if plan.own_ray and plan.ray_port:
         out.print(f"Ray at {plan.node_ip(0)}:{plan.ray_port}; its token is in {plan.ray_token_path()}.")
     if plan.dashboard_port is not None:

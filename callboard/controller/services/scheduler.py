@@ -8,6 +8,7 @@ import grpc.aio
 
 from callboard.controller.driver import Driver
 from callboard.controller.event_log import EventLog
+from callboard.controller.metrics.metrics import Metrics
 from callboard.controller.services.requests import version_of
 from callboard.controller.trial import trial
 from callboard.controller.views.demand import demand_messages
@@ -22,9 +23,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Policy and figures."""
 
-    def __init__(self, driver: Driver, events: EventLog) -> None:
+    def __init__(self, driver: Driver, events: EventLog, metrics: Metrics) -> None:
         self._driver = driver
         self._events = events
+        self._metrics = metrics
         self._summed: tuple[int, int, scheduler_pb2.Stats] | None = None
 
     async def GetPolicy(
@@ -67,6 +69,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._summed = (state.meta.term, state.meta.revision, stats_message(state))
         stats = self._summed[2]
         stats.revision = self._events.revision
+        stats.metrics_address = self._metrics.address
         stats.uptime_ms = self._driver.now_ms() - self._driver.started_ms
         return scheduler_pb2.GetStatsResponse(stats=stats)
 
