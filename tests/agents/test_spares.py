@@ -53,6 +53,11 @@ class Node:
         return report.worker_ready
 
 
+def output_of(pid: int) -> Path:
+    """Where a process writes."""
+    return Path(f"/proc/{pid}/fd/1").readlink()
+
+
 @pytest.fixture
 async def node(controller: FakeController, start_agent: StartAgent, tmp_path: Path) -> Node:
     controller.welcome["heartbeat_ms"] = 50
@@ -75,8 +80,9 @@ async def test_a_start_takes_one_and_it_is_made_again(node: Node) -> None:
     assert not ready.cold_reason
     assert ready.pid == spare
     assert ready.visible_devices == "1"
-    written = Path(f"/proc/{ready.pid}/fd/1").readlink()
-    assert written == node.run_dir / "logs" / "job-1-main-0-g1.log", "its output has the name of the worker"
+    assert output_of(ready.pid) == node.run_dir / "logs" / "job-1-main-0-g1.log", (
+        "its output has the name of the worker"
+    )
     (another,) = await node.has(1)
     assert another != spare
 

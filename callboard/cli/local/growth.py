@@ -18,12 +18,12 @@ from typing import Protocol
 
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.cluster import NotReady, PortTaken
-from callboard.cli.local.ending import end_politely, kill_trees
+from callboard.cli.local.ending import end_politely, kill_trees, marked
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.plan_file import read_plan
-from callboard.cli.local.ports import is_taken
+from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE
-from callboard.cli.local.taking_down import AGENT_GRACE_S
+from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK
 from callboard.cli.local.turns import ClusterGone, turn
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, read_record, write_record
@@ -189,9 +189,17 @@ def _holder(node_id: str, agent: ProcessId | None, live: Sequence[Node], gpus: S
 
 
 def _check_ports(plan: ClusterPlan, rank: int) -> None:
-    for port in plan.ports_of(rank):
-        if is_taken(plan.node_ip(rank), port):
-            raise PortTaken(plan.node_ip(rank), port, plan.node_id(rank))
+    host = plan.node_ip(rank)
+    taken = [port for port in plan.ports_of(rank) if is_taken(host, port)]
+    if not taken:
+        return
+    # Ray's node outlives an agent that was killed. The next agent of the place takes over what that one left.
+    roots = marked(f"{AGENT_MARK}={plan.node_directory(rank)}\0")
+    left = {process.pid for process in (*roots, *descendants(roots))}
+    for port in taken:
+        holders = [*listeners(f"{host}:{port}"), *listeners(f"0.0.0.0:{port}")]
+        if not holders or not left.issuperset(holders):
+            raise PortTaken(host, port, plan.node_id(rank))
 
 
 def _start(plan: ClusterPlan, record: ClusterRecord, rank: int, *, with_rank: bool) -> Child:
