@@ -25,7 +25,11 @@ from callboard.v1.node_pb2 import Node, NodeState
 
 POOL = "training"
 JOB = "training-loop"
+METHODS = {"trainer": "train_step", "inference": "generate", "environment": "rollout"}
+"""Which method of your class makes a step, by its role."""
+
 TOTAL_EVERY = 10
+CHART_ROWS = 10
 STEP_S = 60.0
 """How long one step of one actor may take before the loop goes on without it."""
 
@@ -114,9 +118,11 @@ class TrainingActor:
 class Loop:
     """What the loop knows of the cluster, and the steps it makes."""
 
-    def __init__(self, cb: Client, job: JobHandle) -> None:
+    def __init__(self, cb: Client, job: JobHandle, method: str) -> None:
         self.cb = cb
         self.job = job
+        self.method = method
+        self.done: list[tuple[float, int]] = [(time.perf_counter(), 0)]  # when each step ended, actors that trained
         self.nodes: dict[str, Node] = {}
         self.actors: dict[int, Worker] = {}  # by generation: every new process of a rank has another
         self.groups: dict[str, int] = {}
@@ -159,21 +165,47 @@ class Loop:
         print(f"\n🚀 Running training step {self.steps} on {len(handles)} actors...")
         calls = (self._train(handle) for handle in handles)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        good = [answer for answer in answers if isinstance(answer, dict)]
+        good = [seconds for answer, seconds in map(told, answers) if not isinstance(answer, BaseException)]
         self.actor_steps += len(good)
+        self.done.append((time.perf_counter(), len(good)))
         print(f"📊 Step {self.steps} completed:\n   - {len(good)} actors trained")
         if good:
-            print(f"   - Average duration: {sum(answer['duration_s'] for answer in good) / len(good):.3f}s")
-        for handle, answer in zip(handles, answers, strict=True):
-            text = answer["message"] if isinstance(answer, dict) else f"failed: {type(answer).__name__}"
+            print(f"   - Average duration: {sum(good) / len(good):.3f}s")
+        for handle, (answer, _) in zip(handles, map(told, answers), strict=True):
+            text = f"failed: {type(answer).__name__}" if isinstance(answer, BaseException) else answer
             print(f"   - Actor {handle.rank}: {text}", flush=True)
         if self.steps % TOTAL_EVERY == 0:
             print(f"\n📈 Total after {self.steps} steps: {self.actor_steps} actor steps, {len(self.actors)} actors now")
 
-    async def _train(self, handle: Any) -> Any:
+    async def _train(self, handle: Any) -> tuple[Any, float]:
         # This very process, not its successor: the loop notices a new one itself.
+        began = time.perf_counter()
         async with asyncio.timeout(STEP_S):
-            return await handle.options(follow=False).train_step.remote(self.steps)
+            answer = await getattr(handle.options(follow=False), self.method).remote(self.steps)
+        return answer, time.perf_counter() - began
+
+    def chart(self) -> None:
+        """How much was done when."""
+        size = max(1, -(-self.steps // CHART_ROWS))
+        rows = []
+        for first in range(0, self.steps, size):
+            steps = self.done[first + 1 : first + 1 + size]
+            rows.append(
+                (first + 1, first + len(steps), sum(n for _, n in steps) / (steps[-1][0] - self.done[first][0]))
+            )
+        most = max((rate for *_, rate in rows), default=0.0) or 1.0
+        for start, end, rate in rows:
+            print(f"   steps {f'{start}–{end}':>9} {'█' * round(rate / most * 30):<30} {rate:6.1f} actor steps/s")
+
+
+def told(result: Any) -> tuple[Any, float]:
+    """What to say of an actor's answer, and how long its step took: as it says itself, else as it took here."""
+    if isinstance(result, BaseException):
+        return result, 0.0
+    answer, seconds = result
+    if isinstance(answer, dict):
+        return answer.get("message", answer), float(answer.get("duration_s", seconds))
+    return answer, seconds
 
 
 def ready(job: Job) -> list[Worker]:
@@ -186,12 +218,12 @@ def short(node: Node) -> str:
     return node.name.removeprefix("nodes/")
 
 
-async def main(steps: int, pause_s: float, actor: str) -> None:
+async def main(steps: int, pause_s: float, actor: str, role: str) -> None:
     """Submits the job, trains, and ends the job."""
     async with Client() as cb:
         await cb.connect_ray()
         await cb.ensure_pool(POOL, pg_pool=PgPoolSpec(max_dynamic=64))
-        component = ComponentSpec("trainer", actor, min_workers=1, max_workers=64, resources={"cpu": 1, "gpu": 1})
+        component = ComponentSpec(role, actor, min_workers=1, max_workers=64, resources={"cpu": 1, "gpu": 1})
         job = await cb.submit(JobSpec(name=JOB, pool=POOL, components=[component]))
         try:
             await job.running(timeout=120)
@@ -202,7 +234,7 @@ async def main(steps: int, pause_s: float, actor: str) -> None:
             print("   • Automatically scale up when new workers join")
             print("   • Use 1 GPU per training actor")
             print("\n🔄 To add workers: scripts/add_ray_worker.sh", "=" * 60, sep="\n")
-            loop = Loop(cb, job)
+            loop = Loop(cb, job, METHODS[role])
             while not steps or loop.steps < steps:
                 await loop.step()
                 await asyncio.sleep(pause_s)
@@ -210,6 +242,7 @@ async def main(steps: int, pause_s: float, actor: str) -> None:
             await job.complete("the training loop ended")
             await job.finished(timeout=60)
         print(f"\n🏁 {loop.steps} steps, {loop.actor_steps} actor steps")
+        loop.chart()
 
 
 if __name__ == "__main__":
@@ -217,8 +250,9 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=0, help="steps to make; 0: until Ctrl-C")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds between steps")
     parser.add_argument("--actor", default="examples.training_loop_with_autoscaling:TrainingActor", help="your class")
+    parser.add_argument("--role", choices=METHODS, default="trainer", help="what it is; decides which method is called")
     arguments = parser.parse_args()
     try:
-        asyncio.run(main(arguments.steps, arguments.pause, arguments.actor))
+        asyncio.run(main(arguments.steps, arguments.pause, arguments.actor, arguments.role))
     except KeyboardInterrupt:
         print("\nInterrupted; the job has ended.")

@@ -77,7 +77,9 @@ def _nodes(evidence: Evidence) -> Iterable[Finding]:
         if node.state not in (NodeState.NODE_STATE_READY, NodeState.NODE_STATE_LEFT):
             state = NodeState.Name(node.state).removeprefix("NODE_STATE_")
             why = f": {node.state_reason}" if node.state_reason else ""
-            yield Finding("node-state", node.name, f"{node_id} is {state}{why}", "Look at its agent, or remove it.")
+            kept_free = node.state in (NodeState.NODE_STATE_CORDONED, NodeState.NODE_STATE_DRAINING)
+            remedy = f"`callboard node uncordon {node_id}` has it take work." if kept_free else "Look at its agent."
+            yield Finding("node-state", node.name, f"{node_id} is {state}{why}", remedy)
         if node_id in evidence.silent:
             what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
             yield Finding("node-silent", node.name, what, "Look at its agent's log.")

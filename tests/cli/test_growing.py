@@ -7,13 +7,15 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from callboard.cli.local.growth import running_workers
+from callboard.cli.local.cluster import PortTaken
+from callboard.cli.local.growth import _check_ports, running_workers
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
 from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan
 from callboard.cli.local.plan_file import read_plan, write_plan
@@ -108,6 +110,35 @@ class TestPlaces:
         assert "GPU 2 is not available" in shown.stderr
         assert "simulated 0, 1" in shown.stderr
         assert not machine.run_dir.exists()
+
+
+class TestPorts:
+    LISTENER = (
+        "import socket, sys; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True);"
+        "sys.stdin.read()"
+    )
+
+    @pytest.mark.parametrize(("left_by", "free"), [("n1", True), ("n10", False), ("", False)])
+    def test_what_a_killed_agent_left_on_a_port_is_for_its_next_agent_to_take_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_by: str, free: bool
+    ) -> None:
+        """Ray's node goes on when its agent is killed, and listens on every address."""
+        mark = {"CALLBOARD_AGENT": str(tmp_path / left_by)} if left_by else {}
+        left = subprocess.Popen(
+            [sys.executable, "-c", self.LISTENER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **mark},
+        )
+        with left:
+            assert left.stdout is not None
+            port = int(left.stdout.readline())
+            monkeypatch.setattr("callboard.cli.local.growth.is_taken", lambda _, each: each == port)
+            plan = ClusterPlan(name="c", directory=tmp_path, port_base=port - PORTS_OF_A_NODE, block=7)
+            assert port in plan.ports_of(1)
+            with nullcontext() if free else pytest.raises(PortTaken, match=str(port)):
+                _check_ports(plan, 1)
 
 
 class TestAtOnce:
