@@ -135,7 +135,7 @@ class WorkerFacts:
                 return NotStarted(agent_pb2.START_FAILURE_STOPPED, f"stopped before {during}")
             case First.DEADLINE:
                 limit = self.order.command.start_timeout_ms / 1000
-                return NotStarted(agent_pb2.START_FAILURE_DEADLINE, f"not ready after {limit:g} s: not before {during}")
+                return NotStarted(agent_pb2.START_FAILURE_DEADLINE, f"not ready after {limit:g} s, before {during}")
             case _:
                 return NotStarted(agent_pb2.START_FAILURE_DIED, f"{self.exit_message()} before {during}")
 

@@ -98,6 +98,7 @@ class WorkerHost:
     def __init__(self) -> None:
         self._assignment: asyncio.Future[dict[str, Any]] | None = None
         self._members: Members | None = None
+        self._building = ""
         self._job_name = ""
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
@@ -129,6 +130,7 @@ class WorkerHost:
             "start_ticks": start_ticks(),
             "in_flight": members.in_flight if members is not None else 0,
             "loads": [each.load() for each in members.all] if members is not None else [],
+            "building": self._building if members is None else "",
             "visible_devices": os.environ.get(self._visibility_variable) if self._visibility_variable else None,
             **device_use(),
         }
@@ -220,6 +222,7 @@ class WorkerHost:
         self._hide_secrets([plan["env"][name] for name in plan.get("secrets", ()) if name in plan["env"]])
         members = Members(plan)
         for member in members.all:
+            self._building = member.name
             problem = await member.build(lambda built: self._first_hooks(plan, built, members))
             if problem is not None:
                 message = told_message(problem["message"], self._hide)

@@ -21,6 +21,9 @@ _log = structlog.get_logger(__name__)
 _EXIT_SETTLE_S = 1.0
 """The socket of a dying process closes before its pidfd says so; a host that hangs up without dying is broken."""
 
+_LAST_QUESTION_S = 1.0
+"""For a process that was given up to say what it was at."""
+
 
 class Predecessor(Protocol):
     """An older generation of the worker."""
@@ -112,13 +115,27 @@ class WorkerStart:
         first = await facts.signals.first(assigned, deadline=deadline)
         if first is not First.WORK:
             assigned.cancel()
-            return facts.cut_short(first, "it was constructed")
+            member = await self._being_built() if first is First.DEADLINE else ""
+            return facts.cut_short(first, f"its member {member} was constructed" if member else "it was constructed")
         answer = assigned.result()
         if not answer["ok"]:
             failure = agent_pb2.StartFailure.Value(f"START_FAILURE_{answer['failure']}")
             return NotStarted(failure, answer["message"], answer["traceback"])
         self._become_ready(answer)
         return None
+
+    async def _being_built(self) -> str:
+        """Which member of a group holds the others up; empty: it is no group, or its process doesn't say."""
+        hosted = self._facts.hosted
+        assert hosted is not None
+        asked: asyncio.Task[Json] = asyncio.ensure_future(hosted.control("ping"))
+        try:
+            await asyncio.wait([asked], timeout=_LAST_QUESTION_S)
+            return str(asked.result().get("building", "")) if asked.done() else ""
+        except HostError:
+            return ""
+        finally:
+            asked.cancel()
 
     def _become_ready(self, answer: Json) -> None:
         facts = self._facts

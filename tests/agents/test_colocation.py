@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from callboard.agents.process_runtime import HostedProcess
 from callboard.agents.runtime import HostError
 from callboard.agents.worker_env import PlanRefused, worker_plan
+from callboard.agents.worker_host import WorkerHost
+from callboard.agents.worker_start import WorkerStart
 from callboard.v1 import agent_pb2
 from tests.agents.test_worker_host import Host, call, environment_of, host, identity
 from tests.support.fake_controller import start_worker
@@ -28,6 +32,15 @@ def member(name: str, actor: str, *args: Any, limit: int = 10, **fields: Any) ->
         max_concurrency=limit,
         **fields,
     )
+
+
+class Held:
+    """Is not constructed before it may be."""
+
+    gate = threading.Event()
+
+    def __init__(self) -> None:
+        self.gate.wait(60)
 
 
 TRAINER = member("trainer", "Trainer", limit=1, role="learner")
@@ -159,6 +172,21 @@ class TestStart:
     async def test_a_missing_entry_names_the_member(self, host: Host) -> None:
         _, answer = await host("Plain", members=[TRAINER, member("pool", "Pool", entry="main")])
         assert answer["message"].startswith("pool: AttributeError")
+
+    async def test_one_that_holds_the_others_up_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for of_a_process in ("enter_environment", "become_subreaper"):
+            monkeypatch.setattr(f"callboard.agents.worker_host.{of_a_process}", lambda *_: None)
+        held = agent_pb2.WorkerMember(name="slow", actor=f"{__name__}:Held", max_concurrency=1)
+        command = start_worker("Plain", members=[TRAINER, held])
+        here = WorkerHost()
+        facts: Any = SimpleNamespace(hosted=SimpleNamespace(control=lambda method: getattr(here, method)()))
+        start = WorkerStart(facts, None)
+        assigning = asyncio.create_task(here.assign(worker_plan(command, identity(), environment_of(command))))
+        while await start._being_built() != "slow":
+            assert not assigning.done()
+        Held.gate.set()
+        assert (await assigning)["ok"]
+        assert await start._being_built() == ""
 
     def test_a_member_that_can_not_be_read_is_refused(self) -> None:
         command = start_worker("Plain", members=[TRAINER, agent_pb2.WorkerMember(name="x", actor="os")])

@@ -23,11 +23,6 @@ def spares(run_dir: Path) -> list[int]:
     return [each["pid"] for each in records if each["role"] == "spare" and each["pid"]]
 
 
-def output_of(pid: int) -> Path:
-    """The file that a process writes to."""
-    return Path(f"/proc/{pid}/fd/1").readlink()
-
-
 class Node:
     """One agent with spares."""
 

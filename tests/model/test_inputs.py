@@ -443,9 +443,20 @@ class TestVariables:
         fault = only_fault(job_spec, component(env=many))
         assert (fault.field, "in total" in fault.message) == ("components[0].env", True)
 
-    def test_no_fault_and_no_traceback_shows_a_value(self) -> None:
-        secret = "hunter2-hunter2"
-        wrong = component(env={"MY_TOKEN": secret + "\x00", "RANK": secret, "X": secret}, workers=0)
+    SECRET = "hunter2-hunter2"
+
+    @pytest.mark.parametrize(
+        "stated",
+        [
+            {"env": {"MY_TOKEN": SECRET + "\x00", "RANK": SECRET, "X": SECRET}},
+            {"env": f"MY_TOKEN={SECRET}", "secret_env": SECRET},
+            {"secret_env": [SECRET]},
+            {"secret_env": {"A": [SECRET], "B": {"c": SECRET}}},
+        ],
+    )
+    def test_no_fault_and_no_traceback_shows_a_value(self, stated: dict[str, Any]) -> None:
+        secret = self.SECRET
+        wrong = component(**stated, workers=0)
         with pytest.raises(InvalidInput) as caught:
             job_spec(wrong)
         assert secret not in str(caught.value)

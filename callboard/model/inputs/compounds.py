@@ -104,6 +104,8 @@ def env(value: object) -> Labels:
     """Variables for a worker. Values may be secrets: no message shows one (SE-04)."""
     misfits: list[Misfit] = []
     total_bytes = 0
+    if isinstance(value, str):
+        raise Refused("a text is not a mapping; write e.g. {LOG_LEVEL: DEBUG}")
     read = entries(value, "e.g. {LOG_LEVEL: DEBUG}", most=4096)
     for key, found in read:
         each(key, variable, key, misfits)
