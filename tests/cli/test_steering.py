@@ -182,6 +182,12 @@ class TestNodes:
         assert (drain.name, drain.within_ms, drain.reason) == ("nodes/node-1", 30_000, "a fan")
         assert len(api.seen(UncordonNodeRequest)) == 1
 
+    def test_a_deadline_of_nothing_means_now_and_none_means_none(self, run: Run, api: FakeApi) -> None:
+        api.on(methods.DRAIN_NODE, DrainNodeResponse(node=objects.node()))
+        for stated in ((), ("--deadline", "0s"), ("--deadline", "0")):
+            assert run("node", "drain", "node-1", "--no-wait", *stated).exit_code == 0
+        assert [request.within_ms for request in api.seen(DrainNodeRequest)] == [0, 1, 1]
+
     def test_a_wrong_time_is_bad_input(self, run: Run, api: FakeApi) -> None:
         shown = run("node", "drain", "node-1", "--within", "soon")
         assert shown.exit_code == 2

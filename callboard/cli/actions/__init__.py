@@ -3,6 +3,7 @@
 Two of them need an extra: the message about a missing one is made here, before anything else is.
 """
 
+import gc
 from importlib import import_module
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING
@@ -66,6 +67,8 @@ _EXTRA_OF = MappingProxyType(
 def __getattr__(name: str) -> ModuleType:
     if name not in _EXTRA_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    collecting = gc.isenabled()
+    gc.disable()  # What is imported stays: looking through it for garbage again and again is a twentieth of a start.
     try:
         return import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
@@ -79,3 +82,6 @@ def __getattr__(name: str) -> ModuleType:
             err=True,
         )
         raise typer.Exit(1) from error
+    finally:
+        if collecting:
+            gc.enable()
