@@ -1,7 +1,10 @@
 """May the agent still act on what it was told, and what ends when it may not?
 
-Every message of the controller renews the lease. When it ends, strict workers end: the controller places them
-elsewhere once lease + kill_timeout + margin have passed. Relaxed workers run on for `orphan_grace` more.
+A lease counts from when the agent *sent* what the controller answered last: its newest answered heartbeat, or Hello.
+The controller heard that later, so however long the answer was on its way, the controller's own count, after which it
+places a strict job elsewhere (lease + kill_timeout + margin), never ends before ours, at which strict workers end.
+
+Relaxed workers run on: they end when nothing at all was heard for the lease and `orphan_grace` more.
 
 It is written down as it is renewed: where the agent itself can't act (it was killed, or stopped), its fence ends strict
 workers by what is written (`fence`), and the next agent of the node goes on counting from there.
@@ -43,12 +46,13 @@ class Lease:
             write: writes it down.
             clock: seconds, on the clock of what is written.
         """
+        self.now_s = clock
         self._on_expired = on_expired
         self._on_orphaned = on_orphaned
         self._write = write
-        self._clock = clock
         self._terms: LeaseTerms | None = None
-        self._heard_at = math.inf
+        self._heard_at = -math.inf
+        self._answered_at = -math.inf
         self._written_at = -math.inf
         self._fired: tuple[bool, bool] = (False, False)
         self._changed = asyncio.Event()
@@ -56,41 +60,58 @@ class Lease:
     def resume(self, heard: HeardLease) -> None:
         """Go on where an earlier agent of the node stopped: its workers have no more time than they had under it."""
         self._terms = heard.terms
-        self._heard_at = heard.heard_s
+        self._heard_at = self._answered_at = heard.heard_s
         self._changed.set()
 
-    def grant(self, terms: LeaseTerms) -> None:
-        """A session began."""
+    def grant(self, terms: LeaseTerms, sent_s: float) -> None:
+        """A session began.
+
+        Args:
+            terms: as Welcome gave them.
+            sent_s: when the Hello was sent that it answers, by `now_s`.
+        """
         self._terms = terms
         self._written_at = -math.inf
-        self.renew()
+        self.heard()
+        self.renew(sent_s)
 
-    def renew(self) -> None:
-        """The controller was heard.
+    def heard(self) -> None:
+        """The controller said something.
 
         Called *after* `check`: a process that was stopped for longer than its lease must act on that before it
         believes that all is well (NJ-02).
         """
-        self._heard_at = self._clock()
-        self._fired = (False, False)
+        self._heard_at = self.now_s()
+        self._fired = (self._fired[0], False)
         self._changed.set()
-        if self._terms is not None and self._heard_at - self._written_at >= self._terms.lease_s / _WRITES:
-            self._written_at = self._heard_at
-            self._write(HeardLease(self._heard_at, self._terms))
+
+    def renew(self, sent_s: float) -> None:
+        """The controller answered something.
+
+        Args:
+            sent_s: when that was sent, by `now_s`.
+        """
+        assert self._terms is not None, "a lease begins with its terms"
+        self._answered_at = max(self._answered_at, sent_s)
+        self._fired = (False, self._fired[1])
+        self._changed.set()
+        if self._answered_at - self._written_at >= self._terms.lease_s / _WRITES:
+            self._written_at = self._answered_at
+            self._write(HeardLease(self._answered_at, self._terms))
 
     def check(self) -> bool:
-        """Act on what has run out; whether the lease is alive."""
+        """Act on what has run out; whether the controller was heard of within a lease."""
         if self._terms is None:
             return True
-        silent_s = self._clock() - self._heard_at
-        expired = silent_s >= self._terms.lease_s
-        orphaned = silent_s >= self._terms.lease_s + self._terms.orphan_grace_s
+        now_s, lease_s = self.now_s(), self._terms.lease_s
+        expired = now_s - self._answered_at >= lease_s
+        orphaned = now_s - self._heard_at >= lease_s + self._terms.orphan_grace_s
         before, self._fired = self._fired, (expired, orphaned)
         if expired and not before[0]:
             self._on_expired()
         if orphaned and not before[1]:
             self._on_orphaned()
-        return not expired
+        return now_s - self._heard_at < lease_s
 
     async def watch(self) -> None:
         """Check whenever something may run out; runs until cancelled."""
@@ -105,9 +126,18 @@ class Lease:
             self.check()
 
     def _next_s(self) -> float | None:
-        if self._terms is None or self._fired[1]:
+        if self._terms is None:
             return None
-        limit = self._terms.lease_s
-        if self._fired[0]:
-            limit += self._terms.orphan_grace_s
-        return max(0.0, self._heard_at + limit - self._clock())
+        ends = [
+            end
+            for fired, end in zip(
+                self._fired,
+                (
+                    self._answered_at + self._terms.lease_s,
+                    self._heard_at + self._terms.lease_s + self._terms.orphan_grace_s,
+                ),
+                strict=True,
+            )
+            if not fired
+        ]
+        return max(0.0, min(ends) - self.now_s()) if ends else None

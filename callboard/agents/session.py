@@ -93,6 +93,8 @@ class Session:
         self._settled.set()
         self._logged_at: float | None = None
         self._parted = asyncio.Event()
+        self._beats: dict[int, float] = {}
+        """When each heartbeat was sent that has no answer yet."""
         self._inquiries: set[asyncio.Task[None]] = set()
 
     def beat(self) -> None:
@@ -167,6 +169,7 @@ class Session:
 
     async def _open(self, stream: _Stream) -> None:
         hello = self._handler.hello(self.epoch)
+        sent_s = self._lease.now_s()
         await _in_time(stream.write(agent_pb2.SessionRequest(hello=hello)), stream)
         answer = await _in_time(stream.read(), stream)
         if not isinstance(answer, agent_pb2.SessionResponse):  # grpc.aio.EOF
@@ -180,13 +183,14 @@ class Session:
         # I9: an answer from the past, or a controller that another one has replaced.
         if welcome.epoch <= self.epoch or welcome.term < self.term:
             raise _Lost(f"stale Welcome: epoch {welcome.epoch}, term {welcome.term}")
-        self._begin(stream, welcome)
+        self._begin(stream, welcome, sent_s)
 
-    def _begin(self, stream: _Stream, welcome: agent_pb2.Welcome) -> None:
+    def _begin(self, stream: _Stream, welcome: agent_pb2.Welcome, sent_s: float) -> None:
         self._lease.check()
         self.epoch, self.term = welcome.epoch, welcome.term
         self._heartbeat_s = max(_HEARTBEAT_MIN_S, welcome.heartbeat_ms / 1000)
-        self._lease.grant(LeaseTerms(welcome.lease_ms / 1000, welcome.orphan_grace_ms / 1000))
+        self._lease.grant(LeaseTerms(welcome.lease_ms / 1000, welcome.orphan_grace_ms / 1000), sent_s)
+        self._beats.clear()
         self._outbox.acknowledge(welcome.known_report_ids)
         self._outbox.start_over()
         self._handler.welcomed(welcome)
@@ -202,7 +206,7 @@ class Session:
                 raise _Lost(f"{(await stream.code()).name}: {await stream.details()}")
             # First act on what ran out while nothing was heard (this process may have been stopped).
             self._lease.check()
-            self._lease.renew()
+            self._lease.heard()
             match response.WhichOneof("message"):
                 case "command":
                     self._handler.command(response.command)
@@ -215,10 +219,18 @@ class Session:
                     self._handler.spare_target(response.spare_target.count)
                 case "inquiry":
                     self._answer(stream, response.inquiry)
+                case "heartbeat_reply":
+                    self._answered(response.heartbeat_reply.sequence)
                 case "welcome":
                     raise _Lost("a second Welcome in one session")
                 case _:
-                    pass  # A heartbeat's answer has said all by coming.
+                    pass  # Of a newer version: it has said all that we know by coming.
+
+    def _answered(self, sequence: int) -> None:
+        """The lease counts from when a heartbeat was sent, not from when its answer came."""
+        sent_s = self._beats.pop(sequence, None)
+        if sent_s is not None:
+            self._lease.renew(sent_s)
 
     async def _beat(self, stream: _Stream) -> None:
         sequence = 0
@@ -231,6 +243,7 @@ class Session:
                 clock_ms=time.time_ns() // 1_000_000,
                 leaving=self.leaving,
             )
+            self._beats[sequence] = self._lease.now_s()
             await self._write(stream, agent_pb2.SessionRequest(heartbeat=heartbeat))
             # Jitter, so that the agents of a restarted controller don't beat in step.
             interval_s = self._heartbeat_s * random.uniform(0.9, 1.1)  # noqa: S311

@@ -6,9 +6,9 @@ The inequalities behind the numbers (all in milliseconds):
   would suspect a node whose one message was lost. It is below the lease (3 heartbeats), so nothing new is placed on a
   node that may be about to give up.
 - ``lost_after = lease + kill_timeout + margin``: a cut-off agent ends its strict workers when its lease is over, and
-  that takes up to ``kill_timeout``. Its lease may have begun up to one message's way later than ours, and the clocks
-  of two machines drift: ``margin``. Only then may a strict job run elsewhere (R5). Counted from the last message in
-  *either* direction: whatever an agent hears renews its lease, also where only its own messages get lost.
+  that takes up to ``kill_timeout``. Its lease counts from when it sent what was answered last, ours from when that was
+  heard, which is later, however long answers are on their way. Its fence may be half a second late, and the clocks of
+  two machines drift: ``margin``. Only then may a strict job run elsewhere (R5).
 
 Silence counts only while somebody listens: the time for which this program was held up itself (stopped, swapped out, a
 machine that was moved) is taken off, or a minute of that would give up every node there is and restart every job.
@@ -25,7 +25,7 @@ from typing import Protocol
 import structlog
 
 MARGIN_MS = 2_000
-"""See above; a message is under way for milliseconds, and 10⁻⁴ of drift over a minute makes 6 ms."""
+"""See above; 10⁻⁴ of drift over a minute makes 6 ms."""
 
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,6 @@ class Verdicts(Protocol):
 class _Watched:
     epoch: int
     heard_s: float
-    spoke_s: float = 0.0
     suspected: bool = False
     ticket: int = 0  # of its entry in the heap; older entries are void
 
@@ -100,12 +99,6 @@ class Liveness:
             self._push(node.heard_s + self._suspect_s, node_id, node)
             self._arm()
             self._verdicts.suspected(node_id, epoch, suspected=False)
-
-    def spoke(self, node_id: str, epoch: int) -> None:
-        """Something was said to the node, which may renew its lease."""
-        node = self._nodes.get(node_id)
-        if node is not None and node.epoch == epoch:
-            node.spoke_s = asyncio.get_running_loop().time()
 
     def is_fresh(self, node_id: str) -> bool:
         """Whether the node has been heard of lately."""
@@ -168,10 +161,9 @@ class Liveness:
         log.warning("held up: nodes are not judged by their silence meanwhile", seconds=round(late_s, 1))
         for node in self._nodes.values():
             node.heard_s = min(now, node.heard_s + late_s)
-            node.spoke_s = min(now, node.spoke_s + late_s)
 
     def _look_at(self, node_id: str, node: _Watched, now: float) -> None:
-        lost_s = max(node.heard_s, node.spoke_s) + self.lost_after_ms / 1000
+        lost_s = node.heard_s + self.lost_after_ms / 1000
         silent_s = now - node.heard_s
         if now >= lost_s:
             del self._nodes[node_id]

@@ -279,7 +279,6 @@ class Sessions:
 
     def _send(self, session: AgentSession, command: Command) -> None:
         session.awaited[command.command_id] = command
-        self.liveness.spoke(session.node_id, session.epoch)
         session.send(command_message(command, self._driver.state, self._address_of))
 
     def _address_of(self, node_id: str) -> str:

@@ -65,6 +65,8 @@ class Agent:
         self._welcomed = False
         self._backoff_ms = BACKOFF_FIRST_MS
         self._sequence = 0
+        self._hello_ms = 0
+        self._beats: dict[int, int] = {}
         self._ray_told = agent_pb2.RayNode()
 
     def start(self) -> None:
@@ -138,6 +140,7 @@ class Agent:
         self._welcomed = False
         self._hellos += 1
         self._ray_told = copy.deepcopy(self.ray)
+        self._hello_ms = self.site.timeline.now_ms
         self.site.network.send(stream, "up", ("hello", self._hello()))
         self.later(WELCOME_MS, lambda: None if self._welcomed else self._lose(stream, "no Welcome"))
 
@@ -205,8 +208,11 @@ class Agent:
             return
         # First act on what ran out while nothing was heard (it may have been frozen).
         self._lease.check()
-        self._lease.renew()
-        if kind == "command":
+        self._lease.heard()
+        if kind == "heartbeat_reply":
+            if content in self._beats:
+                self._lease.renew(self._beats.pop(content))
+        elif kind == "command":
             self._commands.handle(content)
         elif kind == "ack":
             self.outbox.acknowledge(content)
@@ -221,7 +227,8 @@ class Agent:
         self._epoch, self._commands.term = welcome.epoch, welcome.term
         self._welcomed = True
         self._backoff_ms = BACKOFF_FIRST_MS
-        self._lease.grant(welcome.lease_ms, welcome.orphan_grace_ms)
+        self._lease.grant(welcome.lease_ms, welcome.orphan_grace_ms, self._hello_ms)
+        self._beats.clear()
         self.outbox.acknowledge(welcome.known_report_ids)
         self.outbox.start_over()
         self._commands.keep_only(list(welcome.keep))
@@ -252,6 +259,7 @@ class Agent:
         if self.ray != self._ray_told:
             self._ray_told = copy.deepcopy(self.ray)
             beat.ray.CopyFrom(self.ray)
+        self._beats[self._sequence] = self.site.timeline.now_ms
         self.site.network.send(self.stream, "up", ("heartbeat", beat))
 
     def say(self, command_id: str, **content: Any) -> None:

@@ -25,7 +25,6 @@ class Verdicts(Protocol):
 class _Watched:
     epoch: int
     heard_ms: int
-    spoke_ms: int = 0
     suspected: bool = False
 
 
@@ -63,12 +62,6 @@ class Liveness:
             node.suspected = False
             self._verdicts.suspected(node_id, epoch, suspected=False)
 
-    def spoke(self, node_id: str, epoch: int) -> None:
-        """Something was said to the node, which may renew its lease."""
-        node = self._nodes.get(node_id)
-        if node is not None and node.epoch == epoch:
-            node.spoke_ms = self._timeline.now_ms
-
     def is_fresh(self, node_id: str) -> bool:
         """Whether the node has been heard of lately."""
         node = self._nodes.get(node_id)
@@ -91,7 +84,7 @@ class Liveness:
         if self._nodes.get(node_id) is not node:
             return
         now_ms = self._timeline.now_ms
-        lost_ms = max(node.heard_ms, node.spoke_ms) + self._lease_ms + self._kill_timeout_ms() + MARGIN_MS
+        lost_ms = node.heard_ms + self._lease_ms + self._kill_timeout_ms() + MARGIN_MS
         silent_ms = now_ms - node.heard_ms
         if now_ms >= lost_ms:
             del self._nodes[node_id]

@@ -253,7 +253,6 @@ class Sessions:
     def send(self, session: Session, command: Command) -> None:
         """Sends a command, and awaits its answer."""
         session.awaited[command.command_id] = command
-        self._liveness.spoke(session.node_id, session.epoch)
         message = command_message(command, self._controller.scheduler.state, _address)
         self._site.network.send(session.stream, "down", ("command", message.command))
 

@@ -113,16 +113,6 @@ def test_a_node_is_given_up_only_when_its_strict_workers_are_gone(
     assert lease_and_kill_s < 27.0
 
 
-def test_what_was_said_to_it_renews_its_lease_even_if_it_is_not_heard(
-    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
-) -> None:
-    liveness.watch("n", 1)
-    loop.move(110)
-    liveness.spoke("n", 1)  # a command that it may have received: its lease ends at 125
-    loop.move(200)
-    assert verdicts.said == [(12.5, "n suspect"), (37.0, "n lost")]
-
-
 def test_one_that_is_heard_of_again_is_told_of_once_and_watched_on(
     loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
 ) -> None:

@@ -100,11 +100,11 @@ def test_a_lease_ends_again_after_it_was_renewed() -> None:
         on_expired=lambda: fired.append(timeline.now_ms),
         on_orphaned=lambda: fired.append(-1),
     )
-    lease.grant(1_000, 100_000)
+    lease.grant(1_000, 100_000, sent_ms=0)
     passes(timeline, 1_500)
-    lease.renew()
-    passes(timeline, 2_500)
-    assert fired == [1_000, 2_500]
+    lease.renew(sent_ms=1_400)
+    passes(timeline, 2_600)
+    assert fired == [1_000, 2_400], "a lease counts from when that was sent which was answered"
 
 
 def test_a_group_waits_in_ray_until_its_room_is_free() -> None:
