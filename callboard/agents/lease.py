@@ -56,6 +56,7 @@ class Lease:
         self._written_at = -math.inf
         self._fired: tuple[bool, bool] = (False, False)
         self._changed = asyncio.Event()
+        self._renewed = asyncio.Event()
 
     def resume(self, heard: HeardLease) -> None:
         """Go on where an earlier agent of the node stopped: its workers have no more time than they had under it."""
@@ -95,9 +96,20 @@ class Lease:
         self._answered_at = max(self._answered_at, sent_s)
         self._fired = (False, self._fired[1])
         self._changed.set()
+        self._renewed.set()
         if self._answered_at - self._written_at >= self._terms.lease_s / _WRITES:
             self._written_at = self._answered_at
             self._write(HeardLease(self._answered_at, self._terms))
+
+    def holds(self) -> bool:
+        """Whether a strict worker may run: its lease has begun and is not over."""
+        return self._terms is not None and self.now_s() - self._answered_at < self._terms.lease_s
+
+    async def held(self) -> None:
+        """Return when a strict worker may run."""
+        while not self.holds():
+            self._renewed.clear()
+            await self._renewed.wait()
 
     def check(self) -> bool:
         """Act on what has run out; whether the controller was heard of within a lease."""

@@ -84,14 +84,18 @@ class WorkerStart:
         return None
 
     async def _fence(self, deadline: float) -> NotStarted | None:
-        """No code of a strict job runs before somebody besides this agent sees to its end (R5)."""
+        """No code of a strict job runs without a lease, nor before somebody besides this agent sees to its end (R5)."""
         facts = self._facts
         if facts.order.command.strict:
-            watching = asyncio.ensure_future(facts.site.fence.watching())
-            first = await facts.signals.first(watching, deadline=deadline)
-            if first is not First.WORK:
-                watching.cancel()
-                return facts.cut_short(first, "the node's fence watched")
+            for wait, what in (
+                (facts.site.fence.watching, "the node's fence watched"),
+                (facts.site.lease.held, "the node's lease was renewed"),
+            ):
+                waiting = asyncio.ensure_future(wait())
+                first = await facts.signals.first(waiting, deadline=deadline)
+                if first is not First.WORK:
+                    waiting.cancel()
+                    return facts.cut_short(first, what)
         return None
 
     async def _bring_up(self, deadline: float) -> NotStarted | None:
@@ -111,6 +115,9 @@ class WorkerStart:
     async def _assign(self, deadline: float) -> NotStarted | None:
         facts = self._facts
         assert facts.hosted is not None
+        # Looked at again: this agent may have been stopped while the process came up, and another copy runs by now.
+        if facts.order.command.strict and not facts.site.lease.holds():
+            return NotStarted(agent_pb2.START_FAILURE_STOPPED, "the lease of its node ended before it was constructed")
         assigned = asyncio.ensure_future(facts.hosted.control("assign", facts.order.plan))
         first = await facts.signals.first(assigned, deadline=deadline)
         if first is not First.WORK:

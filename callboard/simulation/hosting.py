@@ -18,6 +18,9 @@ from callboard.simulation.site import Site
 from callboard.simulation.timeline import Timer
 from callboard.v1 import agent_pb2
 
+LEASE_LOOK_MS = 100
+"""How soon a start that waits for its node's lease looks again."""
+
 UNASKED_KILL_MS = 10_000
 """For the end of a tree that nobody gave a time for."""
 
@@ -124,6 +127,10 @@ class Worker:
 
     def _spawn(self) -> None:
         now_ms, plan, command = self._site.timeline.now_ms, self._behaviour, self.command
+        if command.strict and self._keeper.machine.lease_until_ms <= now_ms:
+            # Another copy may run by now: it waits for a new lease, or for the controller to end it.
+            self._later(LEASE_LOOK_MS, self._spawn)
+            return
         self.tree = Tree(
             generation=self.generation,
             key=self.key,

@@ -73,6 +73,23 @@ async def test_r5_it_counts_from_what_was_sent_however_late_the_answer_comes() -
     assert events == ["strict", "strict"]
 
 
+async def test_a_strict_start_waits_for_a_lease() -> None:
+    clock = Clock()
+    lease = Lease(on_expired=lambda: None, on_orphaned=lambda: None, clock=clock)
+    starting = asyncio.create_task(lease.held())
+    await asyncio.sleep(0)
+    assert not starting.done(), "no session has begun"
+    lease.grant(LeaseTerms(lease_s=10, orphan_grace_s=20), clock.now_s - 10)
+    await asyncio.sleep(0)
+    assert not starting.done(), "it was over when the Welcome came"
+    assert not lease.holds()
+    lease.renew(clock.now_s)
+    await starting
+    assert lease.holds()
+    clock.now_s += 10
+    assert not lease.holds()
+
+
 async def test_a_successor_goes_on_counting_from_what_was_written() -> None:
     events: list[str] = []
     clock = Clock()
