@@ -102,7 +102,7 @@ def test_the_demonstration_grows_loses_recovers_and_shrinks(run_dir: Path, start
         "🆕 Detected new worker: node-2 with 1.0 GPUs",
         "✅ Created placement group 3",
         "🎭 Spawned training actor 2 on node node-2",
-        "🚀 Running training step 1 on 1 actors...",
+        "🚀 Running training step 1 on ",  # One actor or two: the second may be there in time.
         "   - 3 actors trained",
         "💥 Lost training actor 1 on node node-1",
         "👋 Training actor 2 left node node-2",
