@@ -133,9 +133,14 @@ class TestSyncClass:
         hosted, _ = await host("Plain", 1, "two", kwargs_json='{"three": 3}')
         assert await call(hosted, "built_with") == [[1, "two"], {"three": 3}, True]
 
-    async def test_one_at_a_time_means_one_at_a_time(self, host: Host) -> None:
+    async def test_one_at_a_time_means_one_at_a_time(self, host: Host, tmp_path: Path) -> None:
         hosted, _ = await host("Plain")
-        assert await asyncio.gather(*(call(hosted, "company") for _ in range(3))) == [1, 1, 1]
+        all_called = tmp_path / "called"
+        calls = [asyncio.create_task(call(hosted, "company", str(all_called))) for _ in range(3)]
+        while (await hosted.control("ping"))["in_flight"] < 3:
+            pass
+        all_called.write_text("now")
+        assert await asyncio.gather(*calls) == [1, 1, 1]
 
     async def test_more_at_once_if_asked(self, host: Host) -> None:
         hosted, _ = await host("Plain", max_concurrency=2)

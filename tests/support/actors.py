@@ -57,10 +57,10 @@ class Plain:
         """Return once two are here at the same time."""
         self.meeting.wait()
 
-    def company(self) -> int:
-        """How many are here at the same time, given a while to come."""
+    def company(self, until: str) -> int:
+        """How many are here at the same time, once a file is written."""
         self.inside += 1
-        time.sleep(0.05)
+        wait_for_file(until)
         seen = self.inside
         self.inside -= 1
         return seen
