@@ -66,6 +66,8 @@ def job_view(job: Job, *, wide: bool) -> Group:
         parts += ["", Text("History", style="bold"), _history(job, wide=wide)]
     if job.traceback:
         parts += ["", Text("Traceback", style="bold"), Text(job.traceback.rstrip())]
+    if job.stderr_tail:
+        parts += ["", Text("End of its stderr", style="bold"), Text(job.stderr_tail.rstrip())]
     return Group(*parts)
 
 

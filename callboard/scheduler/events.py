@@ -286,6 +286,7 @@ class WorkerStartFailed(WorkerEvent):
     traceback: str = ""
     user_fault: bool = False
     quarantined: bool = False
+    stderr_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +306,7 @@ class WorkerExited(WorkerEvent):
 
     message: str
     quarantined: bool = False
+    stderr_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +315,7 @@ class WorkerFinished(WorkerEvent):
 
     succeeded: bool
     traceback: str = ""
+    stderr_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

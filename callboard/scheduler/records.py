@@ -58,6 +58,8 @@ class JobRecord:
         eligible_ms: not looked at before.
         starving_ms: from then on, while it is blocked, the room it needs is held for it; 0: never.
         session_ms: cancelled then, unless its client is heard before; 0: detached, or ended.
+        traceback: of the worker that failed it last.
+        stderr_tail: end of what that worker wrote to stderr.
         destroy_groups: its groups are removed when it lets go of them.
     """
 
@@ -89,6 +91,7 @@ class JobRecord:
     starving_ms: int = 0
     checkpoint_ms: int = 0
     traceback: str = ""
+    stderr_tail: str = ""
     destroy_groups: bool = False
     request_id: str = ""
     story: tuple[StoryLine, ...] = ()

@@ -96,7 +96,7 @@ def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFaile
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
     reason = f"{worker.component}/{worker.rank} on {worker.node_id}: {event.message}"
-    job = tx.state.jobs[worker.job]
+    job = tx.change_job(worker.job, stderr_tail=event.stderr_tail)
     if event.user_fault and job.state is JobState.STARTING:
         # Its own code raised: another start would raise again.
         stopping.stop(tx, worker.job, JobState.STOPPING, reason, target=JobState.FAILED, traceback=event.traceback)
@@ -155,6 +155,7 @@ def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | 
 def _exited(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
+    tx.change_job(worker.job, stderr_tail=event.stderr_tail)
     reason = f"{worker.component}/{worker.rank} on {worker.node_id} died: {event.message}"
     node = tx.state.nodes.get(worker.node_id)
     # A Ray node that ended takes its workers along: like the loss of a node, no fault of the job's.
@@ -173,7 +174,7 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
         return
     if not event.succeeded:
         name = f"{worker.component}/{worker.rank}"
-        tx.change_job(worker.job, traceback=event.traceback)
+        tx.change_job(worker.job, traceback=event.traceback, stderr_tail=event.stderr_tail)
         said = _error_of(event.traceback)
         reason = f"the entry method of {name} raised {said}" if said else f"the entry method of {name} raised"
         stopping.recover(tx, worker.job, reason, counts=True)

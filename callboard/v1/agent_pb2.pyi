@@ -212,6 +212,8 @@ class SessionResponse(_message.Message):
     HEARTBEAT_REPLY_FIELD_NUMBER: _builtins.int
     SPARE_TARGET_FIELD_NUMBER: _builtins.int
     INQUIRY_FIELD_NUMBER: _builtins.int
+    READ_OUTPUT_FIELD_NUMBER: _builtins.int
+    FORGET_JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Accepts the session."""
@@ -240,6 +242,14 @@ class SessionResponse(_message.Message):
     def inquiry(self) -> Global___Inquiry:
         """A question about this moment; answered once, and forgotten with the session."""
 
+    @_builtins.property
+    def read_output(self) -> Global___ReadOutput:
+        """Send output of workers: answered by a call of SendOutput."""
+
+    @_builtins.property
+    def forget_jobs(self) -> Global___ForgetJobs:
+        """Jobs that were forgotten: their output may go."""
+
     def __init__(
         self,
         *,
@@ -250,12 +260,14 @@ class SessionResponse(_message.Message):
         heartbeat_reply: Global___HeartbeatReply | None = ...,
         spare_target: Global___SpareTarget | None = ...,
         inquiry: Global___Inquiry | None = ...,
+        read_output: Global___ReadOutput | None = ...,
+        forget_jobs: Global___ForgetJobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "forget_jobs", b"forget_jobs", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "read_output", b"read_output", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "forget_jobs", b"forget_jobs", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "read_output", b"read_output", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target", "inquiry"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target", "inquiry", "read_output", "forget_jobs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -305,6 +317,7 @@ class Hello(_message.Message):
     WARM_SPARES_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
+    OUTPUT_JOBS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable id of the node: [A-Za-z][A-Za-z0-9_.-]{0,62}."""
     version: _builtins.str
@@ -351,6 +364,10 @@ class Hello(_message.Message):
     def hardware(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Hardware]:
         """Hardware the node declares beside its devices, in the order of its ranks."""
 
+    @_builtins.property
+    def output_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs whose output the node keeps, at most 10000."""
+
     def __init__(
         self,
         *,
@@ -372,10 +389,11 @@ class Hello(_message.Message):
         warm_spares: _builtins.int = ...,
         number: _builtins.int = ...,
         hardware: _abc.Iterable[_common_pb2.Hardware] | None = ...,
+        output_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "output_jobs", b"output_jobs", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
@@ -515,6 +533,7 @@ class Welcome(_message.Message):
     ORPHAN_GRACE_MS_FIELD_NUMBER: _builtins.int
     KNOWN_REPORT_IDS_FIELD_NUMBER: _builtins.int
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_JOBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Number of this session; every later session of the node has a greater one."""
     term: _builtins.int
@@ -541,6 +560,10 @@ class Welcome(_message.Message):
     def known_report_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Reports the controller already has; the agent need not send them again."""
 
+    @_builtins.property
+    def forgotten_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of Hello.output_jobs that the controller has forgotten: their output may go."""
+
     def __init__(
         self,
         *,
@@ -554,10 +577,11 @@ class Welcome(_message.Message):
         orphan_grace_ms: _builtins.int = ...,
         known_report_ids: _abc.Iterable[_builtins.str] | None = ...,
         controller_id: _builtins.str = ...,
+        forgotten_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ray_bootstrap", b"ray_bootstrap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "forgotten_jobs", b"forgotten_jobs", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,6 +706,124 @@ class InquiryAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InquiryAnswer: _TypeAlias = InquiryAnswer  # noqa: Y015
+
+@_typing.final
+class ReadOutput(_message.Message):
+    """Asks for output of workers, also of those that have ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    read_id: _builtins.str
+    """Id of the read, by which SendOutput answers. It can't be guessed."""
+    job_id: _builtins.str
+    """Job whose output is wanted."""
+    follow: _builtins.bool
+    """Go on with what is printed from now on, also by workers that start later, until SendOutputResponse says that nothing
+    more is to come.
+    """
+    @_builtins.property
+    def selection(self) -> _common_pb2.OutputSelection:
+        """Which part of it."""
+
+    def __init__(
+        self,
+        *,
+        read_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        selection: _common_pb2.OutputSelection | None = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "job_id", b"job_id", "read_id", b"read_id", "selection", b"selection"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadOutput: _TypeAlias = ReadOutput  # noqa: Y015
+
+@_typing.final
+class ForgetJobs(_message.Message):
+    """Jobs that the controller has forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the jobs."""
+
+    def __init__(
+        self,
+        *,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_ids", b"job_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetJobs: _TypeAlias = ForgetJobs  # noqa: Y015
+
+@_typing.final
+class SendOutputRequest(_message.Message):
+    """Output, from an agent to the controller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READ_ID_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    read_id: _builtins.str
+    """The read that this stream answers; first, and once."""
+    caught_up: _builtins.bool
+    """Everything that was there when a follower came has been sent; what follows is new."""
+    @_builtins.property
+    def chunk(self) -> _common_pb2.OutputChunk:
+        """A piece of output."""
+
+    def __init__(
+        self,
+        *,
+        read_id: _builtins.str = ...,
+        chunk: _common_pb2.OutputChunk | None = ...,
+        caught_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "message", b"message", "read_id", b"read_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "message", b"message", "read_id", b"read_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["read_id", "chunk", "caught_up"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___SendOutputRequest: _TypeAlias = SendOutputRequest  # noqa: Y015
+
+@_typing.final
+class SendOutputResponse(_message.Message):
+    """From the controller to an agent that sends output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINISH_FIELD_NUMBER: _builtins.int
+    finish: _builtins.bool
+    """Nothing more is to come: send what is there, then end the stream."""
+    def __init__(
+        self,
+        *,
+        finish: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendOutputResponse: _TypeAlias = SendOutputResponse  # noqa: Y015
 
 @_typing.final
 class HeartbeatReply(_message.Message):
@@ -1453,6 +1595,7 @@ class WorkerStartFailed(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    STDERR_TAIL_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     failure: Global___StartFailure.ValueType
@@ -1463,6 +1606,8 @@ class WorkerStartFailed(_message.Message):
     """Traceback of the user's code, at most 64 KiB."""
     quarantined: _builtins.bool
     """True when the process tree could not be proved gone: the allocation is quarantined."""
+    stderr_tail: _builtins.str
+    """End of what it wrote to stderr, at most 4 KiB, secrets masked; empty: nothing."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1476,10 +1621,11 @@ class WorkerStartFailed(_message.Message):
         message: _builtins.str = ...,
         traceback: _builtins.str = ...,
         quarantined: _builtins.bool = ...,
+        stderr_tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "generation", b"generation", "message", b"message", "quarantined", b"quarantined", "traceback", b"traceback", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "generation", b"generation", "message", b"message", "quarantined", b"quarantined", "stderr_tail", b"stderr_tail", "traceback", b"traceback", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1543,6 +1689,7 @@ class WorkerExited(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    STDERR_TAIL_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     message: _builtins.str
@@ -1553,6 +1700,8 @@ class WorkerExited(_message.Message):
     """True when it was ended for lack of memory."""
     peak_memory_bytes: _builtins.int
     """Most memory that its process tree was seen to hold, in bytes; 0: never seen."""
+    stderr_tail: _builtins.str
+    """End of what it wrote to stderr, at most 4 KiB, secrets masked; empty: nothing."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1566,10 +1715,11 @@ class WorkerExited(_message.Message):
         quarantined: _builtins.bool = ...,
         out_of_memory: _builtins.bool = ...,
         peak_memory_bytes: _builtins.int = ...,
+        stderr_tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "message", b"message", "out_of_memory", b"out_of_memory", "peak_memory_bytes", b"peak_memory_bytes", "quarantined", b"quarantined", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "message", b"message", "out_of_memory", b"out_of_memory", "peak_memory_bytes", b"peak_memory_bytes", "quarantined", b"quarantined", "stderr_tail", b"stderr_tail", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1585,12 +1735,15 @@ class WorkerFinished(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     SUCCEEDED_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
+    STDERR_TAIL_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     succeeded: _builtins.bool
     """True when it returned, false when it raised."""
     traceback: _builtins.str
     """Traceback when it raised, at most 64 KiB."""
+    stderr_tail: _builtins.str
+    """End of what it wrote to stderr when it raised, at most 4 KiB, secrets masked; empty: nothing."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1602,10 +1755,11 @@ class WorkerFinished(_message.Message):
         generation: _builtins.int = ...,
         succeeded: _builtins.bool = ...,
         traceback: _builtins.str = ...,
+        stderr_tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "succeeded", b"succeeded", "traceback", b"traceback", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "stderr_tail", b"stderr_tail", "succeeded", b"succeeded", "traceback", b"traceback", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

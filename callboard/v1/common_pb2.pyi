@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _OutputStream:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutputStreamEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputStream.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTPUT_STREAM_UNSPECIFIED: _OutputStream.ValueType  # 0
+    """Not said."""
+    OUTPUT_STREAM_STDOUT: _OutputStream.ValueType  # 1
+    """Standard output."""
+    OUTPUT_STREAM_STDERR: _OutputStream.ValueType  # 2
+    """Standard error."""
+    OUTPUT_STREAM_TIMINGS: _OutputStream.ValueType  # 3
+    """Timings that it recorded for `callboard profile`, a JSON object per line."""
+
+class OutputStream(_OutputStream, metaclass=_OutputStreamEnumTypeWrapper):
+    """Where a worker wrote something."""
+
+OUTPUT_STREAM_UNSPECIFIED: OutputStream.ValueType  # 0
+"""Not said."""
+OUTPUT_STREAM_STDOUT: OutputStream.ValueType  # 1
+"""Standard output."""
+OUTPUT_STREAM_STDERR: OutputStream.ValueType  # 2
+"""Standard error."""
+OUTPUT_STREAM_TIMINGS: OutputStream.ValueType  # 3
+"""Timings that it recorded for `callboard profile`, a JSON object per line."""
+Global___OutputStream: _TypeAlias = OutputStream  # noqa: Y015
 
 @_typing.final
 class Resources(_message.Message):
@@ -346,6 +375,159 @@ class WorkerKey(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerKey: _TypeAlias = WorkerKey  # noqa: Y015
+
+@_typing.final
+class OutputPosition(_message.Message):
+    """A place in one stream of one worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    component: _builtins.str
+    """Component of the worker, or its colocation group."""
+    rank: _builtins.int
+    """Rank of the worker."""
+    generation: _builtins.int
+    """Generation of the worker."""
+    stream: Global___OutputStream.ValueType
+    """Stream."""
+    offset: _builtins.int
+    """Bytes of the stream before this place."""
+    def __init__(
+        self,
+        *,
+        component: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        stream: Global___OutputStream.ValueType = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["component", b"component", "generation", b"generation", "offset", b"offset", "rank", b"rank", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputPosition: _TypeAlias = OutputPosition  # noqa: Y015
+
+@_typing.final
+class OutputSelection(_message.Message):
+    """Which part of a job's output is meant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    FIRST_ATTEMPT_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    TAIL_LINES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    component: _builtins.str
+    """Component or colocation group; empty: all."""
+    rank: _builtins.int
+    """Rank; absent: all."""
+    first_attempt: _builtins.int
+    """First attempt of the job, from 1; 0: the first there was."""
+    last_attempt: _builtins.int
+    """Last attempt of the job; 0: the last there is."""
+    since_ms: _builtins.int
+    """What was written in the last so many milliseconds, to about a second; 0: all."""
+    tail_lines: _builtins.int
+    """The last lines of each worker; absent: all."""
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedScalarFieldContainer[Global___OutputStream.ValueType]:
+        """Streams; none: standard output and standard error."""
+
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPosition]:
+        """Go on after these places, as after a lost connection; they outrank since_ms and tail_lines. At most 20000."""
+
+    def __init__(
+        self,
+        *,
+        component: _builtins.str = ...,
+        rank: _builtins.int | None = ...,
+        first_attempt: _builtins.int = ...,
+        last_attempt: _builtins.int = ...,
+        streams: _abc.Iterable[Global___OutputStream.ValueType] | None = ...,
+        since_ms: _builtins.int = ...,
+        tail_lines: _builtins.int | None = ...,
+        after: _abc.Iterable[Global___OutputPosition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "_tail_lines", b"_tail_lines", "rank", b"rank", "tail_lines", b"tail_lines"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "_tail_lines", b"_tail_lines", "after", b"after", "component", b"component", "first_attempt", b"first_attempt", "last_attempt", b"last_attempt", "rank", b"rank", "since_ms", b"since_ms", "streams", b"streams", "tail_lines", b"tail_lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__tail_lines: _TypeAlias = _typing.Literal["tail_lines"]  # noqa: Y015
+    _WhichOneofArgType__tail_lines: _TypeAlias = _typing.Literal["_tail_lines", b"_tail_lines"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tail_lines) -> _WhichOneofReturnType__tail_lines | None: ...
+
+Global___OutputSelection: _TypeAlias = OutputSelection  # noqa: Y015
+
+@_typing.final
+class OutputChunk(_message.Message):
+    """A piece of what one worker wrote."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    DISCARDED_BYTES_FIELD_NUMBER: _builtins.int
+    component: _builtins.str
+    """Component of the worker, or its colocation group."""
+    rank: _builtins.int
+    """Rank of the worker."""
+    attempt: _builtins.int
+    """Attempt of the job."""
+    generation: _builtins.int
+    """Generation of the worker."""
+    node_id: _builtins.str
+    """Node it runs or ran on."""
+    stream: Global___OutputStream.ValueType
+    """Stream."""
+    offset: _builtins.int
+    """Bytes of the stream before this piece."""
+    data: _builtins.bytes
+    """The bytes, at most 64 KiB. Lines may be cut anywhere."""
+    discarded_bytes: _builtins.int
+    """Bytes right before this piece that were asked for and are gone, because the node keeps only so much."""
+    def __init__(
+        self,
+        *,
+        component: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        stream: Global___OutputStream.ValueType = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        discarded_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "component", b"component", "data", b"data", "discarded_bytes", b"discarded_bytes", "generation", b"generation", "node_id", b"node_id", "offset", b"offset", "rank", b"rank", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputChunk: _TypeAlias = OutputChunk  # noqa: Y015
 
 @_typing.final
 class Reason(_message.Message):

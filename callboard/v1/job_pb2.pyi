@@ -944,6 +944,7 @@ class Job(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     HAS_CHECKPOINT_FIELD_NUMBER: _builtins.int
     GAUGES_FIELD_NUMBER: _builtins.int
+    STDERR_TAIL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "jobs/{job}"."""
     uid: _builtins.str
@@ -966,6 +967,8 @@ class Job(_message.Message):
     """Revision of the last change."""
     has_checkpoint: _builtins.bool
     """Ids of the last checkpoint's workers: whether restore() will be called."""
+    stderr_tail: _builtins.str
+    """End of what the worker that failed it wrote to stderr, at most 4 KiB; empty: nothing, or no worker failed."""
     @_builtins.property
     def spec(self) -> Global___JobSpec:
         """What was asked."""
@@ -1030,10 +1033,11 @@ class Job(_message.Message):
         revision: _builtins.int = ...,
         has_checkpoint: _builtins.bool = ...,
         gauges: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        stderr_tail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "running_time", b"running_time", "spec", b"spec", "submit_time", b"submit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_time", b"end_time", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_time", b"end_time", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "stderr_tail", b"stderr_tail", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1700,3 +1704,113 @@ class ExplainJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainJobResponse: _TypeAlias = ExplainJobResponse  # noqa: Y015
+
+@_typing.final
+class ReadJobOutputRequest(_message.Message):
+    """Asks for what workers of a job printed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SELECTION_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"jobs/{job}"."""
+    follow: _builtins.bool
+    """Go on with what is printed from now on, until the job, or the last attempt selected, has ended."""
+    @_builtins.property
+    def selection(self) -> _common_pb2.OutputSelection:
+        """Which part; without attempts: the present attempt, or the last one, and with `follow` those that come after it."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        selection: _common_pb2.OutputSelection | None = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selection", b"selection"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "name", b"name", "selection", b"selection"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadJobOutputRequest: _TypeAlias = ReadJobOutputRequest  # noqa: Y015
+
+@_typing.final
+class OutputGap(_message.Message):
+    """Output that is asked for and can't be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    component: _builtins.str
+    """Component of the worker; empty: all of the node's workers."""
+    rank: _builtins.int
+    """Rank of the worker; -1: all of the component."""
+    attempt: _builtins.int
+    """Attempt of the job."""
+    node_id: _builtins.str
+    """Node that has or had it."""
+    code: _builtins.str
+    """Machine-readable kind: NODE_GONE, NODE_AWAY, NOT_ANSWERED, CUT_OFF, NOT_KEPT."""
+    message: _builtins.str
+    """Why, and what helps, as one or two sentences."""
+    def __init__(
+        self,
+        *,
+        component: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "code", b"code", "component", b"component", "message", b"message", "node_id", b"node_id", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputGap: _TypeAlias = OutputGap  # noqa: Y015
+
+@_typing.final
+class ReadJobOutputResponse(_message.Message):
+    """What workers printed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    caught_up: _builtins.bool
+    """Everything that was there when a follower came has been sent; what follows is new."""
+    @_builtins.property
+    def chunk(self) -> _common_pb2.OutputChunk:
+        """A piece of output."""
+
+    @_builtins.property
+    def gap(self) -> Global___OutputGap:
+        """Output that can't be read."""
+
+    def __init__(
+        self,
+        *,
+        chunk: _common_pb2.OutputChunk | None = ...,
+        gap: Global___OutputGap | None = ...,
+        caught_up: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "content", b"content", "gap", b"gap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "content", b"content", "gap", b"gap"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["chunk", "gap", "caught_up"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___ReadJobOutputResponse: _TypeAlias = ReadJobOutputResponse  # noqa: Y015

@@ -23,6 +23,7 @@ from callboard.scheduler.states import StopOutcome
 from callboard.v1 import agent_pb2
 
 MAX_TRACEBACK = 64 << 10
+MAX_STDERR_TAIL = 4 << 10
 MAX_MESSAGE = 2_000
 MAX_CHECKPOINT_BYTES = 1 << 20
 """Bounds that the protocol states; what a worker printed or left must not fill the journal."""
@@ -76,6 +77,7 @@ def _start_failed(report: agent_pb2.Report, node_id: str, now_ms: int, cause: st
         traceback=failed.traceback[-MAX_TRACEBACK:],
         user_fault=failed.failure in USER_FAULTS,
         quarantined=failed.quarantined,
+        stderr_tail=failed.stderr_tail[-MAX_STDERR_TAIL:],
     )
 
 
@@ -107,6 +109,7 @@ def _exited(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> 
         generation=exited.generation,
         message=_cut(exited.message) or "the worker ended",
         quarantined=exited.quarantined,
+        stderr_tail=exited.stderr_tail[-MAX_STDERR_TAIL:],
     )
 
 
@@ -119,6 +122,7 @@ def _finished(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -
         generation=finished.generation,
         succeeded=finished.succeeded,
         traceback=finished.traceback[-MAX_TRACEBACK:],
+        stderr_tail=finished.stderr_tail[-MAX_STDERR_TAIL:],
     )
 
 

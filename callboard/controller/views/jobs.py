@@ -56,6 +56,7 @@ def job_message(job: JobRecord, state: State, waiting_for: tuple[Reason, ...] = 
         victims=[preemption_message(record) for record in state.preemptions_for(job.uid)[-MAX_VICTIMS:]],
         revision=job.revision,
         has_checkpoint=bool(state.checkpoints_of(job.uid)),
+        stderr_tail=job.stderr_tail,
     )
 
 
