@@ -1,9 +1,10 @@
-"""What is due, and when? Times by which something must happen, each a promise of one record."""
+"""Deadlines: when what is due, each a time that one record states, or that follows from a record and its pool or
+workers. Kept like every other index: whoever changes such a record says the new time."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 
 from callboard.scheduler.records import Key
 
@@ -12,53 +13,72 @@ Deadline = tuple[int, str, Key]
 
 
 class Deadlines:
-    """Every time that a record states, the earliest first.
+    """Every time that stands, the earliest first.
 
-    Records move on without telling: an entry counts only as long as its record still says so.
+    A deadline stays until its record moves on, however often it is asked for: what is due and can't be handled is not
+    lost (I6).
     """
 
-    def __init__(self, stands: Callable[[int, str, Key], bool]) -> None:
-        """
-        Args:
-            stands: whether the record of an entry still states that time.
-        """
-        self._stands = stands
-        self._heap: list[Deadline] = []
-        self._retries: dict[Deadline, int] = {}
-        """Deadlines whose handling failed, and when each is tried again; the heap's entries of them don't count."""
+    def __init__(self) -> None:
+        self._times: dict[tuple[str, Key], int] = {}
+        self._in_order: list[Deadline] = []
+        self._paused: dict[Deadline, int] = {}
+        """Deadlines whose handling raised, which is a defect, and when each is tried again. Nothing else is kept beside
+        the records, and nothing is decided by it but when the defect shows again."""
 
-    def add(self, at_ms: int, kind: str, key: Key) -> None:
-        """A record states a time."""
-        heapq.heappush(self._heap, (at_ms, kind, key))
+    def set(self, kind: str, key: Key, at_ms: int) -> None:
+        """The record of ``key`` states this time; 0: none."""
+        old = self._times.get((kind, key), 0)
+        if old == at_ms:
+            return
+        if old:
+            gone = (old, kind, key)
+            del self._in_order[bisect_left(self._in_order, gone)]
+            self._paused.pop(gone, None)
+        if at_ms:
+            self._times[kind, key] = at_ms
+            insort(self._in_order, (at_ms, kind, key))
+        else:
+            del self._times[kind, key]
 
     def next_ms(self) -> int | None:
         """The earliest time something is due, or None."""
-        retries = [at_ms for deadline, at_ms in self._retries.items() if self._stands(*deadline)]
-        while self._heap:
-            deadline = self._heap[0]
-            if deadline not in self._retries and self._stands(*deadline):
-                return min(deadline[0], *retries) if retries else deadline[0]
-            heapq.heappop(self._heap)
-        return min(retries, default=None)
+        if not self._paused:
+            return self._in_order[0][0] if self._in_order else None
+        first = next((at_ms for at_ms, kind, key in self._in_order if (at_ms, kind, key) not in self._paused), None)
+        again_ms = min(self._paused.values())
+        return again_ms if first is None else min(first, again_ms)
 
-    def take(self, now_ms: int) -> list[Deadline]:
-        """Takes out what is due at ``now_ms``, earliest first. Entries whose record moved on are left out.
+    def stands(self, deadline: Deadline) -> bool:
+        """Whether the record still states this time."""
+        at_ms, kind, key = deadline
+        return self._times.get((kind, key)) == at_ms
 
-        What was put back comes alone, so that it fails nothing but itself should it fail again; the rest is due still.
+    def due(self, now_ms: int) -> list[Deadline]:
+        """What is due at ``now_ms``, earliest first.
+
+        What was paused comes alone, so that it fails nothing but itself should it fail again; the rest is due still.
         """
-        for deadline in sorted(self._retries, key=lambda each: (self._retries[each], each[1], str(each[2]))):
-            if self._retries[deadline] > now_ms:
+        for deadline in sorted(self._paused, key=lambda each: (self._paused[each], each[1], str(each[2]))):
+            if self._paused[deadline] > now_ms:
                 break
-            del self._retries[deadline]
-            if self._stands(*deadline):
-                return [deadline]
-        found: dict[Deadline, None] = {}
-        while self._heap and self._heap[0][0] <= now_ms:
-            entry = heapq.heappop(self._heap)
-            if entry not in self._retries and self._stands(*entry):
-                found[entry] = None
-        return list(found)
+            return [deadline]
+        return [deadline for deadline in self._until(now_ms) if deadline not in self._paused]
 
-    def put_back(self, deadlines: Iterable[Deadline], again_ms: int) -> None:
-        """What :meth:`take` took out could not be handled: it is due again at ``again_ms``, each alone."""
-        self._retries.update((deadline, again_ms) for deadline in deadlines if self._stands(*deadline))
+    def due_of(self, kind: str, now_ms: int) -> list[Key]:
+        """Keys of what is due of one kind, earliest first."""
+        return [key for _, each, key in self._until(now_ms) if each == kind]
+
+    def pause(self, deadlines: Iterable[Deadline], again_ms: int) -> None:
+        """These could not be handled: each is due again at ``again_ms``, alone."""
+        self._paused.update((deadline, again_ms) for deadline in deadlines if self.stands(deadline))
+
+    def all(self) -> list[Deadline]:
+        """Every deadline, for the check of the invariants."""
+        return list(self._in_order)
+
+    def _until(self, now_ms: int) -> Iterator[Deadline]:
+        for deadline in self._in_order:
+            if deadline[0] > now_ms:
+                return
+            yield deadline

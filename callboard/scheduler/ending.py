@@ -35,9 +35,7 @@ def end(tx: Transaction, uid: str, state: JobState, reason: str) -> None:
 def forget(tx: Transaction, uid: str) -> None:
     """Takes an ended job off the list."""
     assert tx.state.jobs[uid].state in ENDED
-    for worker in tx.state.workers_of(uid):
-        if worker.state is WorkerState.QUARANTINED:
-            return  # its story is still needed
+    assert uid not in tx.state.jobs_holding, "the story of a worker that nobody proved gone is still needed"
     tx.drop("job", uid)
     tx.drop("spec", uid)
 

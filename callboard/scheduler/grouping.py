@@ -260,8 +260,9 @@ def new_kind(pg_pool: PgPoolSpec) -> GroupKind | None:
 
 
 def reserved_refund(state: State, pool: PoolSpec, use: GroupUse) -> Resources:
-    """What the pool already charges for a reserved group that the job would take."""
-    if not pool.pg_pool.charge_reserved or use.kind is not GroupKind.RESERVED:
+    """What the pool already charges for a reserved group that the job would take: nothing for one that is not there
+    yet, which counts only where the question is what could ever fit."""
+    if not pool.pg_pool.charge_reserved or use.kind is not GroupKind.RESERVED or not use.group_id:
         return NOTHING
     return total(bundle.resources for bundle in state.groups[use.group_id].bundles)
 

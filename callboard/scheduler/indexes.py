@@ -1,22 +1,95 @@
-"""How is a set of keys kept in step? One-to-many indexes in the order of insertion."""
+"""Sets and tables in an order of their own: that of their members' places, however and whenever these came in.
+
+Decisions walk through indexes, so an index must not remember its history: rebuilt from the records, or put back by an
+undo, it must be walked through in the same order. A place is a part of the record that never changes (generation,
+group number, order of submission, name).
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_keys, dict_values
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+_M = TypeVar("_M", int, str)
 
 
-def add(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
+class InOrder(dict[_K, _V]):
+    """A dict that is walked through by the place of its values. Most members come in order and cost nothing more; after
+    one that did not, the next walk sorts first."""
+
+    __slots__ = ("_mixed", "_place")
+
+    def __init__(self, place: Callable[[_V], Any] | None = None) -> None:
+        """
+        Args:
+            place: the place of a value, which never changes for a key; None: the value is the place.
+        """
+        super().__init__()
+        self._place = place
+        self._mixed = False
+
+    def put(self, key: _K, value: _V) -> None:
+        """Adds a member, or replaces its value."""
+        if not self._mixed and self and key not in self:
+            last = self[next(super().__reversed__())]
+            place = self._place
+            self._mixed = (value < last) if place is None else (place(value) < place(last))  # type: ignore[operator]
+        self[key] = value
+
+    def __iter__(self) -> Iterator[_K]:
+        self._sort()
+        return super().__iter__()
+
+    def __reversed__(self) -> Iterator[_K]:
+        self._sort()
+        return super().__reversed__()
+
+    def keys(self) -> dict_keys[_K, _V]:
+        """The keys, in order."""
+        self._sort()
+        return super().keys()
+
+    def values(self) -> dict_values[_K, _V]:
+        """The values, in order."""
+        self._sort()
+        return super().values()
+
+    def items(self) -> dict_items[_K, _V]:
+        """The items, in order."""
+        self._sort()
+        return super().items()
+
+    def _sort(self) -> None:
+        if self._mixed:
+            place = self._place or _itself
+            in_order = sorted(super().items(), key=lambda item: place(item[1]))
+            self.clear()
+            self.update(in_order)
+            self._mixed = False
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+Members = InOrder[_M, _M | int]
+"""A set of keys, each with its place: the walk is by place."""
+
+
+def add(index: dict[_K, InOrder[_M, Any]], key: _K, member: _M, place: int | str) -> None:
     """Adds one entry to a one-to-many index."""
     members = index.get(key)
     if members is None:
-        members = index[key] = {}
-    members[member] = None
+        members = index[key] = InOrder()
+    members.put(member, place)
 
 
-def remove(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
+def remove(index: dict[_K, InOrder[_M, Any]], key: _K, member: _M) -> None:
     """Takes one entry out; empty sets are taken out too, so that an index never outgrows its records."""
     members = index[key]
     del members[member]
@@ -24,9 +97,9 @@ def remove(index: dict[_K, dict[_V, None]], key: _K, member: _V) -> None:
         del index[key]
 
 
-def mark(index: dict[_K, None], key: _K, *, wanted: bool) -> None:
+def mark(index: InOrder[_M, Any], key: _M, place: int | str, *, wanted: bool) -> None:
     """Puts a key into a set, or takes it out."""
     if wanted:
-        index[key] = None
+        index.put(key, place)
     else:
         index.pop(key, None)

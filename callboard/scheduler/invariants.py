@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from callboard.model.quantities import MILLI, NOTHING, Resources
 from callboard.scheduler.records import WorkerRecord
@@ -144,53 +146,54 @@ def _node_sums(state: State) -> None:
 
 
 def _indexes(state: State) -> None:
-    """Every index equals the one a fresh state would have."""
-    fresh = State.of(state.records())
-    for name in (
-        "queue",
-        "nominated",
-        "elastic",
-        "leaving_extras",
-        "jobs_holding",
-        "requests",
-    ):
-        mine, theirs = getattr(state, name), getattr(fresh, name)
-        if _plain(mine) != _plain(theirs):
-            _fail("index", f"{name} is {mine!r}, should be {theirs!r}")
-    if state.shapes.known() != fresh.shapes.known():
-        _fail("index", f"shapes is {state.shapes.known()}, should be {fresh.shapes.known()}")
-    waiting, should_wait = ({shape.key: keys for shape, keys in each.waiting.items()} for each in (state, fresh))
-    if waiting != should_wait:
-        _fail("index", f"waiting is {waiting}, should be {should_wait}")
-    if state.holders.known() != fresh.holders.known():
-        _fail("index", f"holders is {state.holders.known()}, should be {fresh.holders.known()}")
-    if state.free.keys() != fresh.free.keys():
-        _fail("index", f"free is {state.free.keys()}, should be {fresh.free.keys()}")
-    if _plain(state.jobs_by_state) != _plain(fresh.jobs_by_state):
-        _fail("index", f"jobs_by_state is {state.jobs_by_state!r}, should be {fresh.jobs_by_state!r}")
-    _node_and_group_indexes(state, fresh)
-    for node_id, book in state.ledger.nodes.items():
-        other = fresh.ledger.nodes[node_id]
-        for part in ("booked", "claimed", "used", "quarantined"):
-            mine, theirs = getattr(book, part).resources(), getattr(other, part).resources()
-            if mine != theirs:
-                _fail("index", f"{part} of {node_id} is {mine}, should be {theirs}")
+    """Every index equals the one a fresh state would have, its order included."""
+    mine, theirs = whole(state), whole(State.of(state.records()))
+    for name, index in mine.items():
+        if index != theirs[name]:
+            _fail("index", f"{name} is {index!r}, should be {theirs[name]!r}")
 
 
-def _node_and_group_indexes(state: State, fresh: State) -> None:
-    if state.roster.known() != fresh.roster.known():
-        _fail("index", f"roster is {state.roster.known()}, should be {fresh.roster.known()}")
-    for name in ("of_pool", "by_state", "by_executor", "by_ray_id", "orphans", "idle", "doomed"):
-        mine, theirs = getattr(state.group_index, name), getattr(fresh.group_index, name)
-        if _plain(mine) != _plain(theirs):
-            _fail("index", f"{name} of the groups is {mine!r}, should be {theirs!r}")
-    for part in ("capacity", "used", "held", "free", "quarantined"):
-        mine, theirs = getattr(state.cluster_use, part), getattr(fresh.cluster_use, part)
-        if mine != theirs:
-            _fail("index", f"{part} of the cluster is {mine}, should be {theirs}")
+def whole(state: State) -> dict[str, object]:
+    """Everything a state consists of, by name, each part in the order in which decisions walk through it."""
+    workers, groups, jobs = state._worker_index, state.group_index, state._job_index  # noqa: SLF001 - all of it is meant
+    use = state.cluster_use
+    return {
+        "meta": state.meta,
+        **{kind: list(table.values()) for kind, table in state._tables.items()},  # noqa: SLF001
+        "deadlines": state.deadlines.all(),
+        "queue": list(state.queue),
+        "waiting": {shape.key: list(keys) for shape, keys in state.waiting.items()},
+        "shapes": state.shapes.known(),
+        "jobs_by_state": _walked(state.jobs_by_state),
+        "holders": (state.holders.known(), {key: list(orders) for key, orders in state.holders.classes.items()}),
+        "nominated": list(state.nominated),
+        "elastic": list(state.elastic),
+        "requests": state.requests,
+        "uids_of_name": _walked(jobs._uids_of_name),  # noqa: SLF001
+        **{f"workers {name}": _walked(getattr(workers, name)) for name in ("of_job", "in_group", "on_node")},
+        "jobs_holding": _walked(state.jobs_holding),
+        "leaving_extras": list(state.leaving_extras),
+        **{
+            f"groups {name}": _walked(getattr(groups, name))
+            for name in ("of_pool", "on_node", "by_state", "by_executor", "by_ray_id")
+        },
+        **{f"groups {name}": list(getattr(groups, name)) for name in ("orphans", "idle", "doomed")},
+        "checkpoints": _walked(state._checkpoints_of_job),  # noqa: SLF001
+        "preemptions": (_walked(state._preemptions_for), _walked(state._open_preemptions)),  # noqa: SLF001
+        "roster": (state.roster.known(), _walked(state.roster.by_state)),
+        "free": state.free.keys(),
+        "cluster": (use.capacity, use.used, use.held, use.free, use.quarantined),
+        "pools": state.ledger.pools,
+        "books": {
+            node_id: [
+                (amounts.resources(), amounts.parts, tuple(sorted(amounts.custom_milli.items())))
+                for amounts in (book.booked, book.claimed, book.used, book.quarantined)
+            ]
+            for node_id, book in state.ledger.nodes.items()
+        },
+    }
 
 
-def _plain(index: object) -> object:
-    if isinstance(index, dict):
-        return {key: set(value) if isinstance(value, dict) else value for key, value in index.items()}
-    return index
+def _walked(index: Mapping[Any, Iterable[Any]]) -> dict[Any, list[Any]]:
+    """A one-to-many index as it is walked through."""
+    return {key: list(members) for key, members in index.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from callboard.scheduler.holders import Holders
-from callboard.scheduler.indexes import add, remove
+from callboard.scheduler.indexes import InOrder, Members, add, mark, remove
 from callboard.scheduler.records import JobRecord, SpecRecord
 from callboard.scheduler.shapes import Shape, Shapes
 from callboard.scheduler.states import JobState
@@ -20,7 +20,7 @@ same rate, the order of two jobs never changes and the queue stays sorted withou
 
 
 class JobIndex:
-    """The indexes over jobs.
+    """The indexes over jobs, in the order of their submission unless said otherwise.
 
     Attributes:
         shapes: shape of every job's spec.
@@ -37,14 +37,14 @@ class JobIndex:
         """
         self._specs = specs
         self.shapes = Shapes()
-        self.by_state: dict[JobState, dict[str, None]] = {state: {} for state in JobState}
+        self.by_state: dict[JobState, Members[str]] = {state: InOrder() for state in JobState}
         self.queue: list[QueueKey] = []
         self.waiting: dict[Shape, list[QueueKey]] = {}
         self.holders = Holders()
-        self.nominated: dict[str, None] = {}
-        self.elastic: dict[str, None] = {}
+        self.nominated: Members[str] = InOrder()
+        self.elastic: Members[str] = InOrder()
         self.requests: dict[str, str] = {}
-        self._uids_of_name: dict[str, dict[str, None]] = {}
+        self._uids_of_name: dict[str, Members[str]] = {}
 
     def update(self, old: JobRecord | None, new: JobRecord | None) -> None:
         """Follows a job after its record changed."""
@@ -54,10 +54,8 @@ class JobIndex:
             self._follow_state(old, new)
         elif old.checkpoint_ms != new.checkpoint_ms:
             self.holders.update(new, new.uid, self.shapes[new.uid])
-        if new is not None and new.nominated:
-            self.nominated.setdefault(new.uid)
-        elif old is not None and old.nominated:
-            del self.nominated[old.uid]
+        job = new or cast("JobRecord", old)
+        mark(self.nominated, job.uid, job.order, wanted=new is not None and new.nominated)
 
     def newest_of(self, name: str) -> str:
         """Uid of the newest job of a name; empty if there is none."""
@@ -79,13 +77,13 @@ class JobIndex:
             self.elastic.pop(uid, None)
         if new is None:
             return
-        self.by_state[new.state][uid] = None
+        self.by_state[new.state].put(uid, new.order)
         if new.state is JobState.PENDING:
             key = self.queue_key(new)
             insort(self.queue, key)
             insort(self.waiting.setdefault(self.shapes[uid], []), key)
         elif new.state is JobState.RUNNING and any(c.elastic for c in self._specs[uid].spec.components):
-            self.elastic[uid] = None
+            self.elastic.put(uid, new.order)
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]
@@ -97,7 +95,7 @@ class JobIndex:
 
     def _follow_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if new is not None:
-            add(self._uids_of_name, new.name, new.uid)
+            add(self._uids_of_name, new.name, new.uid, new.order)
             if new.request_id:
                 self.requests[new.request_id] = new.uid
         if old is not None:

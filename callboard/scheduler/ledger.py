@@ -38,7 +38,9 @@ class Amounts:
         self.cpu_milli += sign * resources.cpu_milli
         self.memory_bytes += sign * resources.memory_bytes
         for name, milli in resources.custom_milli:
-            self.custom_milli[name] = self.custom_milli.get(name, 0) + sign * milli
+            amount = self.custom_milli.pop(name, 0) + sign * milli
+            if amount:  # what is used up leaves no trace: sums follow from records, not from how they came about
+                self.custom_milli[name] = amount
         for share in devices:
             index = share.index
             if index >= len(self.device_milli):
@@ -217,5 +219,7 @@ class Ledger:
             return
         amounts.add(worker.resources, worker.devices, sign)
         self.changed[worker.node_id] = None
-        used = self.pools.get(worker.pool, NOTHING)
-        self.pools[worker.pool] = used + worker.resources if sign > 0 else used - worker.resources
+        used = self.pools.pop(worker.pool, NOTHING)
+        used = used + worker.resources if sign > 0 else used - worker.resources
+        if used:
+            self.pools[worker.pool] = used

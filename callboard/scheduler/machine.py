@@ -3,7 +3,9 @@
     scheduler = Scheduler()
     outcome = scheduler.handle(JobSubmitted(now_ms=…, uid=…, spec=…))
 
-No await, clock, random number or environment inside: the same events give the same changes and commands, byte for byte.
+No await, clock, random number or environment inside, and no memory but the records: these and the next event determine
+the changes, commands, log entries and result, byte for byte, and when time must be looked at again. A scheduler rebuilt
+from the records goes on exactly as the one that lived through the history.
 """
 
 from __future__ import annotations
@@ -65,7 +67,6 @@ class Scheduler:
     def __init__(self, state: State | None = None, history_limit: int = HISTORY_LIMIT) -> None:
         self.state = state or State()
         self._history_limit = history_limit
-        self._memory = passes.Memory()
 
     def handle(self, event: ev.Event) -> Outcome:
         """Carries out one event.
@@ -77,12 +78,11 @@ class Scheduler:
         tx = Transaction(self.state, event.now_ms, event.cause)
         try:
             result = HANDLERS[type(event)](tx, event)
-            passes.run(tx, self._memory)
+            passes.run(tx)
             self._trim_history(tx)
             tx.close()
         except BaseException:
-            tx.undo()
-            self._memory.forget()
+            tx.fail()
             raise
         return Outcome(tuple(tx.changes), tuple(tx.commands), tuple(tx.events), result)
 
@@ -97,7 +97,6 @@ class Scheduler:
             HANDLERS[type(event)](tx, event)
         finally:
             tx.undo()
-            self._memory.forget()
 
     def owed_commands(self, node_id: str) -> list[Command]:
         """What the agent of a node must still do, as far as it has not answered."""
@@ -105,8 +104,7 @@ class Scheduler:
 
     def next_wake_ms(self) -> int | None:
         """When a :class:`Tick` is needed at the latest, in controller time; None: no time is awaited."""
-        times = [at for at in (self.state.next_deadline_ms(), self._memory.next_retry_ms()) if at is not None]
-        return min(times, default=None)
+        return self.state.deadlines.next_ms()
 
     def explain(self, uid: str, now_ms: int) -> explaining.Explanation:
         """Why a job is where it is."""
@@ -130,7 +128,12 @@ class Scheduler:
         ended = len(by_state[JobState.SUCCEEDED]) + len(by_state[JobState.FAILED]) + len(by_state[JobState.CANCELLED])
         if ended > self._history_limit:
             oldest = sorted(
-                (uid for state in ENDED for uid in self.state.jobs_by_state[state]),
+                (
+                    uid
+                    for state in ENDED
+                    for uid in self.state.jobs_by_state[state]
+                    if uid not in self.state.jobs_holding
+                ),
                 key=lambda uid: (self.state.jobs[uid].end_ms, self.state.jobs[uid].order),
             )
             # A tenth at once, so that the sort is paid seldom.
@@ -153,9 +156,12 @@ def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
     return term
 
 
-def _tick(tx: Transaction, _: ev.Tick) -> None:
+def _tick(tx: Transaction, _event: ev.Tick) -> None:
     """Carries out what is due."""
-    for _at_ms, kind, key in tx.due():
+    for deadline in tx.due():
+        _at_ms, kind, key = deadline
+        if not tx.state.deadlines.stands(deadline):
+            continue  # its record moved on with one that was due before
         if kind == "worker":
             workers.overdue(tx, tx.state.workers[int(str(key))])
         elif kind == "eligible":
@@ -164,6 +170,7 @@ def _tick(tx: Transaction, _: ev.Tick) -> None:
         elif kind == "job":
             _job_due(tx, str(key))
         elif kind == "starving":
+            tx.change_job(str(key), starving=True)
             tx.fresh.append(str(key))
         elif kind == "session":
             requests.session_over(tx, str(key))
@@ -171,7 +178,7 @@ def _tick(tx: Transaction, _: ev.Tick) -> None:
             _group_due(tx, str(key))
         elif kind == "idle":
             groups.doom(tx, str(key), Removal.IDLE, "idle for too long")
-        elif tx.state.meta.reconcile_until_ms:
+        elif kind == "meta":
             tx.count(reconcile_until_ms=0)
             tx.event("scheduler.reconciled", "scheduler", "", "the grace for nodes to come back is over")
 
@@ -199,6 +206,7 @@ def _group_due(tx: Transaction, group_id: str) -> None:
             groups.ensure_reserved(tx, pool)
         return
     if group.state is GroupState.CREATING:
+        tx.change_group(group_id, deadline_ms=0)
         _fail_creation(tx, group_id, "not ready in time")
         if group_id in tx.state.groups:
             groups.doom(tx, group_id, Removal.FAILED, "not ready in time")

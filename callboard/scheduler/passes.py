@@ -1,13 +1,16 @@
-"""Who may start now? One pass over what waits: reserved groups, nominated jobs, the queue.
+"""Passes over what waits: reserved groups, nominated jobs, the queue. Who may start now?
 
-A job that can't start doesn't block others. What was found blocked is not looked at again until something changed
-that could help it: the memory of that is no part of the state, and losing it only costs time.
+A job that can't start doesn't block others. Most events free nothing: then only what is new is looked at. Which of the
+two it is follows from the records and the event alone, and so does what is known to be blocked: a job that waits was
+found blocked when something was last freed, else it would not wait.
 """
 
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import elastic, groups, preempting, requests, starting
@@ -21,86 +24,87 @@ from callboard.scheduler.states import GroupState, JobState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, Room, View
 
-
-class Memory:
-    """What is known to be blocked, valid for one version of the room."""
-
-    def __init__(self) -> None:
-        self.version = -1
-        self.leaving_version = -1
-        self.blocked: set[Shape] = set()
-        self.hopeless: dict[Shape, bool] = {}
-        """Whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is known."""
-        self.retries: list[tuple[int, str]] = []
-
-    def forget(self) -> None:
-        """Looks at everything again next time."""
-        self.version = -1
-
-    def next_retry_ms(self) -> int | None:
-        """When a blocked job may become possible by time alone."""
-        return self.retries[0][0] if self.retries else None
-
-
 MOST_ROUNDS = 4
 """Most passes after one event. A pass that frees something (a nomination is overtaken) may help who was looked at
-before; that one would else wait for the next event, whenever it comes. A second round finds nothing nearly always."""
+before. A second round finds nothing nearly always; what even the last one leaves open is for the next event."""
+
+MOST_WITNESSES = 8
+"""Most waiting jobs of a shape that are asked whether it is blocked, before it is found out anew."""
 
 
-def run(tx: Transaction, memory: Memory) -> None:
+@dataclass(slots=True)
+class Found:
+    """What one pass found out.
+
+    Attributes:
+        blocked: shapes of which a job can't start, so that no other can.
+        hopeless: whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is
+            known.
+    """
+
+    blocked: set[Shape] = field(default_factory=set)
+    hopeless: dict[Shape, bool] = field(default_factory=dict)
+
+
+def run(tx: Transaction) -> None:
     """Starts or nominates whatever can be."""
-    if tx.state.meta.reconcile_until_ms:
-        return
-    for _ in range(MOST_ROUNDS):
-        _pass(tx, memory)
-        if memory.version == tx.state.room_version or not tx.state.queue:
-            return
-
-
-def _pass(tx: Transaction, memory: Memory) -> None:
     state = tx.state
-    version = state.room_version
-    if version == memory.version and not _overlooked(tx, memory):
-        _look_at_some(tx, memory)
-    else:
-        memory.blocked.clear()
-        memory.hopeless.clear()
-        memory.retries.clear()
-        for pool in list(state.pools.values()):
-            if pool.deleting:
-                requests.finish_deletion(tx, pool.spec.name)
-            else:
-                groups.ensure_reserved(tx, pool)
-        for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
-            _advance_nominee(tx, uid)
-        if any(record.spec.cohort for record in state.pools.values()):
-            for uid in _owners_first(tx):
-                _look_at(tx, memory, uid)
-        else:
-            _look_at_heads(tx, memory)
-        for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
-            elastic.grow(tx, uid)
-        memory.leaving_version = state.leaving_version
+    came = dict.fromkeys(tx.fresh)
     tx.fresh.clear()
-    memory.version = state.room_version if state.room_version == version else -1
+    for uid in state.deadlines.due_of("retry", tx.now_ms):
+        came[tx.change_job(str(uid), retry_ms=0).uid] = None
+    meta = state.meta
+    if meta.reconcile_until_ms:
+        return  # everything is looked at when that is over
+    leaving_seen = tx.leaving_version
+    # What comes now might be promised room that has begun to leave since those who wait were looked at: they are first.
+    overtakes = meta.overlooked and came and len(state.queue) > len(came)
+    everything = meta.unsettled or overtakes or state.room_version != tx.room_version
+    looked_at_all = everything
+    for _ in range(MOST_ROUNDS):
+        version = state.room_version
+        if everything:
+            _look_at_all(tx)
+            looked_at_all, leaving_seen = True, state.leaving_version
+        elif came:
+            _look_at_some(tx, came)
+        came.clear()
+        tx.fresh.clear()
+        everything = state.room_version != version
+        if not everything:
+            break
+    overlooked = state.leaving_version != leaving_seen or (meta.overlooked and not looked_at_all)
+    if (everything, overlooked) != (meta.unsettled, meta.overlooked):
+        tx.count(unsettled=everything, overlooked=overlooked)
 
 
-def _overlooked(tx: Transaction, memory: Memory) -> bool:
-    """Whether a job that comes now might be promised room that has begun to leave since those who wait were looked at:
-    then they are looked at first."""
-    comes = bool(tx.fresh) or (memory.retries and memory.retries[0][0] <= tx.now_ms)
-    return bool(comes and memory.blocked) and memory.leaving_version != tx.state.leaving_version
+def _look_at_all(tx: Transaction) -> None:
+    state, found = tx.state, Found()
+    for pool in list(state.pools.values()):
+        if pool.deleting:
+            requests.finish_deletion(tx, pool.spec.name)
+        else:
+            groups.ensure_reserved(tx, pool)
+    for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
+        _advance_nominee(tx, uid)
+    if any(record.spec.cohort for record in state.pools.values()):
+        for uid in _owners_first(tx):
+            _look_at(tx, found, uid)
+    else:
+        _look_at_heads(tx, found)
+    for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
+        elastic.grow(tx, uid)
 
 
-def _look_at_heads(tx: Transaction, memory: Memory) -> None:
+def _look_at_heads(tx: Transaction, found: Found) -> None:
     """Goes through the queue, shape by shape at once: as soon as one job of a shape is blocked, so are the others."""
     waiting = tx.state.waiting
     heads = [(alike[0], number, shape, 0) for number, (shape, alike) in enumerate(waiting.items())]
     heapq.heapify(heads)
     while heads:
         key, number, shape, index = heapq.heappop(heads)
-        _look_at(tx, memory, key[-1])
-        if shape in memory.blocked:
+        _look_at(tx, found, key[-1])
+        if shape in found.blocked:
             continue
         alike = waiting.get(shape, [])
         # A job that started has left the list; one that is held or backs off stays and is stepped over.
@@ -126,26 +130,33 @@ def _owners_first(tx: Transaction) -> list[str]:
     return own + borrowers
 
 
-def _look_at_some(tx: Transaction, memory: Memory) -> None:
+def _look_at_some(tx: Transaction, came: Collection[str]) -> None:
     """Nothing changed that could help what is blocked: only new jobs, and those whose time has come."""
-    uids = dict.fromkeys(tx.fresh)
-    while memory.retries and memory.retries[0][0] <= tx.now_ms:
-        _, uid = heapq.heappop(memory.retries)
-        job = tx.state.jobs.get(uid)
-        if job is not None and job.state is JobState.PENDING:
-            memory.blocked.discard(tx.state.shapes[uid])
-            memory.hopeless.pop(tx.state.shapes[uid], None)
-            uids[uid] = None
-    in_order = sorted(uids, key=lambda uid: tx.state.queue_key(tx.state.jobs[uid])) if len(uids) > 1 else list(uids)
-    for uid in in_order:
-        if tx.state.jobs[uid].nominated:
+    state, found = tx.state, Found()
+    uids = dict.fromkeys(uid for uid in came if uid in state.jobs)
+    for shape in dict.fromkeys(state.shapes[uid] for uid in uids):
+        if _witness(tx, shape, uids):
+            found.blocked.add(shape)
+    for uid in sorted(uids, key=lambda uid: state.queue_key(state.jobs[uid])):
+        if state.jobs[uid].nominated:
             _advance_nominee(tx, uid)
-        _look_at(tx, memory, uid)
-        if uid in tx.state.elastic:
+        _look_at(tx, found, uid)
+        if uid in state.elastic:
             elastic.grow(tx, uid)
 
 
-def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
+def _witness(tx: Transaction, shape: Shape, came: Collection[str]) -> bool:
+    """Whether a job of a shape waits that was looked at when something was last freed, and so shows that the shape is
+    blocked."""
+    for key in islice(tx.state.waiting.get(shape, ()), MOST_WITNESSES):
+        job = tx.state.jobs[key[-1]]
+        apart = job.nominated or job.eligible_ms or job.yielded_to or job.uid in came
+        if not (apart or starting.a_copy_may_live(tx, job.uid)):
+            return True
+    return False
+
+
+def _look_at(tx: Transaction, found: Found, uid: str) -> None:
     job = tx.state.jobs[uid]
     if job.state is not JobState.PENDING or job.nominated:
         return
@@ -157,21 +168,21 @@ def _look_at(tx: Transaction, memory: Memory, uid: str) -> None:
         return
     shape = tx.state.shapes[uid]
     starving = 0 < job.starving_ms <= tx.now_ms
-    if not starving and (memory.hopeless.get(shape) if job.yielded_to else shape in memory.blocked):
+    if not starving and (found.hopeless.get(shape) if job.yielded_to else shape in found.blocked):
         return
-    found = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
-    if isinstance(found, Blocked):
+    way = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
+    if isinstance(way, Blocked):
         if starving and _hold_room(tx, job, spec):
             return
         if not job.yielded_to:
-            memory.blocked.add(shape)
-            memory.hopeless[shape] = found.hopeless
-        elif found.hopeless and shape not in memory.hopeless:
-            memory.hopeless[shape] = _is_hopeless(tx, job, spec)
-        if found.retry_ms:
-            heapq.heappush(memory.retries, (found.retry_ms, uid))
+            found.blocked.add(shape)
+            found.hopeless[shape] = way.hopeless
+        elif way.hopeless and shape not in found.hopeless:
+            found.hopeless[shape] = _is_hopeless(tx, job, spec)
+        if way.retry_ms != job.retry_ms:
+            tx.change_job(uid, retry_ms=way.retry_ms)
         return
-    _carry_out(tx, job, found)
+    _carry_out(tx, job, way)
 
 
 def _is_hopeless(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:

@@ -30,6 +30,7 @@ class PoolRecord:
     """One pool.
 
     Attributes:
+        made_at: revision at which it was made; pools are gone through in this order.
         spec_version: counts the changes of the spec; the etag of the API.
         destroyed_reserved: indexes of reserved groups removed on purpose: they stay away until the spec changes.
     """
@@ -37,6 +38,7 @@ class PoolRecord:
     kind: ClassVar[str] = "pool"
 
     spec: PoolSpec
+    made_at: int = 0
     spec_version: int = 1
     deleting: bool = False
     destroyed_reserved: tuple[int, ...] = ()

@@ -57,6 +57,8 @@ class JobRecord:
         failures: times of failures that count against the restart budget.
         eligible_ms: not looked at before.
         starving_ms: from then on, while it is blocked, the room it needs is held for it; 0: never.
+        starving: it was looked at since then.
+        retry_ms: it is blocked, and by time alone that may be over then; 0: not by time alone.
         session_ms: cancelled then, unless its client is heard before; 0: detached, or ended.
         traceback: of the worker that failed it last.
         stderr_tail: end of what that worker wrote to stderr.
@@ -89,6 +91,8 @@ class JobRecord:
     deadline_ms: int = 0
     session_ms: int = 0
     starving_ms: int = 0
+    starving: bool = False
+    retry_ms: int = 0
     checkpoint_ms: int = 0
     traceback: str = ""
     stderr_tail: str = ""
@@ -232,6 +236,8 @@ class MetaRecord:
     Attributes:
         term: counts the controller's starts; commands carry it.
         reconcile_until_ms: nothing is admitted before, unless every known node is back; 0: not reconciling.
+        unsettled: what waits was not looked at to the end; the next event goes on with it.
+        overlooked: something began to leave, and what waits was not looked at since.
     """
 
     kind: ClassVar[str] = "meta"
@@ -251,6 +257,8 @@ class MetaRecord:
     preemption_outcomes: tuple[tuple[str, int], ...] = ()
     warm_starts: int = 0
     cold_starts: int = 0
+    unsettled: bool = False
+    overlooked: bool = False
 
     @property
     def key(self) -> str:

@@ -43,7 +43,7 @@ def create_pool(tx: Transaction, event: PoolCreated) -> str:
             what = "is being deleted; make it again once it is gone"
         raise Refusal(RefusalCode.ALREADY_EXISTS, f"pools/{name}", f"pool {name} {what}")
     revision = tx.event("pool.created", f"pools/{name}", "", "created")
-    tx.put(PoolRecord(spec=event.spec, revision=revision))
+    tx.put(PoolRecord(spec=event.spec, made_at=revision, revision=revision))
     return name
 
 

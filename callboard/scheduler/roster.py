@@ -10,6 +10,7 @@ import heapq
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
+from callboard.scheduler.indexes import InOrder, Members
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.states import NodeState
 
@@ -28,7 +29,7 @@ class Roster:
     """The nodes, as far as others must know of them before one more joins."""
 
     def __init__(self) -> None:
-        self.by_state: dict[NodeState, dict[str, None]] = {state: {} for state in NodeState}
+        self.by_state: dict[NodeState, Members[str]] = {state: InOrder() for state in NodeState}
         self._holders: dict[int, str] = {}
         """Node that has a rank. Never two: whoever asks for one that is taken is refused."""
         self._gaps: list[int] = []
@@ -47,7 +48,7 @@ class Roster:
             if old is not None:
                 del self.by_state[old.state][old.node_id]
             if new is not None:
-                self.by_state[new.state][new.node_id] = None
+                self.by_state[new.state].put(new.node_id, new.node_id)
         before = old if old is not None and old.state not in GONE else None
         after = new if new is not None and new.state not in GONE else None
         self._follow_rank(before, after)

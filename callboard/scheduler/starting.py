@@ -35,6 +35,7 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
         waits_for=(),
         target=None,
         eligible_ms=0,
+        retry_ms=0,
         deadline_ms=0,
         running_ms=0,
     )
@@ -153,7 +154,9 @@ def nominate(tx: Transaction, uid: str, plan: Plan, *, patient: bool = False) ->
         leaving = (JobState.STOPPING, JobState.PREEMPTING)
         waits_for = [other for job_state in leaving for other in tx.state.jobs_by_state[job_state]]
         waits_for += list(tx.state.group_index.by_state[GroupState.REMOVING])
-    job = tx.change_job(uid, nominated=True, patient=patient, groups=tuple(group_ids), waits_for=tuple(waits_for))
+    job = tx.change_job(
+        uid, nominated=True, patient=patient, groups=tuple(group_ids), waits_for=tuple(waits_for), retry_ms=0
+    )
     victims = ", ".join(tx.state.jobs[victim.uid].name for victim in plan.victims)
     tx.event(
         "job.nominated",

@@ -7,6 +7,7 @@ changes replayed through it gives the same state on any version of the scheduler
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, cast
 
 from callboard.model.policy import PreemptionPolicy
@@ -15,7 +16,7 @@ from callboard.scheduler.cluster_use import ClusterUse
 from callboard.scheduler.deadlines import Deadlines
 from callboard.scheduler.free_index import FreeIndex
 from callboard.scheduler.group_index import GroupIndex
-from callboard.scheduler.indexes import add, remove
+from callboard.scheduler.indexes import InOrder, Members, add, remove
 from callboard.scheduler.job_index import JobIndex, QueueKey
 from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
 from callboard.scheduler.node_record import NodeRecord
@@ -45,30 +46,32 @@ class State:
 
     def __init__(self) -> None:
         self.meta = MetaRecord()
-        self.nodes: dict[str, NodeRecord] = {}
-        self.pools: dict[str, PoolRecord] = {}
-        self.groups: dict[str, GroupRecord] = {}
-        self.jobs: dict[str, JobRecord] = {}
-        self.specs: dict[str, SpecRecord] = {}
-        self.workers: dict[int, WorkerRecord] = {}
-        self.checkpoints: dict[tuple[str, str, int], CheckpointRecord] = {}
-        self.preemptions: dict[int, PreemptionRecord] = {}
+        # Each table is walked through in an order of its own, whatever became of its records meanwhile.
+        self.nodes: InOrder[str, NodeRecord] = InOrder(attrgetter("node_id"))
+        self.pools: InOrder[str, PoolRecord] = InOrder(attrgetter("made_at", "spec.name"))
+        self.groups: InOrder[str, GroupRecord] = InOrder(attrgetter("number"))
+        self.jobs: InOrder[str, JobRecord] = InOrder(attrgetter("order"))
+        self.specs: InOrder[str, SpecRecord] = InOrder(attrgetter("uid"))
+        self.workers: InOrder[int, WorkerRecord] = InOrder(attrgetter("generation"))
+        self.checkpoints: InOrder[tuple[str, str, int], CheckpointRecord] = InOrder(attrgetter("key"))
+        self.preemptions: InOrder[int, PreemptionRecord] = InOrder(attrgetter("number"))
         self.ledger = Ledger()
         self._free = FreeIndex()
         self._cluster_use = ClusterUse()
         self.room_version = 0
-        """Counts changes that could let a waiting job start: freed room, new nodes, quotas, policies."""
+        """Counts changes that could let a waiting job start: freed room, new nodes, quotas, policies. Of this and the
+        next only what one event adds means anything."""
         self.leaving_version = 0
         """Counts what began to leave: jobs, extra workers, placement groups. Their room may be promised already."""
-        self._tables: dict[str, dict[Key, Record]] = {
-            "node": cast("dict[Key, Record]", self.nodes),
-            "pool": cast("dict[Key, Record]", self.pools),
-            "group": cast("dict[Key, Record]", self.groups),
-            "spec": cast("dict[Key, Record]", self.specs),
-            "job": cast("dict[Key, Record]", self.jobs),
-            "worker": cast("dict[Key, Record]", self.workers),
-            "checkpoint": cast("dict[Key, Record]", self.checkpoints),
-            "preemption": cast("dict[Key, Record]", self.preemptions),
+        self._tables: dict[str, InOrder[Key, Record]] = {
+            "node": cast("InOrder[Key, Record]", self.nodes),
+            "pool": cast("InOrder[Key, Record]", self.pools),
+            "group": cast("InOrder[Key, Record]", self.groups),
+            "spec": cast("InOrder[Key, Record]", self.specs),
+            "job": cast("InOrder[Key, Record]", self.jobs),
+            "worker": cast("InOrder[Key, Record]", self.workers),
+            "checkpoint": cast("InOrder[Key, Record]", self.checkpoints),
+            "preemption": cast("InOrder[Key, Record]", self.preemptions),
         }
         self._reindex: dict[str, Callable[[Any, Any], None]] = {
             "node": self._index_node,
@@ -94,12 +97,12 @@ class State:
         self.requests = self._job_index.requests
         self._worker_index = WorkerIndex()
         self.jobs_holding, self.leaving_extras = self._worker_index.holding_of_job, self._worker_index.leaving_extras
-        self._checkpoints_of_job: dict[str, dict[tuple[str, str, int], None]] = {}
-        self._preemptions_for: dict[str, dict[int, None]] = {}
-        self._open_preemptions: dict[str, dict[int, None]] = {}
+        self._checkpoints_of_job: dict[str, InOrder[tuple[str, str, int], tuple[str, str, int]]] = {}
+        self._preemptions_for: dict[str, Members[int]] = {}
+        self._open_preemptions: dict[str, Members[int]] = {}
         self._policies: dict[str, PreemptionPolicy] = {}
         """The policy of each pool, as far as somebody asked; forgotten when one changes."""
-        self.deadlines = Deadlines(self._states_time)
+        self.deadlines = Deadlines()
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> State:
@@ -127,7 +130,7 @@ class State:
             return self._put_meta(new)
         key, table = new.key, self._tables[new.kind]
         old = table.get(key)
-        table[key] = new
+        table.put(key, new)
         self._reindex[new.kind](old, new)
         return old
 
@@ -137,8 +140,7 @@ class State:
             self._policies.clear()
         if old.policy is not new.policy or old.reconcile_until_ms != new.reconcile_until_ms:
             self.room_version += 1
-        if new.reconcile_until_ms:
-            self.deadlines.add(new.reconcile_until_ms, "meta", "")
+        self.deadlines.set("meta", "", new.reconcile_until_ms)
         return old
 
     # ---- questions ----
@@ -269,10 +271,6 @@ class State:
                     ask = ask + component.resources_of_first(component.min_workers)
         return ask
 
-    def next_deadline_ms(self) -> int | None:
-        """The earliest time something is due, or None."""
-        return self.deadlines.next_ms()
-
     def queue_key(self, job: JobRecord) -> QueueKey:
         """Where a waiting job stands: aged priority, then first submit time, then order of submission."""
         return self._job_index.queue_key(job)
@@ -299,6 +297,9 @@ class State:
         return node is not None and node.state not in GONE
 
     def _index_pool(self, old: PoolRecord | None, new: PoolRecord | None) -> None:
+        if _idle_ttl_ms(old) != _idle_ttl_ms(new):
+            for group_id in self.group_index.of_pool.get((new or cast("PoolRecord", old)).key, ()):
+                self.deadlines.set("idle", group_id, self._idle_end_ms(self.groups[group_id]))
         if old is None or new is None or old.spec is not new.spec:
             self._policies.clear()
         if (
@@ -313,19 +314,22 @@ class State:
 
     def _index_checkpoint(self, old: CheckpointRecord | None, new: CheckpointRecord | None) -> None:
         if old is None and new is not None:
-            add(self._checkpoints_of_job, new.job, new.key)
+            self._checkpoints_of_job.setdefault(new.job, InOrder()).put(new.key, new.key)
         elif old is not None and new is None:
-            remove(self._checkpoints_of_job, old.job, old.key)
+            of_job = self._checkpoints_of_job[old.job]
+            del of_job[old.key]
+            if not of_job:
+                del self._checkpoints_of_job[old.job]
 
     def _index_preemption(self, old: PreemptionRecord | None, new: PreemptionRecord | None) -> None:
         if old is None and new is not None:
-            add(self._preemptions_for, new.preemptor, new.number)
+            add(self._preemptions_for, new.preemptor, new.number, new.number)
         elif old is not None and new is None:
             remove(self._preemptions_for, old.preemptor, old.number)
         before = old if old is not None and old.yield_ms < 0 else None
         after = new if new is not None and new.yield_ms < 0 else None
         if before is None and after is not None:
-            add(self._open_preemptions, after.victim, after.number)
+            add(self._open_preemptions, after.victim, after.number, after.number)
         elif before is not None and after is None:
             remove(self._open_preemptions, before.victim, before.number)
 
@@ -340,8 +344,12 @@ class State:
             or (old.state in HOLDING and (new is None or new.state not in HOLDING))
         ):
             self.room_version += 1
-        if new is not None and new.deadline_ms:
-            self.deadlines.add(new.deadline_ms, "worker", new.generation)
+        worker = new or cast("WorkerRecord", old)
+        self.deadlines.set("worker", worker.generation, 0 if new is None else new.deadline_ms)
+        if (old is not None and old.state in HOLDING) != (new is not None and new.state in HOLDING):
+            job = self.jobs.get(worker.job)
+            if job is not None:
+                self.deadlines.set("job", job.uid, self._end_of_wait_ms(job))
 
     def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
         self._job_index.update(old, new)
@@ -357,51 +365,42 @@ class State:
             and (new is None or new.state is not JobState.STARTING)  # one that starts takes what was held
         ):
             self.room_version += 1
-        if new is None:
-            return
-        if new.eligible_ms:
-            self.deadlines.add(new.eligible_ms, "eligible", new.uid)
-        if new.deadline_ms:
-            self.deadlines.add(new.deadline_ms, "job", new.uid)
-        if new.session_ms:
-            self.deadlines.add(new.session_ms, "session", new.uid)
-        if new.starving_ms and new.state is JobState.PENDING:
-            self.deadlines.add(new.starving_ms, "starving", new.uid)
+        uid = (new or cast("JobRecord", old)).uid
+        waits = new is not None and new.state is JobState.PENDING
+        at = self.deadlines.set
+        at("eligible", uid, 0 if new is None else new.eligible_ms)
+        at("session", uid, 0 if new is None else new.session_ms)
+        at("job", uid, 0 if new is None else self._end_of_wait_ms(new))
+        at("starving", uid, new.starving_ms if new is not None and waits and not new.starving else 0)
+        at("retry", uid, new.retry_ms if new is not None and waits and not new.nominated else 0)
+
+    def _end_of_wait_ms(self, job: JobRecord) -> int:
+        """When a job has waited for nodes long enough, or one that ended may be forgotten: not while a worker of it is
+        on record that nobody proved gone."""
+        if job.state is JobState.PENDING:
+            return job.deadline_ms
+        return job.deadline_ms if job.state in ENDED and job.uid not in self.jobs_holding else 0
 
     def _index_group(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         self.ledger.group_changed(old, new)
         self.group_index.update(old, new)
         if old is not None and _frees(old, new):
             self.room_version += 1
-        if new is None:
-            return
-        if new.destroy or new.state is GroupState.REMOVING:
+        if new is not None and (new.destroy or new.state is GroupState.REMOVING):
             self.leaving_version += 1
-        if new.deadline_ms:
-            self.deadlines.add(new.deadline_ms, "group", new.group_id)
-        if new.idle_since_ms and (idle_end_ms := self._idle_end_ms(new)):
-            self.deadlines.add(idle_end_ms, "idle", new.group_id)
+        group_id = (new or cast("GroupRecord", old)).group_id
+        self.deadlines.set("group", group_id, 0 if new is None else new.deadline_ms)
+        self.deadlines.set("idle", group_id, 0 if new is None else self._idle_end_ms(new))
 
     def _idle_end_ms(self, group: GroupRecord) -> int:
-        if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee:
+        if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee or group.destroy:
             return 0
-        pool = self.pools.get(group.pool)
-        return group.idle_since_ms + (pool.spec.pg_pool.idle_ttl_ms if pool else 0)
+        return group.idle_since_ms + _idle_ttl_ms(self.pools.get(group.pool))
 
-    def _states_time(self, at_ms: int, kind: str, key: Key) -> bool:
-        if kind == "worker":
-            worker = self.workers.get(cast("int", key))
-            return worker is not None and worker.deadline_ms == at_ms
-        if kind in ("eligible", "job", "session", "starving"):
-            job = self.jobs.get(cast("str", key))
-            if job is None:
-                return False
-            times = {"eligible": job.eligible_ms, "job": job.deadline_ms, "session": job.session_ms}
-            return at_ms == times.get(kind, job.starving_ms if job.state is JobState.PENDING else 0)
-        if kind in ("group", "idle"):
-            group = self.groups.get(cast("str", key))
-            return group is not None and at_ms == (group.deadline_ms if kind == "group" else self._idle_end_ms(group))
-        return self.meta.reconcile_until_ms == at_ms
+
+def _idle_ttl_ms(pool: PoolRecord | None) -> int:
+    """How long a pool keeps an idle group; of a pool that is gone, not at all."""
+    return pool.spec.pg_pool.idle_ttl_ms if pool is not None else 0
 
 
 def _frees(old: GroupRecord, new: GroupRecord | None) -> bool:

@@ -60,7 +60,9 @@ class Transaction:
         """Counters that were drawn from, and where they stand; written down at the end."""
         self._meta_at = -1
         """Where in the changes that of the counters is; -1: none yet."""
-        self._taken: list[Deadline] = []
+        self._due: list[Deadline] = []
+        self.room_version, self.leaving_version = state.room_version, state.leaving_version
+        """Where these counters stood before the event."""
 
     def put(self, record: Record) -> None:
         """Adds or replaces a record."""
@@ -122,10 +124,9 @@ class Transaction:
         return revision
 
     def due(self) -> list[Deadline]:
-        """Takes out what is due now, earliest first; it goes back when the transaction is undone (I6)."""
-        taken = self.state.deadlines.take(self.now_ms)
-        self._taken.extend(taken)
-        return taken
+        """What is due now, earliest first."""
+        self._due = self.state.deadlines.due(self.now_ms)
+        return self._due
 
     def close(self) -> None:
         """Ends the transaction: time and revision move on with it, if anything changed."""
@@ -133,17 +134,20 @@ class Transaction:
             revision = self.state.meta.revision + max(len(self.events), 1)
             self.count(now_ms=self.now_ms, revision=revision, **self._drawn)
 
+    def fail(self) -> None:
+        """Takes everything back, for it raised: what was due is tried again after a while, each alone (I6)."""
+        self.undo()
+        self.state.deadlines.pause(self._due, self.now_ms + RETRY_MS)
+
     def undo(self) -> None:
-        """Takes everything back."""
+        """Takes everything back: the state is what it was, the order of every index included."""
         for change, old in reversed(self._replaced):
             if old is not None:
                 self.state.apply(Put(old))
             elif isinstance(change, Put):
                 self.state.apply(Drop(change.record.kind, change.record.key))
-        self.state.deadlines.put_back(self._taken, self.now_ms + RETRY_MS)
         self._replaced.clear()
         self._drawn.clear()
-        self._taken.clear()
         self.changes.clear()
         self.commands.clear()
         self.events.clear()

@@ -19,7 +19,7 @@ from callboard.model.specs import (
     StopPolicy,
     Strategy,
 )
-from callboard.scheduler import Outcome, Refusal, Scheduler, State
+from callboard.scheduler import Outcome, Refusal, State
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.explain import Explanation
@@ -37,6 +37,7 @@ from tests.scenarios.language import (
     repeated,
     written,
 )
+from tests.scheduler.twin import Twin
 from tests.scheduler.world import World
 
 _RESOURCES = ("cpu", "gpu", "memory")
@@ -47,6 +48,8 @@ _JOB_TIMES = ("min_runtime", "wait_for_nodes", "starvation_after", "grace", "ttl
 
 class Stage(World):
     """A world whose agents do as the story says, and a record of what happened since somebody last asked."""
+
+    make_scheduler = Twin
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +212,7 @@ class Stage(World):
 
     def restart(self, command: Command) -> None:
         """restart-controller grace=…: another controller takes over what was journaled."""
-        self.scheduler = Scheduler(State.of(list(self.state.records())))
+        self.scheduler = self.make_scheduler(State.of(list(self.state.records())))
         self.held.clear()
         self.send(ev.ControllerStarted(now_ms=self.now_ms, grace_ms=duration_ms(command.options["grace"])))
 

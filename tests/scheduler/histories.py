@@ -14,6 +14,7 @@ from callboard.model.quantities import Number, Resources
 from callboard.model.specs import (
     NO_PG_POOL,
     ComponentSpec,
+    Fencing,
     OnPreempt,
     PgPoolSpec,
     RestartPolicy,
@@ -21,11 +22,18 @@ from callboard.model.specs import (
     Strategy,
     WorkerPlace,
 )
-from callboard.scheduler import Refusal, Scheduler, State
+from callboard.scheduler import Refusal, State
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.states import ENDED, HOLDING, JobState, StopOutcome, WorkerState
+from tests.scheduler.twin import Twin
 from tests.scheduler.world import World, job_spec, pool_spec
+
+
+class TwinWorld(World):
+    """A world whose scheduler has a twin."""
+
+    make_scheduler = Twin
 
 
 class History:
@@ -34,7 +42,7 @@ class History:
     def __init__(self, seed: int, *, placed: bool = False) -> None:
         self.random = random.Random(seed)
         self.placed = placed
-        self.world = World()
+        self.world = TwinWorld()
         self.world.auto = False
         self.story: list[str] = []
         self.names = 0
@@ -96,6 +104,8 @@ class History:
             (self.delete_group, 1),
             (self.ray_restarts, 1),
             (self.change_pool, 2),
+            (self.change_policy, 1),
+            (self.renew, 1),
             (self.scale, 3),
             (self.drain, 1),
         ]
@@ -162,6 +172,9 @@ class History:
             wait_for_nodes_ms=choose([None, 5000]),
             starvation_after_ms=choose([0, 0, 1000]),
             estimated_duration_ms=choose([0, 0, 500, 5000]),
+            ttl_after_finished_ms=choose([None, None, 300]),
+            session_lease_ms=choose([0, 0, 0, 3000]),
+            fencing=choose([Fencing.RELAXED, Fencing.RELAXED, Fencing.STRICT]),
         )
         try:
             self.world.submit(spec)
@@ -364,12 +377,36 @@ class History:
     def change_pool(self) -> None:
         name = self.random.choice(list(self.world.state.pools))
         spec = self.world.state.pools[name].spec
-        policy = self.random.choice([*StopPolicy, StopPolicy.NONE, StopPolicy.NONE])
-        self.send(ev.PoolUpdated(now_ms=self.world.now_ms, spec=replace(spec, stop_policy=policy)))
+        choose, kept = self.random.choice, spec.pg_pool
+        if kept.enable and choose([True, False]):
+            kept = replace(
+                kept,
+                idle_ttl_ms=choose([100, 500, 5000]),
+                dynamic=choose([True, True, False]),
+                max_dynamic=choose([1, 2, 4]),
+                reserved=choose([kept.reserved, kept.reserved[:1], (Resources.parse({"cpu": 1, "gpu": 1}),) * 2]),
+            )
+        policy = choose([*StopPolicy, StopPolicy.NONE, StopPolicy.NONE])
+        self.send(ev.PoolUpdated(now_ms=self.world.now_ms, spec=replace(spec, stop_policy=policy, pg_pool=kept)))
+
+    def change_policy(self) -> None:
+        choose = self.random.choice
+        policy = replace(
+            self.world.state.meta.policy,
+            min_runtime_ms=choose([0, 700]),
+            preemption_delay_ms=choose([0, 300]),
+            max_victims_per_round=choose([0, 1]),
+            max_preemptions_per_job=choose([0, 2]),
+        )
+        self.send(ev.PolicySet(now_ms=self.world.now_ms, policy=policy))
+
+    def renew(self) -> None:
+        uids = tuple(job.uid for job in self.world.state.jobs.values() if job.session_ms)
+        self.send(ev.JobsRenewed(now_ms=self.world.now_ms, uids=uids))
 
     def restart(self) -> None:
         """The controller dies and another takes over what was journaled."""
-        self.world.scheduler = Scheduler(State.of(list(self.world.state.records())))
+        self.world.scheduler = self.world.make_scheduler(State.of(list(self.world.state.records())))
         self.world.held.clear()
         self.send(ev.ControllerStarted(now_ms=self.world.now_ms, grace_ms=2000))
         for node_id in list(self.world.state.nodes):

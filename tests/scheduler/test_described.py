@@ -103,7 +103,7 @@ def test_it_is_asked_of_the_state_that_a_scheduler_would_have() -> None:
         scheduler.handle(joined)
     known = scheduler.state
     assert list(made.pools) == ["p", "q"]
-    assert {name: replace(pool, revision=0) for name, pool in known.pools.items()} == dict(made.pools)
+    assert {name: replace(pool, made_at=0, revision=0) for name, pool in known.pools.items()} == dict(made.pools)
     told = {name: replace(node, reason="", revision=0) for name, node in known.nodes.items()}
     assert told == dict(made.nodes)
     assert scheduler.explain_spec(job, 0) == explain_spec(made, job, 0)

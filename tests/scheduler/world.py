@@ -64,12 +64,17 @@ def job_spec(
 class World:
     """See the module's docstring.
 
+    Attributes:
+        make_scheduler: makes its scheduler, and the one that takes over from it.
+
     Args:
         auto: answer every command at once; commands that ``hold`` says yes to wait in :attr:`held`.
     """
 
+    make_scheduler: type[Scheduler] = Scheduler
+
     def __init__(self, nodes: Mapping[str, int | Mapping[str, Number]] | None = None, *, auto: bool = True) -> None:
-        self.scheduler = Scheduler()
+        self.scheduler = self.make_scheduler()
         self.now_ms = 1_000_000
         self.auto = auto
         self.hold: Answer = lambda command: False

@@ -1,0 +1,87 @@
+"""The records and the next event determine everything: no scheduler knows more than one made anew from its records.
+
+The random histories and the scenario files are decided twice, too: their worlds have a :class:`Twin`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from callboard.scheduler import State, check_invariants, passes
+from callboard.scheduler.indexes import InOrder
+from callboard.scheduler.invariants import whole
+from callboard.scheduler.records import Put
+from callboard.simulation import SimulationOptions, Simulator
+from tests.scheduler.histories import run
+from tests.scheduler.twin import Twin
+from tests.scheduler.world import job_spec, pool_spec
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_fresh_history_is_decided_alike_by_a_scheduler_made_from_the_records(placed: bool) -> None:
+    compared = Twin.compared
+    for _ in range(4):
+        run(random.SystemRandom().randrange(1_000, 1_000_000_000), placed=placed)
+    assert Twin.compared > compared + 400
+
+
+@pytest.mark.parametrize("seed", [2, random.SystemRandom().randrange(1_000, 1_000_000)])
+def test_so_is_a_simulated_run_with_all_faults(seed: int) -> None:
+    simulator = Simulator(SimulationOptions(seed=seed, events=800, nodes=5))
+    simulator.controller.make_scheduler = Twin
+    report = simulator.run()
+    assert report.failure is None, f"seed {seed}: {report.failure}"
+
+
+def histories() -> None:
+    for seed in range(20):
+        run(seed)
+
+
+def test_an_index_that_remembers_how_its_members_came_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InOrder, "put", lambda self, key, value: self.__setitem__(key, value))
+    with pytest.raises(AssertionError, match=r"index: |Differs"):
+        histories()
+
+
+def test_a_memory_beside_the_records_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, decide = itertools.count(), passes.run
+    monkeypatch.setattr(passes, "run", lambda tx: decide(tx) if next(calls) % 7 else None)
+    with pytest.raises(AssertionError, match="Differs"):
+        histories()
+
+
+def test_a_table_is_walked_through_by_place_however_its_members_came() -> None:
+    numbers = list(range(50))
+    random.Random(1).shuffle(numbers)
+    index: InOrder[str, int] = InOrder()
+    for number in numbers:
+        index.put(f"m{number}", number)
+        if number % 7 == 0:
+            del index[f"m{number}"]
+        assert list(index.values()) == sorted(index.values())
+    assert list(reversed(index)) == list(index)[::-1]
+    assert [key for key, _ in index.items()] == list(index.keys()) == list(index)
+
+
+def test_records_in_any_order_make_the_same_state() -> None:
+    history = run(5)
+    world = history.world
+    world.join("n9", {"cpu": 4, "memory": "8GiB", "gpu": 2})
+    world.pool(pool_spec("late"))
+    for number in range(6):
+        world.submit(job_spec(f"late-{number}", pool="late", priority=number))
+    records = list(world.state.records())
+    kinds = list(dict.fromkeys(record.kind for record in records))
+    for seed in range(5):
+        chance = random.Random(seed)
+        # Kind by kind, as a journal has them; within a kind as it comes.
+        shuffled = sorted(records, key=lambda record: (kinds.index(record.kind), chance.random()))
+        state = State()
+        for record in shuffled:
+            state.apply(Put(record))
+        check_invariants(state)
+        assert whole(state) == whole(world.state)

@@ -1,0 +1,84 @@
+"""A twin: a scheduler that lives through a history while another is made anew from the records before every event.
+
+Both decide; everything is compared. Whatever the first one remembers beside the records shows as a difference as soon
+as it matters. Each event is also decided on the twin and taken back, which must leave no trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from callboard.scheduler import Outcome, Refusal, Scheduler, State
+from callboard.scheduler.events import Event
+from callboard.scheduler.invariants import whole
+
+
+class Differs(AssertionError):
+    """A scheduler made from the records decides otherwise."""
+
+
+class Twin(Scheduler):
+    """Decides every event twice and raises :class:`Differs` where that gives two answers."""
+
+    compared = 0
+    """Events decided twice so far, by all of them."""
+
+    def handle(self, event: Event) -> Outcome:
+        """Decides an event, and has the twin decide it."""
+        other = Scheduler(State.of(self.state.records()), self._history_limit)
+        if other.next_wake_ms() != self.next_wake_ms():
+            raise Differs(f"before {event}: wakes at {self.next_wake_ms()}, its twin at {other.next_wake_ms()}")
+        before = whole(other.state)
+        tried = _decided(other.rehearse, event)
+        _same("undone", event, before, whole(other.state))
+        theirs = _decided(other.handle, event)
+        if isinstance(tried, Refusal):
+            _same("rehearsed", event, tried, theirs)
+        mine = _decided(super().handle, event)
+        _compare(event, mine, theirs)
+        if other.next_wake_ms() != self.next_wake_ms():
+            raise Differs(f"after {event}: wakes at {self.next_wake_ms()}, its twin at {other.next_wake_ms()}")
+        type(self).compared += 1
+        if isinstance(mine, Exception):
+            raise mine
+        assert isinstance(mine, Outcome)
+        return mine
+
+
+def _decided(decide: Any, event: Event) -> Outcome | Exception | None:
+    """The outcome, or why there is none. The event is a copy, so that no two can share what is in it."""
+    try:
+        outcome: Outcome | None = decide(replace(event))
+    except Exception as error:  # noqa: BLE001 - a defect must show alike, too
+        return error
+    return outcome
+
+
+def _compare(event: Event, mine: Outcome | Exception | None, theirs: Outcome | Exception | None) -> None:
+    if not (isinstance(mine, Outcome) and isinstance(theirs, Outcome)):
+        if type(mine) is not type(theirs) or _told(mine) != _told(theirs):
+            raise Differs(f"{event}: {mine!r}, its twin {theirs!r}")
+        return
+    for name in ("changes", "commands", "events"):
+        ours, others = getattr(mine, name), getattr(theirs, name)
+        for place, (one, other) in enumerate(zip(ours, others, strict=False)):
+            _same(f"{name}[{place}]", event, one, other)
+        _same(name, event, ours, others)
+    _same("result", event, mine.result, theirs.result)
+
+
+def _told(error: Any) -> object:
+    return (
+        {each.name: getattr(error, each.name) for each in fields(error)} if isinstance(error, Refusal) else str(error)
+    )
+
+
+def _same(what: str, event: Event, mine: Any, theirs: Any) -> None:
+    if isinstance(mine, Refusal) and isinstance(theirs, Refusal):
+        mine, theirs = _told(mine), _told(theirs)
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine != theirs:
+        name = next(name for name in mine if mine[name] != theirs.get(name))
+        what, mine, theirs = f"{what}: {name}", mine[name], theirs[name]
+    if mine != theirs:
+        raise Differs(f"{what} of {event}:\n  {mine}\nits twin:\n  {theirs}")
