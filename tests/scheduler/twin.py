@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler.events import Event
+from callboard.scheduler.events import Event, Tick
 from callboard.scheduler.invariants import whole
 
 
@@ -39,6 +39,9 @@ class Twin(Scheduler):
         _compare(event, mine, theirs)
         if other.next_wake_ms() != self.next_wake_ms():
             raise Differs(f"after {event}: wakes at {self.next_wake_ms()}, its twin at {other.next_wake_ms()}")
+        left = self.state.deadlines.due(event.now_ms) if isinstance(event, Tick) else []
+        if left and isinstance(mine, Outcome):
+            raise Differs(f"{event} left {left} due, and so would every other")
         type(self).compared += 1
         if isinstance(mine, Exception):
             raise mine
