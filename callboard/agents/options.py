@@ -14,10 +14,31 @@ from callboard.model.names import OWN_LABELS, is_custom_resource, is_label, is_n
 MAX_DEVICES = 1024
 MAX_CPU_MILLI = 100_000 * 1000
 MAX_MEMORY_BYTES = 1 << 50
+MIN_OBJECT_STORE_BYTES = 75 << 20
+"""Ray's own minimum (OBJECT_STORE_MINIMUM_MEMORY_BYTES)."""
 MAX_CUSTOM_MILLI = 10**12
 MAX_SPARES = 64
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 MAX_HARDWARE = 256
 """Above any machine; a node that claims more is a mistake or a lie (SE-07)."""
+
+_OPTION_NAMES = {
+    "cpu_milli": "--cpus",
+    "memory_bytes": "--memory",
+    "custom_milli": "--resource",
+    "labels": "--label",
+    "token": "--token-file",
+    "interpreters": "--interpreter",
+    "object_store_bytes": "--object-store-memory",
+    "ray_token_path": "--ray-token-file",
+    "successor_s": "--successor",
+    "notice_every_s": "--notice-every",
+    "notice_timeout_s": "--notice-timeout",
+    "notice_within_ms": "--notice-deadline",
+    "leave_hooks_s": "--leave-hooks",
+    "leave_s": "--leave-timeout",
+}
+"""Options of `callboard agent` that are not named like their field."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
@@ -29,6 +50,11 @@ class OptionError(ValueError):
         super().__init__(f"{option}: {why}")
         self.option = option
         self.why = why
+
+
+def option_of(field_name: str) -> str:
+    """The option of `callboard agent` that sets a field of :class:`AgentOptions`."""
+    return _OPTION_NAMES.get(field_name, f"--{field_name.replace('_', '-')}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +147,10 @@ class AgentOptions:
         self._check_ray()
 
     def _check_names(self) -> None:
+        _need(
+            self.log_level in LOG_LEVELS, "log_level", f"{self.log_level!r} is none of {', '.join(LOG_LEVELS).lower()}"
+        )
+        _need(self.log_format in ("console", "json"), "log_format", f"{self.log_format!r} is neither console nor json")
         _need(is_name(self.node_id), "node_id", f"{self.node_id!r} can't be a name")
         _need(is_name(self.cluster), "cluster", f"{self.cluster!r} can't be a name")
         group_fine = not self.node_group or is_name(self.node_group)
@@ -147,6 +177,9 @@ class AgentOptions:
         _need(0 <= cpu <= MAX_CPU_MILLI, "cpu_milli", f"{cpu} is not 0 … {MAX_CPU_MILLI}")
         memory = self.memory_bytes if self.memory_bytes is not None else 0
         _need(0 <= memory <= MAX_MEMORY_BYTES, "memory_bytes", f"{memory} is not 0 … 2^50")
+        store = self.object_store_bytes
+        fine = store is None or MIN_OBJECT_STORE_BYTES <= store <= MAX_MEMORY_BYTES
+        _need(fine, "object_store_bytes", f"{store} bytes is not 75 MiB … 2^50; Ray starts with no less")
         for name, amount in self.custom_milli.items():
             _need(is_custom_resource(name), "custom_milli", f"{name!r} can't be the name of a custom resource")
             within = 0 <= amount <= MAX_CUSTOM_MILLI
@@ -164,6 +197,8 @@ class AgentOptions:
         wants_ray = self.ray_head or bool(self.ray_address)
         _need(not (self.ray_head and self.ray_address), "ray_head", "excludes ray_address")
         _need(self.runtime == "ray" or not wants_ray, "runtime", "process has no part in a Ray cluster")
+        store = self.object_store_bytes
+        _need(self.runtime == "ray" or store is None, "object_store_bytes", "a node without Ray has no object store")
         whole = self.runtime != "ray" or (self.cpu_milli or 0) % 1000 == 0
         _need(whole, "cpu_milli", "a Ray node has whole CPUs only")
         if self.ray_address:

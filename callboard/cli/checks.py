@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import typer
 
+from callboard.agents.options import AgentOptions, OptionError
 from callboard.cli.failing import CommandFailed, Failure
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
 from callboard.cli.local.plan import NodeShape
@@ -52,7 +54,15 @@ def check_gpus(stated: str, gpus: Sequence[int]) -> MachineGpus:
     return found
 
 
-def check_nodes(*, cpus: str, memory: str, runtime: str, resources: Sequence[str] = ()) -> None:
+def check_nodes(
+    *,
+    cpus: str,
+    memory: str,
+    runtime: str,
+    resources: Sequence[str] = (),
+    interpreters: Sequence[str] = (),
+    object_store: str = "",
+) -> None:
     """Raises BadParameter for amounts that no node can have."""
     try:
         cpu_milli = parse_milli(cpus)
@@ -74,6 +84,21 @@ def check_nodes(*, cpus: str, memory: str, runtime: str, resources: Sequence[str
             raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
         if not is_custom_resource(name):
             raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
+    for path in interpreters:
+        if not (path.startswith("/") and os.access(path, os.X_OK)):
+            why = f"{path} is not the absolute path of a program on this machine"
+            raise typer.BadParameter(why, param_hint="--interpreter")
+    if object_store:
+        _check_object_store(object_store, runtime)
+
+
+def _check_object_store(text: str, runtime: str) -> None:
+    try:
+        size = parse_memory(text)
+        AgentOptions(node_id="any", runtime="ray" if runtime == "ray" else "process", object_store_bytes=size)
+    except (QuantityError, OptionError) as error:
+        why = error.why if isinstance(error, OptionError) else str(error)
+        raise typer.BadParameter(why, param_hint="--object-store-memory") from error
 
 
 def shapes_of(texts: Sequence[NodeText], hint: str, *, cpus: str, memory: str, runtime: str) -> tuple[NodeShape, ...]:

@@ -32,6 +32,23 @@ WarmSparesOption = Annotated[
         max=64,
     ),
 ]
+InterpreterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--interpreter",
+        metavar="PATH",
+        help="Python interpreter that jobs may name, besides the agent's own; may be repeated.",
+    ),
+]
+ObjectStoreOption = Annotated[
+    str,
+    typer.Option(
+        "--object-store-memory",
+        metavar="SIZE",
+        help="Size of Ray's object store on each node. Default: Ray's own choice.",
+        show_default=False,
+    ),
+]
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the cluster on this machine.")]
 ExitWithParentOption = Annotated[
     int | None,
@@ -106,6 +123,8 @@ def up(
         list[str] | None,
         typer.Option("--resource", metavar="NAME=N", help="Custom resource of each node; may be repeated."),
     ] = None,
+    interpreter: InterpreterOption = None,
+    object_store_memory: ObjectStoreOption = "",
     machine_gpus: Annotated[
         str,
         typer.Option(
@@ -162,6 +181,8 @@ def up(
         gpus=gpus_per_node,
         machine_gpus=machine_gpus,
         resources=resource or [],
+        interpreters=interpreter or [],
+        object_store=object_store_memory,
         warm_spares=warm_spares,
         runtime=runtime.value,
         ray_address=ray_address,
@@ -213,6 +234,42 @@ def controller(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines can reach.")
     ] = False,
+    lease: Annotated[
+        str, typer.Option("--lease", metavar="TIME", help="How long an agent may act without hearing from it.")
+    ] = "15s",
+    heartbeat: Annotated[
+        str, typer.Option("--heartbeat", metavar="TIME", help="Time between heartbeats of an agent.")
+    ] = "5s",
+    orphan_grace: Annotated[
+        str,
+        typer.Option(
+            "--orphan-grace", metavar="TIME", help="How long workers run on without a controller once the lease ended."
+        ),
+    ] = "1h",
+    reconcile_grace: Annotated[
+        str,
+        typer.Option(
+            "--reconcile-grace", metavar="TIME", help="How long a restarted controller waits for the nodes it knows."
+        ),
+    ] = "20s",
+    stop_grace: Annotated[
+        str, typer.Option("--stop-grace", metavar="TIME", help="Time for calls in flight when it stops.")
+    ] = "3s",
+    call_timeout: Annotated[
+        str, typer.Option("--call-timeout", metavar="TIME", help="Longest time that one call of a client may take.")
+    ] = "1m",
+    progress: Annotated[
+        str, typer.Option("--progress", metavar="TIME", help="Time between marks of progress on an idle watch.")
+    ] = "10s",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=N",
+            help="Bound of a queue or a history, e.g. ended_jobs=5000; may be repeated. A wrong name lists all.",
+        ),
+    ] = None,
+    loop: Annotated[str, typer.Option("--loop", help="Event loop: auto, uvloop or asyncio.")] = "auto",
     log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
     exit_with_parent: ExitWithParentOption = None,
@@ -225,6 +282,17 @@ def controller(
         run_dir=run_dir,
         roles=roles,
         insecure=insecure,
+        times={
+            "lease_ms": lease,
+            "heartbeat_ms": heartbeat,
+            "orphan_grace_ms": orphan_grace,
+            "reconcile_grace_ms": reconcile_grace,
+            "stop_grace_ms": stop_grace,
+            "call_timeout_ms": call_timeout,
+            "progress_ms": progress,
+        },
+        limits=limit or [],
+        loop=loop,
         log_format=log_format,
         log_level=log_level,
         exit_with_parent=exit_with_parent,
@@ -238,6 +306,12 @@ def agent(
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster, for paths on this machine.")
     ] = "default",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="FILE", help="File with the join token, where the controller asks for one."
+        ),
+    ] = None,
     node_id: Annotated[
         str, typer.Option("--node-id", metavar="ID", help="Stable id of the node. Default: the host name.")
     ] = "",
@@ -268,10 +342,18 @@ def agent(
             "may be repeated.",
         ),
     ] = None,
+    interpreter: InterpreterOption = None,
+    object_store_memory: ObjectStoreOption = "",
     warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
     ray_head: Annotated[bool, typer.Option("--ray-head", help="Start Ray's head on this node.")] = False,
     ray_address: Annotated[str, typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster.")] = "",
+    ray_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ray-token-file", metavar="FILE", help="File with that cluster's token. Default: where Ray looks for it."
+        ),
+    ] = None,
     ray_port: Annotated[
         int | None,
         typer.Option("--ray-port", metavar="PORT", help="Port of Ray's head; 0: any free one.", min=0, max=65535),
@@ -294,6 +376,9 @@ def agent(
         ),
     ] = "",
     notice_every: Annotated[str, typer.Option("--notice-every", metavar="TIME", help="How often it is asked.")] = "5s",
+    notice_timeout: Annotated[
+        str, typer.Option("--notice-timeout", metavar="TIME", help="Longest time that it may take.")
+    ] = "10s",
     notice_deadline: Annotated[
         str,
         typer.Option(
@@ -303,6 +388,26 @@ def agent(
             show_default=False,
         ),
     ] = "0s",
+    leave_hooks: Annotated[
+        str,
+        typer.Option("--leave-hooks", metavar="TIME", help="Time for the hooks of workers when the agent leaves."),
+    ] = "2s",
+    leave_timeout: Annotated[
+        str,
+        typer.Option("--leave-timeout", metavar="TIME", help="After this long, a leaving agent gives up on the rest."),
+    ] = "20s",
+    successor: Annotated[
+        str,
+        typer.Option(
+            "--successor",
+            metavar="TIME",
+            help="How long plain worker processes outlive their agent and wait for its successor. Default: 60s.",
+            show_default=False,
+        ),
+    ] = "",
+    http_proxy: Annotated[
+        bool, typer.Option("--http-proxy", help="Reach the controller through the proxy that the environment names.")
+    ] = False,
     run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it keeps its files.")] = None,
     log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
@@ -313,6 +418,7 @@ def agent(
     actions.agent.run(
         controller=controller,
         cluster=cluster,
+        token_file=token_file,
         node_id=node_id,
         rank=rank,
         cpus=cpus,
@@ -323,17 +429,25 @@ def agent(
         resources=resource or [],
         node_group=node_group,
         hardware=hardware or [],
+        interpreters=interpreter or [],
+        object_store=object_store_memory,
         warm_spares=warm_spares,
         runtime=runtime.value,
         ray_head=ray_head,
         ray_address=ray_address,
+        ray_token_file=ray_token_file,
         ray_port=ray_port,
         dashboard_port=dashboard_port,
         port_base=port_base,
         node_ip=node_ip,
         notice_command=notice_command,
         notice_every=notice_every,
+        notice_timeout=notice_timeout,
         notice_deadline=notice_deadline,
+        leave_hooks=leave_hooks,
+        leave_timeout=leave_timeout,
+        successor=successor,
+        http_proxy=http_proxy,
         run_dir=run_dir,
         log_format=log_format,
         log_level=log_level,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,12 @@ from callboard.model.roles import PRESETS, RolePreset
 DEFAULT_METRICS = "127.0.0.1:8080"
 DEFAULT_LISTEN = "127.0.0.1:7700"
 """Where a controller listens unless told otherwise."""
+
+_CHOICES = {
+    "loop": ("auto", "uvloop", "asyncio"),
+    "log_format": ("auto", "console", "json"),
+    "log_level": ("debug", "info", "warning", "error"),
+}
 
 STATE_DIR_VARIABLE = "CALLBOARD_STATE_DIR"
 
@@ -61,6 +68,23 @@ class Limits:
     changes_per_snapshot: int = 20_000
     message_bytes: int = 4 << 20
     page_bytes: int = 2 << 20
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            count = getattr(self, limit.name)
+            if not 1 <= count <= MAX_LIMIT:
+                raise BadOption("--limit", f"{limit.name}={count} is not 1 … {MAX_LIMIT}.")
+
+
+MAX_LIMIT = 1 << 30
+"""Above what a limit could usefully be; a larger number is a mistake, and gRPC takes 32 bits."""
+
+
+def option_of(field_name: str) -> str:
+    """The option of `callboard controller` that sets a field of :class:`ControllerOptions`."""
+    if field_name in ("limits", "metrics_required"):
+        return {"limits": "--limit", "metrics_required": "--metrics"}[field_name]
+    return f"--{field_name.removesuffix('_ms').replace('_', '-')}"
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -134,9 +158,16 @@ class ControllerOptions:
             )
         for name in ("lease_ms", "heartbeat_ms", "stop_grace_ms", "call_timeout_ms", "progress_ms"):
             if getattr(self, name) <= 0:
-                raise BadOption(f"--{name.removesuffix('_ms').replace('_', '-')}", "must be longer than nothing")
-        if self.orphan_grace_ms < 0 or self.reconcile_grace_ms < 0:
-            raise BadOption("--orphan-grace / --reconcile-grace", "must not be negative")
+                raise BadOption(option_of(name), "must be longer than nothing")
+        for name in ("orphan_grace_ms", "reconcile_grace_ms"):
+            if getattr(self, name) < 0:
+                raise BadOption(option_of(name), "must not be negative")
+        for name in ("loop", "log_format", "log_level"):
+            known = _CHOICES[name]
+            if getattr(self, name) not in known:
+                raise BadOption(option_of(name), f"{getattr(self, name)!r} is none of {', '.join(known)}")
+        if self.loop == "uvloop" and find_spec("uvloop") is None:
+            raise BadOption("--loop", "uvloop is not installed; install it with pip, or choose auto")
         # Fewer than two heartbeats in a lease and one lost message would end it.
         if self.lease_ms < 2 * self.heartbeat_ms:
             raise BadOption(

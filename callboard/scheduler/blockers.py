@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from callboard.model.quantities import format_amount
-from callboard.model.specs import JobSpec, StopPolicy, Strategy
+from callboard.model.specs import JobSpec, Labels, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
 from callboard.scheduler.node_record import NodeRecord
@@ -14,11 +14,11 @@ from callboard.scheduler.quota import shortages
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, lacks, lacks_for_all, shortfall
-from callboard.scheduler.slots import Slot
+from callboard.scheduler.slots import INTERPRETER, Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.states import GroupKind
 from callboard.scheduler.view import View
-from callboard.scheduler.wording import missing
+from callboard.scheduler.wording import labelled, missing
 
 MAX_SUBJECTS = 50
 """Most nodes or victims named one by one in an account; the rest is counted."""
@@ -103,17 +103,25 @@ def _node_reasons(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) 
 
 
 def _unmet_selectors(nodes: Sequence[NodeRecord], slots: Sequence[Slot]) -> list[Reason]:
-    """Components whose labels no node has."""
-    asking = {slot.component: slot.selector for slot in slots if slot.selector}
-    return [
-        Reason(
-            "LABEL_MISMATCH",
-            "nodes",
-            f"no node has {', '.join(f'{key}={value}' for key, value in selector)}, which {component} asks for",
-        )
-        for component, selector in asking.items()
-        if not any(NodeFilter(selector).admits(node) for node in nodes)
-    ]
+    """Components whose labels no node has, or whose interpreter no node allows."""
+    reasons = []
+    for component, selector in {slot.component: slot.selector for slot in slots if slot.selector}.items():
+        if any(NodeFilter(selector).admits(node) for node in nodes):
+            continue
+        foreign = unallowed_interpreter(nodes, selector)
+        if foreign:
+            message = f"no node allows the interpreter {foreign}, which {component} names"
+            reasons.append(Reason("INTERPRETER_NOT_ALLOWED", "nodes", message))
+        else:
+            message = f"no node has {labelled(selector)}, which {component} asks for"
+            reasons.append(Reason("LABEL_MISMATCH", "nodes", message))
+    return reasons
+
+
+def unallowed_interpreter(nodes: Iterable[NodeRecord], selector: Labels) -> str:
+    """The interpreter of a selector if no node allows it; empty: it names none, or a node does."""
+    path = dict(selector).get(INTERPRETER, "")
+    return path if path and not any(path in node.interpreters for node in nodes) else ""
 
 
 def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement: Strategy) -> list[Reason]:
@@ -122,6 +130,11 @@ def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement:
     labels = dict(node.labels)
     # Where the first of them asks for labels of its own, nodes without them are no help.
     for key, value in (*wanted.required, *short.rest.slots[0].selector):
+        if key == INTERPRETER:
+            if value not in node.interpreters:
+                message = f"{node.node_id} does not allow the interpreter {value}"
+                return [Reason("INTERPRETER_NOT_ALLOWED", subject, message)]
+            continue
         own = {"node": node.node_id, "node_group": node.node_group}
         if labels.get(key, own.get(key)) != value:
             return [Reason("LABEL_MISMATCH", subject, f"{node.node_id} lacks the label {key}={value}")]

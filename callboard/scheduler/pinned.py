@@ -16,7 +16,7 @@ from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Room, View
-from callboard.scheduler.wording import missing
+from callboard.scheduler.wording import labelled, missing
 
 
 def pin(rooms: Rooms, slots: Sequence[Slot]) -> dict[int, BundleRecord] | None:
@@ -27,6 +27,8 @@ def pin(rooms: Rooms, slots: Sequence[Slot]) -> dict[int, BundleRecord] | None:
         if slot.place is None:
             continue
         room = rooms.at(slot.place.node_id)
+        if room is not None and not NodeFilter(slot.selector).admits(room.node):
+            return None
         bundle = None if room is None else bundle_at(room.node, slot, slot.place)
         if room is None or bundle is None or not room.holds(bundle):
             return None
@@ -48,6 +50,8 @@ def books(state: State, group: GroupRecord, index: int, slot: Slot, place: Worke
     bundle = group.bundles[index]
     if bundle.node_id != place.node_id or not bundle.resources.covers(slot.resources):
         return False
+    if not NodeFilter(slot.selector).admits(state.nodes[place.node_id]):
+        return False
     return bundle_at(state.nodes[place.node_id], slot, place) == BundleRecord(
         node_id=bundle.node_id, resources=slot.resources, devices=bundle.devices
     )
@@ -61,7 +65,7 @@ def place_reasons(state: State, view: View, wanted: NodeFilter, slots: Sequence[
         if slot.place is None:
             continue
         node = state.nodes.get(slot.place.node_id)
-        found = _node_reason(view, wanted, node, slot.place.node_id)
+        found = _node_reason(view, wanted, node, slot, slot.place.node_id)
         if found is not None or node is None:
             reasons |= {found: None} if found is not None else {}
             continue
@@ -83,6 +87,10 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
         match reason.code:
             case "NO_NODE":
                 changes.append(f"start an agent with the node id {name}")
+            case "INTERPRETER_NOT_ALLOWED":
+                changes.append(
+                    f"start the agent of {name} with --interpreter {reason.message.partition('the interpreter ')[2]}"
+                )
             case "NODE_STATE":
                 changes.append(f"bring {name} back")
             case "CORDONED":
@@ -99,13 +107,16 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
     return changes
 
 
-def _node_reason(view: View, wanted: NodeFilter, node: NodeRecord | None, node_id: str) -> Reason | None:
+def _node_reason(view: View, wanted: NodeFilter, node: NodeRecord | None, slot: Slot, node_id: str) -> Reason | None:
     subject = f"nodes/{node_id}"
     if node is None:
         return Reason("NO_NODE", subject, f"its placement names {node_id}, which has not joined")
     if not wanted.admits(node):
         labels = ", ".join(f"{key}={value}" for key, value in wanted.required)
         return Reason("LABEL_MISMATCH", subject, f"its placement names {node_id}, which lacks {labels}")
+    if not NodeFilter(slot.selector).admits(node):
+        message = f"{slot.component}/{slot.rank} must run on {node_id}, which does not allow {labelled(slot.selector)}"
+        return Reason("INTERPRETER_NOT_ALLOWED", subject, message)
     if view.assumption.empty and could_return(node):
         return None
     if node.cordoned:

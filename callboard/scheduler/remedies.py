@@ -9,7 +9,7 @@ from dataclasses import replace
 from callboard.model.quantities import MILLI, Resources, format_amount, total
 from callboard.model.specs import JobSpec, Labels, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
-from callboard.scheduler.blockers import group_reasons
+from callboard.scheduler.blockers import group_reasons, unallowed_interpreter
 from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.pinned import place_reasons, place_remedies
@@ -17,6 +17,7 @@ from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import Charged, Pools, Shortage, shortages, usable
 from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, Together, lacks_for_all, shortfall
+from callboard.scheduler.slots import INTERPRETER
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Room, View
 from callboard.scheduler.wording import change, shown
@@ -90,6 +91,9 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
     missing_places = place_reasons(state, view, wanted, slots)
     if missing_places:
         return place_remedies(state, missing_places)
+    foreign = dict.fromkeys(unallowed_interpreter(state.nodes.values(), slot.selector) for slot in slots)
+    if any(foreign):
+        return [f"start an agent with --interpreter {path}" for path in foreign if path]
     fitting = [node for node in state.nodes.values() if wanted.admits(node)]
     fitting.sort(key=lambda node: node.rank)
     if view.assumption.empty:  # cordoned nodes count there
@@ -173,11 +177,13 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
 
 def _added(labels: Labels, asks: Sequence[Resources], placement: Strategy) -> str:
     """Which nodes are missing altogether: one for all these workers, or by STRICT_SPREAD one for each."""
+    allowing = "".join(f" that allows the interpreter {value}" for key, value in labels if key == INTERPRETER)
+    labels = tuple(label for label in labels if label[0] != INTERPRETER)
     keys = [key for key, _ in labels]
     twice = [f"{key}={value}" for key, value in labels if keys.count(key) > 1]
     if twice:
         return f"ask for one of {' and '.join(twice)}, since no node can have both"
-    labelled = "".join(f" with the label {key}={value}" for key, value in labels)
+    labelled = "".join(f" with the label {key}={value}" for key, value in labels) + allowing
     if placement is Strategy.STRICT_SPREAD and len(asks) > 1:
         largest = max(asks, key=lambda ask: (ask.gpu_milli, ask.cpu_milli, ask.memory_bytes))
         return f"add {len(asks)} nodes{labelled}, each with {_amounts(largest)} free"

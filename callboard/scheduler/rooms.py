@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
 from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.slots import INTERPRETER
 from callboard.scheduler.state import State
 from callboard.scheduler.states import NodeState
 from callboard.scheduler.view import Room, View
@@ -18,7 +19,7 @@ class NodeFilter:
     """Which nodes come into question.
 
     Attributes:
-        required: labels that a node must have.
+        required: labels that a node must have, and interpreters that it must allow.
         preferred: labels that are better to have.
         excluded: nodes that don't come into question, whatever their labels.
     """
@@ -45,7 +46,7 @@ def _has(node: NodeRecord, labels: Labels) -> bool:
     own = dict(node.labels)
     own.setdefault("node", node.node_id)
     own.setdefault("node_group", node.node_group)
-    return all(own.get(key) == value for key, value in labels)
+    return all(value in node.interpreters if key == INTERPRETER else own.get(key) == value for key, value in labels)
 
 
 class Rooms:

@@ -112,7 +112,10 @@ def _key(spec: JobSpec) -> ShapeKey:
         spec.estimated_duration_ms,
         tuple(
             [
-                (c.name, c.pool, c.resources, c.min_workers, c.elastic, c.places, c.node_selector, c.node_selector_soft)
+                (
+                    *(c.name, c.pool, c.resources, c.min_workers, c.elastic, c.places),
+                    *(c.node_selector, c.node_selector_soft, c.interpreter),
+                )
                 for c in spec.components
             ]
         ),

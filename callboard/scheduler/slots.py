@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, Labels, WorkerPlace
 
+INTERPRETER = "interpreter:"
+"""Key that stands among the labels of a selector for a Python interpreter that the node must allow. No label of a
+node can have it, because of the colon."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -14,7 +18,8 @@ class Slot:
 
     Attributes:
         place: where it must run; None: wherever there is room.
-        selector: labels its node must have, besides those that the job and the pool ask for.
+        selector: labels its node must have, besides those that the job and the pool ask for, and the interpreter that
+            it must allow (:data:`INTERPRETER`).
         prefers: labels its node had better have; it goes elsewhere where no such node has room.
     """
 
@@ -28,7 +33,12 @@ class Slot:
     @classmethod
     def of(cls, component: ComponentSpec, rank: int) -> Slot:
         """The worker of a rank."""
-        if not component.places:
-            labels, soft = component.node_selector, component.node_selector_soft
-            return cls(component.name, rank, component.resources, None, *(((), labels) if soft else (labels, ())))
-        return cls(component.name, rank, component.resources_of(rank), component.place_of(rank))
+        place = component.place_of(rank)
+        interpreter = (place.interpreter if place else "") or component.interpreter
+        runs = ((INTERPRETER, interpreter),) if interpreter else ()
+        if place is not None:
+            return cls(component.name, rank, component.resources_of(rank), place, runs)
+        labels = component.node_selector
+        if component.node_selector_soft:
+            return cls(component.name, rank, component.resources, None, runs, labels)
+        return cls(component.name, rank, component.resources, None, tuple(sorted((*labels, *runs))))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callboard.model.quantities import MILLI, format_amount
+from callboard.model.specs import Labels
+from callboard.scheduler.slots import INTERPRETER
 
 
 def missing(resource: str, asked: int, have: int) -> str:
@@ -28,6 +30,11 @@ def time_left(ms: int) -> str:
     seconds = -(-ms // 1000)
     parts = [(seconds // 3600, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
     return " ".join([f"{count} {unit}" for count, unit in parts if count][:2])
+
+
+def labelled(labels: Labels) -> str:
+    """What is asked of a node: its labels, and the interpreter it must allow."""
+    return ", ".join(f"the interpreter {value}" if key == INTERPRETER else f"{key}={value}" for key, value in labels)
 
 
 def join(parts: Sequence[str]) -> str:

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy
+from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy, WorkerPlace
 from callboard.scheduler import Refusal
+from callboard.scheduler.refusals import RefusalCode
 from callboard.scheduler.states import JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
@@ -101,3 +103,42 @@ def starts(nodes: dict[str, tuple[int, Labels]], pools: dict[str, Labels], spec:
     except Refusal:
         return False
     return world.job("job").state is not JobState.PENDING
+
+
+def python_spec(name: str, path: str, **fields: Any) -> JobSpec:
+    worker = ComponentSpec(
+        name="w", actor="m:C", resources=Resources.parse({"gpu": 1}), interpreter=path, **fields.pop("component", {})
+    )
+    return job_spec(name, components=[worker], **fields)
+
+
+def test_ft_e1_a_worker_goes_where_its_interpreter_is_allowed() -> None:
+    world = World()
+    world.join("n1", 2, interpreters=("/usr/bin/python",))
+    world.join("n2", 2, interpreters=("/usr/bin/python", "/opt/py"))
+    world.pool(gpu=4)
+    for name in ("a", "b"):
+        world.submit(python_spec(name, "/opt/py"))
+        assert [worker.node_id for worker in world.workers(name)] == ["n2"]
+    world.submit(python_spec("c", "/opt/py"))
+    assert world.status("c") is JobState.PENDING
+    reasons = {reason.subject: reason.code for reason in world.explain("c").reasons}
+    assert reasons["nodes/n1"] == "INTERPRETER_NOT_ALLOWED"
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_ft_e1_an_interpreter_that_no_node_allows_is_refused(placed: bool) -> None:
+    world = World()
+    world.join("n1", 2, interpreters=("/usr/bin/python",))
+    world.pool(gpu=4)
+    component = {"places": (WorkerPlace(node_id="n1", devices=((0, 1000),)),)} if placed else {}
+    with pytest.raises(Refusal) as refused:
+        world.submit(python_spec("a", "/opt/py", component=component))
+    assert refused.value.code is RefusalCode.UNSCHEDULABLE
+    assert any(reason.code == "INTERPRETER_NOT_ALLOWED" for reason in refused.value.reasons)
+    assert any("--interpreter /opt/py" in change for change in refused.value.unblock)
+    world.submit(python_spec("a", "/opt/py", component=component, wait_for_nodes_ms=60_000))
+    assert world.status("a") is JobState.PENDING
+    world.lose("n1")
+    world.join("n1", 2, instance="again", interpreters=("/usr/bin/python", "/opt/py"))
+    assert world.status("a") is JobState.RUNNING

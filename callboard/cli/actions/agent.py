@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import typer
 
 from callboard.agents.agent import run_agent
-from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
+from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError, option_of
 from callboard.cli import screen
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.session import failing_in_words
@@ -24,20 +24,12 @@ from callboard.model.quantities import QuantityError, parse_memory, parse_milli
 
 Parsed = TypeVar("Parsed")
 
-_OPTION_OF = {
-    "cpu_milli": "--cpus",
-    "memory_bytes": "--memory",
-    "custom_milli": "--resource",
-    "labels": "--label",
-    "notice_every_s": "--notice-every",
-    "notice_within_ms": "--notice-deadline",
-}
-
 
 def run(
     *,
     controller: str,
     cluster: str,
+    token_file: Path | None,
     node_id: str,
     rank: int | None,
     cpus: str,
@@ -48,17 +40,25 @@ def run(
     resources: Sequence[str],
     node_group: str,
     hardware: Sequence[str],
+    interpreters: Sequence[str],
+    object_store: str,
     warm_spares: int,
     runtime: str,
     ray_head: bool,
     ray_address: str,
+    ray_token_file: Path | None,
     ray_port: int | None,
     dashboard_port: int | None,
     port_base: int | None,
     node_ip: str,
     notice_command: str,
     notice_every: str,
+    notice_timeout: str,
     notice_deadline: str,
+    leave_hooks: str,
+    leave_timeout: str,
+    successor: str,
+    http_proxy: bool,
     run_dir: Path | None,
     log_format: str,
     log_level: str,
@@ -76,10 +76,13 @@ def run(
             node_id=node_id or _own_node_id(),
             controller=address,
             cluster=cluster,
+            token=_token(token_file),
             rank=rank,
             labels=_pairs(labels, "--label"),
             node_group=node_group,
             hardware=tuple(piece for text in hardware for piece in _hardware(text)),
+            interpreters=tuple(interpreters),
+            object_store_bytes=_parsed(parse_memory, object_store, option_of("object_store_bytes")),
             warm_spares=warm_spares,
             gpus=gpus,
             simulate_gpus=simulate_gpus,
@@ -88,12 +91,18 @@ def run(
             custom_milli={name: parse_milli(amount) for name, amount in _pairs(resources, "--resource").items()},
             ray_head=ray_head,
             ray_address=ray_address,
+            ray_token_path=str(ray_token_file or ""),
             dashboard_port=dashboard_port,
             port_base=port_base,
             node_ip=node_ip,
             notice_command=notice_command,
-            notice_every_s=(_parsed(parse_duration_ms, notice_every, "--notice-every") or 0) / 1000,
+            notice_every_s=_seconds(notice_every, "notice_every_s") or 0,
+            notice_timeout_s=_seconds(notice_timeout, "notice_timeout_s") or 0,
             notice_within_ms=_parsed(parse_duration_ms, notice_deadline, "--notice-deadline") or 0,
+            leave_hooks_s=_seconds(leave_hooks, "leave_hooks_s") or 0,
+            leave_s=_seconds(leave_timeout, "leave_s") or 0,
+            successor_s=_seconds(successor, "successor_s"),
+            http_proxy=http_proxy,
             run_dir=str(run_dir or ""),
             log_level=log_level.upper(),
             exit_with_parent=exit_with_parent,
@@ -102,8 +111,7 @@ def run(
             **stated,
         )
     except OptionError as error:
-        hint = _OPTION_OF.get(error.option, f"--{error.option.replace('_', '-')}")
-        raise typer.BadParameter(error.why, param_hint=hint) from error
+        raise typer.BadParameter(error.why, param_hint=option_of(error.option)) from error
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--resource") from error
     raise typer.Exit(asyncio.run(run_agent(options)))
@@ -164,6 +172,21 @@ def _parsed(parse: Callable[[str], Parsed], text: str, option: str) -> Parsed | 
         return parse(text)
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _seconds(text: str, field: str) -> float | None:
+    milliseconds = _parsed(parse_duration_ms, text, option_of(field))
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _token(path: Path | None) -> str:
+    """The join token. It is read from a file, because every user of the machine can read a command line."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"can't read {path}: {error}", param_hint=option_of("token")) from error
 
 
 def _log_format(stated: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,9 +16,11 @@ from callboard.cli.local_failures import in_words
 from callboard.cli.session import failing_in_words
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, run_directory, write_record
 from callboard.client.processes import identify
-from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions
+from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions, Limits, option_of
 from callboard.controller.server import run_controller
+from callboard.model.durations import parse_duration_ms
 from callboard.model.inputs.roles import read_role_file
+from callboard.model.quantities import QuantityError
 
 
 def run(
@@ -27,6 +31,9 @@ def run(
     run_dir: Path | None,
     roles: Path | None,
     insecure: bool,
+    times: Mapping[str, str],
+    limits: Sequence[str],
+    loop: str,
     log_format: str,
     log_level: str,
     exit_with_parent: int | None,
@@ -36,8 +43,9 @@ def run(
     if roles is not None:
         with failing_in_words():
             stated["roles"] = read_role_file(roles).presets
-    choices: dict[str, Any] = {"log_format": log_format, "log_level": log_level}
+    choices: dict[str, Any] = {"loop": loop, "log_format": log_format, "log_level": log_level}
     try:
+        choices |= {name: _milliseconds(text, option_of(name)) for name, text in times.items()}
         options = ControllerOptions(
             listen=listen,
             metrics="" if metrics == "none" else metrics or DEFAULT_METRICS,
@@ -45,6 +53,7 @@ def run(
             run_dir=run_dir,
             insecure=insecure,
             exit_with_parent=exit_with_parent is not None,
+            limits=_limits(limits),
             **choices,
             **stated,
         )
@@ -58,6 +67,26 @@ def run(
             # Before it starts: a controller of that port that runs already is named.
             registration.at(listen)
         raise typer.Exit(run_controller(options, registration.at))
+
+
+def _milliseconds(text: str, option: str) -> int:
+    try:
+        return parse_duration_ms(text)
+    except QuantityError as error:
+        raise BadOption(option, str(error)) from error
+
+
+def _limits(stated: Sequence[str]) -> Limits:
+    names = [field.name for field in fields(Limits)]
+    found: dict[str, int] = {}
+    for text in stated:
+        name, _, number = text.partition("=")
+        if name not in names:
+            raise BadOption("--limit", f"{name!r} is not the name of a limit; there are {', '.join(names)}.")
+        if not (number.isascii() and number.isdigit()):
+            raise BadOption("--limit", f"{text!r} is not NAME=N, with a whole number N.")
+        found[name] = int(number)
+    return Limits(**found)
 
 
 class _Registration:

@@ -50,6 +50,8 @@ def up(
     roles: Path | None,
     machine_gpus: str,
     resources: Sequence[str],
+    interpreters: Sequence[str],
+    object_store: str,
     warm_spares: int,
     runtime: str,
     ray_address: str,
@@ -62,7 +64,14 @@ def up(
 ) -> None:
     """Starts a cluster; without ``detach``, watches over it until a signal comes."""
     check_name(name)
-    check_nodes(cpus=cpus, memory=memory, runtime=runtime, resources=resources)
+    check_nodes(
+        cpus=cpus,
+        memory=memory,
+        runtime=runtime,
+        resources=resources,
+        interpreters=interpreters,
+        object_store=object_store,
+    )
     said = _role_file(roles)
     shapes = _shapes(nodes, said.nodes, roles, counted=counted, cpus=cpus, memory=memory, runtime=runtime)
     if shapes:
@@ -89,6 +98,8 @@ def up(
         machine_gpus=dealt.ids,
         real_gpus=dealt.real,
         resources=tuple(resources),
+        interpreters=tuple(interpreters),
+        object_store=object_store,
         warm_spares=warm_spares,
         runtime=runtime,
         ray_address=ray_address,

@@ -61,6 +61,8 @@ class ClusterPlan:
             of its own, numbered from 0.
         real_gpus: whether ``machine_gpus`` is hardware.
         resources: custom resources of each node, "NAME=N".
+        interpreters: Python interpreters that jobs may name on each node, besides the agent's own.
+        object_store: size of Ray's object store on each node, as text; empty: Ray's own choice.
         warm_spares: idle worker processes that each node keeps ready while work is about.
         runtime: "ray" or "process".
         ray_address: an existing Ray cluster to join; empty: the first node starts one.
@@ -83,6 +85,8 @@ class ClusterPlan:
     machine_gpus: tuple[str, ...] = ()
     real_gpus: bool = False
     resources: tuple[str, ...] = ()
+    interpreters: tuple[str, ...] = ()
+    object_store: str = ""
     warm_spares: int = 1
     runtime: str = "ray"
     ray_address: str = ""
@@ -178,6 +182,8 @@ class ClusterPlan:
             *("--gpus" if self.real_gpus else "--simulate-gpus", str(shape.gpus)),
             *(("--node-group", shape.node_group) if shape.node_group else ()),
             *(part for resource in self.resources for part in ("--resource", resource)),
+            *(part for path in self.interpreters for part in ("--interpreter", path)),
+            *(("--object-store-memory", self.object_store) if self.object_store else ()),
             *("--warm-spares", str(self.warm_spares)),
             *("--runtime", self.runtime, "--run-dir", str(self.node_directory(rank))),
         ]

@@ -24,6 +24,6 @@ def read_plan(directory: Path) -> ClusterPlan | None:
         plain = json.loads((directory / PLAN_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    lists = {name: tuple(plain[name]) for name in ("machine_gpus", "resources")}
+    lists = {name: tuple(plain.get(name, ())) for name in ("machine_gpus", "resources", "interpreters")}
     shapes = tuple(NodeShape(**shape) for shape in plain["shapes"])
     return ClusterPlan(**(plain | lists | {"directory": directory, "shapes": shapes}))
