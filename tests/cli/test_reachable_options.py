@@ -174,11 +174,12 @@ def test_ft_e1_a_refusal_names_the_option(line: str, said: str, started: list[An
 
 
 def test_ft_e1_every_refusal_of_the_agent_names_an_option_that_there_is() -> None:
-    command = typer.main.get_command(app).commands["agent"]
+    commands: Any = typer.main.get_command(app)
+    command = commands.commands["agent"]
     there = {option for parameter in command.params for option in parameter.opts}
     for bad in ({"rank": -1}, {"cpu_milli": -1}, {"labels": {"": "x"}}, {"leave_s": float("nan")}, {"gpus": -1}):
         with pytest.raises(OptionError) as refused:
-            AgentOptions(node_id="n0", **bad)  # type: ignore[arg-type]
+            AgentOptions(node_id="n0", **bad)
         assert agent_option(refused.value.option) in there
 
 
