@@ -51,6 +51,10 @@ class Bare(agent_pb2_grpc.AgentServiceServicer):
                 reply = agent_pb2.HeartbeatReply(sequence=request.heartbeat.sequence)
                 yield agent_pb2.SessionResponse(heartbeat_reply=reply)
 
+    async def SendOutput(self, _requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        """Nobody asks for output here."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server reads no output")
+
 
 async def serve_bare(address: str) -> None:
     """The floor: a server of its own, like the controller's in its options."""

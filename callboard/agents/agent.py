@@ -49,6 +49,8 @@ async def run_agent(options: AgentOptions) -> int:
         run_dir.close(keep=bool(run_dir.recorded()))
         return 2
     agent = Agent(options, devices, run_dir, address.ip if address is not None else "")
+    # Nobody starts an agent again that is to end with somebody.
+    alone = options.exit_with_parent is None and options.exit_with is None
     clean = False
     try:
         await agent.run()
@@ -65,7 +67,7 @@ async def run_agent(options: AgentOptions) -> int:
         _log.error("left_behind", what=str(error))
         return 1
     finally:
-        run_dir.close(keep=not clean)
+        run_dir.close(keep=not clean, keep_output=alone)
         if address is not None:
             address.close()
     return 0

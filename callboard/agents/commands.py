@@ -15,6 +15,7 @@ import structlog
 from callboard.agents.groups import Groups
 from callboard.agents.interpreters import InterpreterRefused, Interpreters
 from callboard.agents.outbox import Outbox
+from callboard.agents.output_store import OutputOf, OutputStore
 from callboard.agents.runtime import Launch
 from callboard.agents.worker_env import (
     NodeIdentity,
@@ -44,6 +45,7 @@ class Commands:
         groups: Groups,
         interpreters: Interpreters,
         outbox: Outbox,
+        outputs: OutputStore,
         on_shutdown: Callable[[str], None],
     ) -> None:
         self.term = 0
@@ -55,6 +57,7 @@ class Commands:
         self._groups = groups
         self._interpreters = interpreters
         self._outbox = outbox
+        self._outputs = outputs
         self._on_shutdown = on_shutdown
 
     def handle(self, command: agent_pb2.Command) -> None:
@@ -93,6 +96,7 @@ class Commands:
             raise PlanRefused(f"worker: {key.job_id!r}/{key.component!r}/{key.rank} can't be a worker")
         name = worker_name(start)
         variables = worker_environment(start, self._node)
+        output = str(self._outputs.folder_of(OutputOf.of(start)))
         launch = Launch(
             name=name,
             interpreter=self._interpreters.allowed(start.interpreter),
@@ -100,12 +104,17 @@ class Commands:
             early=early_variables(start, self._node, variables),
             placement_group_id=start.ray_placement_group_id if start.in_bundle else "",
             bundle_index=start.allocation.bundle_index,
+            output=output,
         )
         return WorkerOrder(
             command_id=command_id,
             command=start,
             launch=launch,
-            plan=worker_plan(start, self._node, variables),
+            plan={
+                **worker_plan(start, self._node, variables),
+                "output": output,
+                "output_bytes": self._outputs.bounds.worker_bytes,
+            },
             marker=worker_marker(self._node, name),
             received_at=asyncio.get_running_loop().time(),
         )

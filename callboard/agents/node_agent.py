@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -30,6 +30,8 @@ from callboard.agents.lease_file import LeaseFile, read_lease
 from callboard.agents.notices import NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
+from callboard.agents.output_sender import OutputSender
+from callboard.agents.output_store import OutputBounds, OutputStore
 from callboard.agents.process_runtime import ProcessRuntime
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.ray_membership import RayMembership
@@ -80,6 +82,8 @@ class Agent:
         self._lease_file = LeaseFile(run_dir.path)
         self._lease = Lease(on_expired=self._end_strict, on_orphaned=self._end_orphans, write=self._lease_file.write)
         self._fence = FenceKeeper(run_dir, host_environment(node))
+        self._outputs = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
+        self._sender = OutputSender(self._outputs, options.controller, options.node_id, http_proxy=options.http_proxy)
         site = Site(
             self._runtime,
             self._outbox,
@@ -90,6 +94,7 @@ class Agent:
             self._lease,
             self._fence,
             Checkpoints(run_dir),
+            self._outputs,
         )
         self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)
@@ -99,6 +104,7 @@ class Agent:
             groups=self._groups,
             interpreters=interpreters,
             outbox=self._outbox,
+            outputs=self._outputs,
             on_shutdown=self._departure.ask,
         )
         self._session = Session(
@@ -175,6 +181,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            await self._sender.close()
             self._ender.close()
             self._lease_file.close()
 
@@ -184,6 +191,7 @@ class Agent:
             "lease": self._lease.watch(),
             "snapshots": self._workers.keep_snapshots(),
             "spares": self._spares.keep(),
+            "output": self._outputs.keep(),
         }
         if self._membership is not None:
             works["ray"] = self._membership.run()
@@ -222,6 +230,7 @@ class Agent:
             warm_spares=options.warm_spares,
             number=self._hellos,
             hardware=[common_pb2.Hardware(type=kind, config_json=config) for kind, config in options.hardware],
+            output_jobs=self._outputs.jobs(),
         )
 
     def ray_node(self) -> agent_pb2.RayNode | None:
@@ -252,6 +261,14 @@ class Agent:
         """Keep so many spares."""
         if not self._commands.leaving:
             self._spares.aim(min(count, self._options.warm_spares))
+
+    def read_output(self, ask: agent_pb2.ReadOutput) -> None:
+        """Send it."""
+        self._sender.begin(ask)
+
+    def forget_jobs(self, jobs: Sequence[str]) -> None:
+        """Delete their output."""
+        self._outputs.forget(jobs)
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
         """Look around."""

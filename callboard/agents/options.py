@@ -16,6 +16,7 @@ MAX_CPU_MILLI = 100_000 * 1000
 MAX_MEMORY_BYTES = 1 << 50
 MIN_OBJECT_STORE_BYTES = 75 << 20
 """Ray's own minimum (OBJECT_STORE_MINIMUM_MEMORY_BYTES)."""
+MIN_OUTPUT_BYTES = 64 << 10
 MAX_CUSTOM_MILLI = 10**12
 MAX_SPARES = 64
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -30,6 +31,8 @@ _OPTION_NAMES = {
     "token": "--token-file",
     "interpreters": "--interpreter",
     "object_store_bytes": "--object-store-memory",
+    "output_worker_bytes": "--output-per-worker",
+    "output_bytes": "--output-total",
     "ray_token_path": "--ray-token-file",
     "successor_s": "--successor",
     "notice_every_s": "--notice-every",
@@ -115,6 +118,10 @@ class AgentOptions:
     run_dir: str = ""
     """Directory for sockets, logs, records; empty: `$XDG_RUNTIME_DIR/callboard/{cluster}/{node_id}` or
     `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
+    output_worker_bytes: int = 64 << 20
+    """Bytes of output kept of each stream of each worker; older output is discarded."""
+    output_bytes: int = 2 << 30
+    """Bytes of output kept of all workers together; that of workers which ended longest ago is discarded first."""
     exit_with_parent: int | None = None
     """Leave when the process with this pid, our parent, is gone; None: live on."""
     exit_with: tuple[int, int] | None = None
@@ -180,6 +187,8 @@ class AgentOptions:
         store = self.object_store_bytes
         fine = store is None or MIN_OBJECT_STORE_BYTES <= store <= MAX_MEMORY_BYTES
         _need(fine, "object_store_bytes", f"{store} bytes is not 75 MiB … 2^50; Ray starts with no less")
+        for name, kept in (("output_worker_bytes", self.output_worker_bytes), ("output_bytes", self.output_bytes)):
+            _need(MIN_OUTPUT_BYTES <= kept <= MAX_MEMORY_BYTES, name, f"{kept} is not 64 KiB … 2^50")
         for name, amount in self.custom_milli.items():
             _need(is_custom_resource(name), "custom_milli", f"{name!r} can't be the name of a custom resource")
             within = 0 <= amount <= MAX_CUSTOM_MILLI

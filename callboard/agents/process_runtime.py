@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
 import resource
 import signal
 import socket
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.process_tree import ProcessId, identify
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
+from callboard.agents.worker_output import STDERR, STDOUT
 
 
 class ProcessRuntime:
@@ -27,7 +26,7 @@ class ProcessRuntime:
     def __init__(self, *, logs: Path, sockets: Path, successor_s: float) -> None:
         """
         Args:
-            logs: folder for the output of workers.
+            logs: folder for what processes write before they have a job.
             sockets: folder for their sockets, ours alone.
             successor_s: seconds that a worker lives on without an agent.
         """
@@ -79,29 +78,21 @@ class ProcessRuntime:
 
     def _spawn(self, launch: Launch, descriptor: int) -> subprocess.Popen[bytes]:
         """From the loop's thread: vfork and exec take a millisecond or two."""
-        log = self._log_of(launch.name)
         arguments = ["-P", "-m", "callboard.agents.worker_main", str(descriptor), str(self._successor_s)]
-        with log.open("ab") as output:
+        # A spare is nobody's yet, and writes next to nothing.
+        common = self._logs / "spares.log"
+        folder = Path(launch.output)
+        out, err = (folder / STDOUT, folder / STDERR) if launch.output else (common, common)
+        with out.open("ab") as stdout, err.open("ab") as stderr:
             return subprocess.Popen(
                 [launch.interpreter, *arguments],
                 pass_fds=(descriptor,),
                 env=dict(launch.variables),
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
             )
-
-    def _log_of(self, name: str) -> Path:
-        return self._logs / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".log")
-
-    def name_log(self, process: ProcessId, name: str) -> None:
-        """Give the output of a process the name of the worker that it becomes: a spare was nobody's when it began to
-        write. Output that goes elsewhere stays there."""
-        with suppress(OSError):
-            written = Path(f"/proc/{process.pid}/fd/1").readlink()
-            if written.parent == self._logs.resolve():
-                written.rename(self._log_of(name))
 
     def abandon(self, launch: Launch) -> None:
         """Nothing to hurry: `launch` doesn't wait for the process."""
@@ -156,9 +147,6 @@ class HostedProcess:
 
     async def control(self, method: str, argument: Json = None) -> Json:
         """Ask the host; see `Hosted`."""
-        if method == "assign" and (said := argument.get("context")):
-            name = f"{said['job_id']}/{said['component']}/{said['rank']}/g{said['generation']}"
-            self._runtime.name_log(self.process, name)
         try:
             return await self._requests.ask(method, argument)
         except PeerGone as error:

@@ -88,6 +88,8 @@ class RunDir:
         self.ray_token = path / "ray-token"
         self.sockets = path / "sockets"
         self.sockets.mkdir(exist_ok=True)
+        self.output = path / "output"
+        self.output.mkdir(exist_ok=True)
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir(exist_ok=True)
         self._records = path / _RECORDS
@@ -149,13 +151,20 @@ class RunDir:
             shutil.rmtree(self.ray_temp)
         self.ray_token.unlink(missing_ok=True)
 
-    def close(self, *, keep: bool) -> None:
-        """Give the directory up, and remove what we made in it unless something is left for the next agent to find."""
+    def close(self, *, keep: bool, keep_output: bool = False) -> None:
+        """Give the directory up, and remove what we made in it.
+
+        Args:
+            keep: something is left for the next agent to find: leave everything.
+            keep_output: leave the output of workers, if there is any.
+        """
         if not keep:
             self.clear_ray()
             shutil.rmtree(self.logs)
             shutil.rmtree(self.sockets)
             shutil.rmtree(self.checkpoints)
+            if not keep_output or not any(self.output.iterdir()):
+                shutil.rmtree(self.output)
             self._records.unlink(missing_ok=True)
             (self.path / LEASE_FILE).unlink(missing_ok=True)
             (self.path / _LOCK).unlink()

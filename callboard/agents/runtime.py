@@ -33,6 +33,8 @@ class Launch:
     placement_group_id: str = ""
     """Ray's id (hex) of the placement group whose bundle hosts the actor; empty: beside the bundles."""
     bundle_index: int = 0
+    output: str = ""
+    """Folder for what its process writes before its assignment; empty: the node's logs."""
 
 
 class Hosted(Protocol):

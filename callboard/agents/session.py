@@ -217,6 +217,10 @@ class Session:
                     self._handler.ray_bootstrap(response.ray_bootstrap)
                 case "spare_target":
                     self._handler.spare_target(response.spare_target.count)
+                case "read_output":
+                    self._handler.read_output(response.read_output)
+                case "forget_jobs":
+                    self._handler.forget_jobs(response.forget_jobs.job_ids)
                 case "inquiry":
                     self._answer(stream, response.inquiry)
                 case "heartbeat_reply":

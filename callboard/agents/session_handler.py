@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from callboard.v1 import agent_pb2, inspection_pb2
@@ -27,6 +28,12 @@ class SessionHandler(Protocol):
 
     def spare_target(self, count: int) -> None:
         """How many warm spares to keep."""
+
+    def read_output(self, ask: agent_pb2.ReadOutput) -> None:
+        """Send output of workers."""
+
+    def forget_jobs(self, jobs: Sequence[str]) -> None:
+        """Jobs were forgotten: their output may go."""
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
         """What the node sees now."""

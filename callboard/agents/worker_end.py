@@ -27,7 +27,7 @@ async def end_failed(facts: WorkerFacts, problem: NotStarted) -> str:
     """It could not be started."""
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
     left = await _end_tree(facts, UNASKED_KILL_S if facts.stopping is None else facts.stopping.kill_s)
-    facts.reports.not_started(problem, left)
+    facts.reports.not_started(problem, left, facts.stderr_tail())
     facts.answer_stops(_outcome(left, Yielded()), detail=left)
     return left
 
@@ -68,7 +68,7 @@ async def end_alone(facts: WorkerFacts) -> str:
         asked_bytes=facts.order.command.allocation.resources.memory_bytes,
         larger=facts.site.memory.larger_than(facts.told_name, asyncio.get_running_loop().time()),
     )
-    facts.reports.exited(verdict, left)
+    facts.reports.exited(verdict, left, facts.stderr_tail())
     return left
 
 

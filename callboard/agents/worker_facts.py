@@ -15,6 +15,7 @@ from callboard.agents.worker_host_up import Bringing
 from callboard.agents.worker_order import Site, WorkerOrder
 from callboard.agents.worker_record import Stage, WorkerRecord, write_record
 from callboard.agents.worker_reports import NotStarted, WorkerReports
+from callboard.agents.worker_secrets import hiding
 from callboard.agents.worker_signals import First, Signals
 from callboard.v1 import agent_pb2
 
@@ -127,6 +128,13 @@ class WorkerFacts:
         if self.signals.over.done() and self.signals.over.result():
             return self.signals.over.result()
         return "ended" if self.hosted is None else self.hosted.exit_message()
+
+    def stderr_tail(self) -> str:
+        """The end of what it wrote to stderr, its secrets masked as far as they are known: an agent that took it over
+        knows none, and what Python code printed was masked before it was written."""
+        plan = self.order.plan
+        secrets = [plan["env"][name] for name in plan.get("secrets", ())] if plan else []
+        return self.site.outputs.stderr_tail(self.order.output, hiding(secrets))
 
     def cut_short(self, first: First, during: str) -> NotStarted:
         """What it means that something else came first while it was starting."""

@@ -2,7 +2,7 @@
 
 The generic worker host: it takes an assignment, sets the environment before any code of the user is imported, builds
 the user's object (or one for each member of a colocation group) and calls it. With `worker_members`, `worker_lanes`,
-`worker_process`, `worker_secrets` and `worker_timings` all that is ours in a worker, and it needs nothing but the
+`worker_process`, `worker_secrets` and `worker_output` all that is ours in a worker, and it needs nothing but the
 standard library. The same class is a detached Ray actor (`driver`) and a plain process (`worker_main`); there is one
 host per process and one assignment per host.
 
@@ -24,6 +24,7 @@ from typing import Any
 
 from callboard.agents.worker_lanes import in_thread
 from callboard.agents.worker_members import HOOKS, Member, Members, Plan
+from callboard.agents.worker_output import keep_bounded, redirect, timed
 from callboard.agents.worker_process import (
     become_subreaper,
     checkpoint_answer,
@@ -39,7 +40,6 @@ from callboard.agents.worker_process import (
     told_traceback,
 )
 from callboard.agents.worker_secrets import Hide, HidingStream, hiding
-from callboard.agents.worker_timings import timed, timings_name
 
 
 class WorkerStopping(RuntimeError):
@@ -74,6 +74,8 @@ class WorkerContext:
     """Settings of the declared hardware it was given: robots, cameras."""
     colocation_group: str = ""
     """Group whose members share the process; `component` is the member then."""
+    output: str = ""
+    """Folder that its output and timings are written to; empty: nobody keeps them."""
 
     def timed(self, component: str = "", **facts: int) -> AbstractContextManager[None]:
         """Record the seconds of a block with the job, for `callboard profile`: `with ctx.timed("rollout"): …`.
@@ -89,7 +91,7 @@ class WorkerContext:
             "devices": [f"{self.node_rank}/{device}" for device in self.devices],
             **facts,
         }
-        return timed(timings_name(self.job_id, self.component, self.rank, self.generation), fields)
+        return timed(self.output, fields)
 
 
 class WorkerHost:
@@ -215,6 +217,7 @@ class WorkerHost:
     # Inside.
 
     async def _assign(self, plan: Plan) -> dict[str, Any]:
+        self._write_to(plan.get("output", ""), plan.get("output_bytes", 0))
         enter_environment(plan["env"])
         become_subreaper()
         self._job_name = plan["context"]["job_name"]
@@ -234,6 +237,17 @@ class WorkerHost:
             "hooks": [hook for hook in HOOKS if members.has(hook)],
         }
 
+    def _write_to(self, folder: str, limit_bytes: int) -> None:
+        """Before any code of the user runs: what it prints is the job's, and nothing else is."""
+        if not folder:
+            return
+        try:
+            redirect(folder)
+        except OSError as error:
+            sys.stderr.write(f"callboard: output of the worker can't be kept in {folder}: {error}\n")
+            return
+        keep_bounded(limit_bytes)
+
     def _hide_secrets(self, values: list[str]) -> None:
         """From now on, in what this host answers and in what the user's code prints."""
         if any(values):
@@ -245,7 +259,7 @@ class WorkerHost:
         told = plan["context"]
         lists = {"devices": tuple(told["devices"]), "hardware": tuple(told.get("hardware", ()))}
         own = {"component": member.name, "colocation_group": told["component"]} if members.grouped else {}
-        context = WorkerContext(**{**told, **lists, **own})
+        context = WorkerContext(**{**told, **lists, **own}, output=plan.get("output", ""))
         hooks: list[tuple[str, object]] = [("setup", context)] if member.has("setup") else []
         checkpoint = plan["checkpoint"]
         if checkpoint is not None and members.grouped:

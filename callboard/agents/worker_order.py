@@ -12,6 +12,7 @@ from callboard.agents.interpreters import Interpreters
 from callboard.agents.lease import Lease
 from callboard.agents.memory_watch import MemoryWatch
 from callboard.agents.outbox import Outbox
+from callboard.agents.output_store import OutputOf, OutputStore
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Launch, Runtime
 from callboard.agents.spares import Spares
@@ -30,6 +31,11 @@ class WorkerOrder:
     """"NAME=value" in the environment of everything the worker starts."""
     received_at: float
     """Loop time in seconds."""
+
+    @property
+    def output(self) -> OutputOf:
+        """What its output is kept under."""
+        return OutputOf.of(self.command)
 
     @property
     def why_cold(self) -> str:
@@ -56,4 +62,5 @@ class Site:
     lease: Lease
     fence: FenceKeeper
     checkpoints: Checkpoints
+    outputs: OutputStore
     memory: MemoryWatch = field(default_factory=MemoryWatch)

@@ -50,7 +50,7 @@ class WorkerReports:
             cold=ready.cold_reason or None,
         )
 
-    def not_started(self, problem: NotStarted, left: str) -> None:
+    def not_started(self, problem: NotStarted, left: str, stderr_tail: str = "") -> None:
         """It could not be started; `left` names what isn't proved gone."""
         failed = agent_pb2.WorkerStartFailed(
             **self.ref,
@@ -58,19 +58,21 @@ class WorkerReports:
             message=problem.message,
             traceback=problem.traceback,
             quarantined=bool(left),
+            stderr_tail=stderr_tail,
         )
         self._outbox.report(self.order.command_id, worker_start_failed=failed)
         _log.info("worker_not_started", worker=self.order.launch.name, why=problem.message)
 
-    def finished(self, answer: dict[str, Any]) -> None:
+    def finished(self, answer: dict[str, Any], stderr_tail: str) -> None:
         """Its entry method ended."""
-        self._outbox.report("", worker_finished=agent_pb2.WorkerFinished(**self.ref, **answer))
+        finished = agent_pb2.WorkerFinished(**self.ref, **answer, stderr_tail=stderr_tail)
+        self._outbox.report("", worker_finished=finished)
 
-    def exited(self, verdict: ExitVerdict, left: str) -> None:
+    def exited(self, verdict: ExitVerdict, left: str, stderr_tail: str) -> None:
         """It died without being asked."""
         text = "; ".join(each for each in (verdict.message, left) if each)
         _log.warning("worker_exited", worker=self.order.launch.name, why=text)
-        dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left))
+        dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left), stderr_tail=stderr_tail)
         dead.out_of_memory, dead.peak_memory_bytes = verdict.out_of_memory, verdict.peak_bytes
         self._outbox.report("", worker_exited=dead)
 

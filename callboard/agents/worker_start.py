@@ -166,4 +166,4 @@ class WorkerStart:
             # How the process ended is told by the one who watches it.
             _log.info("entry_end_unknown", worker=self._facts.order.launch.name, why=str(error))
             return
-        self._facts.reports.finished(answer)
+        self._facts.reports.finished(answer, "" if answer["succeeded"] else self._facts.stderr_tail())

@@ -167,6 +167,7 @@ class WorkerTable:
     def _run(self, worker: Worker) -> None:
         command = worker.order.command
         self._workers[key_of(command.worker), command.generation] = worker
+        self._site.outputs.begin(worker.order.output)
         task = asyncio.create_task(worker.run(), name=f"worker {worker.order.launch.name}")
         self._runs[task] = worker
         task.add_done_callback(self._forget)
@@ -204,6 +205,7 @@ class WorkerTable:
         worker = self._runs.pop(task)
         command = worker.order.command
         del self._workers[key_of(command.worker), command.generation]
+        self._site.outputs.end(worker.order.output)
         self._less.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("worker_task_failed", worker=worker.order.launch.name, exc_info=error)

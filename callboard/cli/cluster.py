@@ -344,6 +344,20 @@ def agent(
     ] = None,
     interpreter: InterpreterOption = None,
     object_store_memory: ObjectStoreOption = "",
+    output_per_worker: Annotated[
+        str,
+        typer.Option(
+            "--output-per-worker",
+            metavar="SIZE",
+            help="Output kept of each stream of a worker; the oldest goes.",
+        ),
+    ] = "64MiB",
+    output_total: Annotated[
+        str,
+        typer.Option(
+            "--output-total", metavar="SIZE", help="Output kept of all workers; what ended longest ago goes first."
+        ),
+    ] = "2GiB",
     warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
     ray_head: Annotated[bool, typer.Option("--ray-head", help="Start Ray's head on this node.")] = False,
@@ -431,6 +445,8 @@ def agent(
         hardware=hardware or [],
         interpreters=interpreter or [],
         object_store=object_store_memory,
+        output_per_worker=output_per_worker,
+        output_total=output_total,
         warm_spares=warm_spares,
         runtime=runtime.value,
         ray_head=ray_head,

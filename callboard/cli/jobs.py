@@ -193,15 +193,34 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.", show_default=False)
     ] = False,
     tail: Annotated[
-        int, typer.Option("--tail", "-n", metavar="N", help="Start with the last N lines of each.", min=0, max=100_000)
+        int,
+        typer.Option("--tail", "-n", metavar="N", help="Start with the last N lines of each worker; -1: all.", min=-1),
     ] = 100,
+    attempt: Annotated[
+        int,
+        typer.Option("--attempt", metavar="N", help="Attempt of the job, from 1. Default: the newest.", min=0),
+    ] = 0,
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="DURATION", help="Only what was printed in the last 10m, 1h, …: all of it."),
+    ] = "",
     controller: ControllerOption = "",
 ) -> None:
-    """Show what workers on this machine print.
+    """Show what the workers of a job print, on whatever node.
 
-    Of workers on others it says where their logs are.
+    Works until the job is forgotten, also after it has ended and for earlier attempts. What can't be shown is named,
+    with the reason.
     """
-    actions.job_logs.show(job, component=component, rank=rank, follow=follow, tail=tail, controller=controller)
+    actions.job_logs.show(
+        job,
+        component=component,
+        rank=rank,
+        attempt=attempt,
+        follow=follow,
+        since=since,
+        tail=tail,
+        controller=controller,
+    )
 
 
 @app.command("env", epilog="Example: callboard job env train-00 --component trainer --rank 0")

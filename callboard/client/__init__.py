@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from callboard.client.errors import WaitTimeout as WaitTimeout
     from callboard.client.errors import WorkerGone as WorkerGone
     from callboard.client.jobs import JobHandle as JobHandle
+    from callboard.client.output import LogLine as LogLine
     from callboard.client.sync import SyncClient as SyncClient
     from callboard.client.sync_jobs import SyncJobHandle as SyncJobHandle
     from callboard.client.workers import NoActor as NoActor
@@ -53,6 +54,7 @@ _PUBLIC = MappingProxyType(
         "WaitTimeout": "callboard.client.errors",
         "WorkerGone": "callboard.client.errors",
         "JobHandle": "callboard.client.jobs",
+        "LogLine": "callboard.client.output",
         "SyncClient": "callboard.client.sync",
         "SyncJobHandle": "callboard.client.sync_jobs",
         "WorkerHandle": "callboard.client.workers",

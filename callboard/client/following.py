@@ -6,6 +6,10 @@ from callboard.client.errors import RequestTooLarge, WaitTimeout, WorkerGone
 from callboard.v1.job_pb2 import Job, Worker, WorkerState
 from callboard.wire.refusals import CallboardError, NotFound
 
+_LIVES = (WorkerState.WORKER_STATE_ASSIGNED, WorkerState.WORKER_STATE_STARTING, WorkerState.WORKER_STATE_READY)
+_WENT = ("PREEMPTING", "RECOVERING", "STOPPING", "FAILED", "CANCELLED")
+"""States of a job whose reason says why workers of it ended."""
+
 
 def next_generation(
     *, controller: str, uid: str, component: str, rank: int, after: int, label: str, wait_s: float
@@ -44,6 +48,34 @@ def next_generation(
     if found is None:
         raise WorkerGone(label, f"its job has ended: {job.state_reason}" if job.state_reason else "its job has ended")
     return found
+
+
+def why_gone(*, controller: str, uid: str, actor_name: str, wait_s: float) -> str:
+    """What became of a worker whose actor is dead, one sentence. Blocks the calling thread; always returns.
+
+    Args:
+        controller: address to ask.
+        uid: id of the job.
+        actor_name: name of its actor.
+        wait_s: seconds to wait for its controller to hear of it.
+    """
+    from callboard.client.sync import SyncClient  # noqa: PLC0415 - as above.
+
+    def told(job: Job) -> str:
+        for worker in job.workers:
+            if worker.actor_name == actor_name:
+                return "" if worker.state in _LIVES else worker.state_reason
+        # The job goes on without it, or has ended: then its story says why.
+        went = [change.reason for change in job.history if change.state in _WENT]
+        return went[-1] if went else job.state_reason
+
+    try:
+        with SyncClient(controller, timeout=max(wait_s, 1.0), retry=wait_s) as client:
+            return told(client.get_job(uid).until(lambda job: bool(told(job)), "what became of it", wait_s))
+    except NotFound:
+        return "its job is no longer known to the controller"
+    except (CallboardError, RequestTooLarge, WaitTimeout) as error:
+        return f"its process ended, and its controller can't say why: {error}"
 
 
 def _successor(job: Job, component: str, rank: int, after: int) -> Worker | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
 from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.errors import JobEnded, WaitTimeout
+from callboard.client.output import LogLine, job_lines
 from callboard.client.watching import watch_events
 from callboard.client.workers import WorkerHandle
+from callboard.model.durations import parse_duration_ms
+from callboard.v1.common_pb2 import OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
 from callboard.v1.job_pb2 import (
     CancelJobRequest,
@@ -204,6 +207,54 @@ class JobHandle:
         """
         request = ReportSignalsRequest(name=self._resource, gauges=gauges)
         return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
+
+    async def logs(
+        self,
+        *,
+        component: str = "",
+        rank: int | None = None,
+        attempt: int = 0,
+        follow: bool = False,
+        since: float | str = 0,
+        tail: int | None = None,
+    ) -> AsyncGenerator[LogLine, None]:
+        """What the job's workers print or printed, line by line, also once the job has ended: ``async for line in
+        job.logs(follow=True): print(line.text)``. Lines that can't be read come as lines of the stream "missing".
+
+        Args:
+            component: only this component or colocation group; empty: all.
+            rank: only this rank; None: all.
+            attempt: only this attempt of the job, from 1; 0: the newest, and with ``follow`` those that come after it.
+            follow: go on with what is printed from now on, until the job has ended.
+            since: only what was printed in the last so many seconds, or a duration such as "10m"; 0: all.
+            tail: only the last so many lines of each worker; None: all.
+
+        Raises:
+            NotFound: the job is forgotten, or had no such attempt, component or rank.
+            WrongState: it has not started yet.
+            LimitReached: too much output is being read.
+            Unreachable: the controller stayed away for a minute.
+        """
+        selection = OutputSelection(
+            component=component,
+            rank=rank,
+            first_attempt=attempt,
+            last_attempt=attempt,
+            since_ms=parse_duration_ms(since),
+            tail_lines=tail,
+        )
+        async for line in job_lines(self._connection, self._resource, selection, follow=follow):
+            yield line
+
+    async def timings(self) -> AsyncIterator[LogLine]:
+        """Timings that workers of all attempts recorded by ``ctx.timed(…)``: a JSON object per line.
+
+        Raises:
+            As :meth:`logs`.
+        """
+        selection = OutputSelection(first_attempt=1, streams=[OutputStream.OUTPUT_STREAM_TIMINGS])
+        async for line in job_lines(self._connection, self._resource, selection, follow=False):
+            yield line
 
     def workers(self, component: str = "") -> list[WorkerHandle]:
         """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from callboard.client.background import BackgroundLoop
 from callboard.client.jobs import JobHandle
+from callboard.client.output import LogLine
 from callboard.client.workers import WorkerHandle
 from callboard.v1.event_pb2 import Event
 from callboard.v1.job_pb2 import Explanation, Job
@@ -79,6 +80,26 @@ class SyncJobHandle:
     def explain(self) -> Explanation:
         """Why the job is where it is, and what would unblock it."""
         return self._loop.run(self._handle.explain())
+
+    def logs(
+        self,
+        *,
+        component: str = "",
+        rank: int | None = None,
+        attempt: int = 0,
+        follow: bool = False,
+        since: float | str = 0,
+        tail: int | None = None,
+    ) -> Iterator[LogLine]:
+        """What the job's workers print or printed, line by line, also once the job has ended."""
+        lines = self._handle.logs(
+            component=component, rank=rank, attempt=attempt, follow=follow, since=since, tail=tail
+        )
+        return self._loop.iterate(lines)
+
+    def timings(self) -> Iterator[LogLine]:
+        """Timings that workers of all attempts recorded: a JSON object per line."""
+        return self._loop.iterate(self._handle.timings())
 
     def events(self, *, start_revision: int = 0) -> Iterator[Event]:
         """Follows the events of the job and its workers, through reconnects, until the job has ended."""

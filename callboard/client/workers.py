@@ -5,7 +5,7 @@ works from any process that is connected to the job's Ray cluster, in whatever n
 
 Guaranteed: a call reaches the worker of the handle or, when that is known to be gone, a later generation of it; never
 two. Not guaranteed: that a call in flight when its worker dies had no effect, so it is not repeated: its reference
-raises Ray's ActorDiedError, and the next call follows.
+raises WorkerGone, which is Ray's ActorDiedError too and says why it died, and the next call follows.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class RemoteMethod:
             NoActor: it is a plain process.
         """
         actor, options = self.handle.actor(), self.handle.call_options
+        self.handle.name_losses(actor)
         if options.stream:
             return actor.stream.options(num_returns="streaming").remote(self.method, *args, **kwargs)
         if options.num_returns != 1:
@@ -187,6 +188,22 @@ class WorkerHandle:
         while (actor := _living_actor(self._known_actor)) is None:
             self._move_on()
         return actor
+
+    def name_losses(self, actor: Any) -> None:
+        """See to it that a call to `actor` which is cut off says whose it was, and why."""
+        if not self.uid:
+            return
+        from callboard.client.lost_calls import Called, watch  # noqa: PLC0415 - needs Ray.
+
+        watch(
+            actor,
+            Called(
+                label=self._label,
+                uid=self.uid,
+                controller=self.controller,
+                actor_name=self._known_actor,
+            ),
+        )
 
     @property
     def _known_actor(self) -> str:

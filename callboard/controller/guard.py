@@ -28,7 +28,7 @@ from callboard.wire.refusals import CallboardError, DeadlineExceeded, ErrorReaso
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "ServerReflectionInfo")
+READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "ServerReflectionInfo")
 """First parts of the names of methods that change nothing; every other call is written to the log (audit)."""
 
 log = structlog.get_logger(__name__)

@@ -24,6 +24,7 @@ from callboard.controller.journal import SqliteJournal
 from callboard.controller.logs import configure_logs
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.options import ControllerOptions, is_loopback, split_address
+from callboard.controller.outputs import OutputReads
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.agent import AgentService
 from callboard.controller.services.event import EventService
@@ -113,10 +114,12 @@ class Controller:
         )
         self.events = EventLog(self.driver.read_events, in_memory=limits.events_in_memory, watchers=limits.watchers)
         self.sessions = Sessions(self.driver, options, lambda: self._directory.identity)
-        self.agents = AgentService(self.driver, self.sessions, options)
+        self.outputs = OutputReads(self.driver, self.sessions.live)
+        self.agents = AgentService(self.driver, self.sessions, self.outputs, options)
         self._health = health.aio.HealthServicer()
         self.driver.subscribe(LogFollower(self.events, self._set_health))
         self.driver.subscribe(self.sessions)
+        self.driver.subscribe(self.outputs)
         self.driver.subscribe(SpareTargets(self.sessions.live, lambda: self.driver.state))
         self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
         self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000, called=self.metrics.observations.called)
@@ -173,6 +176,7 @@ class Controller:
         stopping = Unavailable("the controller is stopping", reason=ErrorReason.STOPPING)
         self.sessions.close_all(stopping)
         self.events.close(stopping)
+        self.outputs.close(stopping)
         ended = asyncio.create_task(server.stop(self.options.stop_grace_ms / 1000))
         if hurried is not None:
             hurrying = asyncio.create_task(hurried.wait())
@@ -229,7 +233,7 @@ class Controller:
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(driver, options, self.sessions.live), server)
         pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(driver, options), server)
-        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(driver, options), server)
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(driver, self.outputs, options), server)
         placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(
             PlacementGroupService(driver, options), server
         )

@@ -36,6 +36,8 @@ def forget(tx: Transaction, uid: str) -> None:
     """Takes an ended job off the list."""
     assert tx.state.jobs[uid].state in ENDED
     assert uid not in tx.state.jobs_holding, "the story of a worker that nobody proved gone is still needed"
+    job = tx.state.jobs[uid]
+    tx.event("job.forgotten", f"jobs/{job.name}", job.state.value, "it ended long enough ago", {"uid": uid})
     tx.drop("job", uid)
     tx.drop("spec", uid)
 

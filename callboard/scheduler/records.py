@@ -33,6 +33,20 @@ class StoryLine:
     cause: str
 
 
+@quick
+@dataclass(frozen=True, slots=True)
+class RanOn:
+    """Workers of one component that were given to one node in one attempt: where their output is."""
+
+    attempt: int
+    node_id: str
+    component: str
+    ranks: tuple[int, ...]
+
+
+RAN_LIMIT = 4_096
+"""Most of these kept per job; of the oldest attempts nobody knows then where they ran."""
+
 STORY_LIMIT = 100
 """Most story lines kept per job."""
 
@@ -60,6 +74,7 @@ class JobRecord:
         starving: it was looked at since then.
         retry_ms: it is blocked, and by time alone that may be over then; 0: not by time alone.
         session_ms: cancelled then, unless its client is heard before; 0: detached, or ended.
+        ran: where its workers ran, oldest attempt first.
         traceback: of the worker that failed it last.
         stderr_tail: end of what that worker wrote to stderr.
         destroy_groups: its groups are removed when it lets go of them.
@@ -94,6 +109,7 @@ class JobRecord:
     starving: bool = False
     retry_ms: int = 0
     checkpoint_ms: int = 0
+    ran: tuple[RanOn, ...] = ()
     traceback: str = ""
     stderr_tail: str = ""
     destroy_groups: bool = False

@@ -9,7 +9,7 @@ from callboard.scheduler.grouping import GroupUse
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.planning import Plan
 from callboard.scheduler.pool_records import BundleRecord
-from callboard.scheduler.records import WorkerRecord
+from callboard.scheduler.records import RAN_LIMIT, JobRecord, RanOn, WorkerRecord
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.states import LIVE, GroupState, JobState, Removal, WorkerState
 from callboard.scheduler.transaction import Transaction
@@ -38,6 +38,7 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
         retry_ms=0,
         deadline_ms=0,
         running_ms=0,
+        ran=_ran(job, job.attempt + 1, uses),
     )
     for use, group_id in zip(uses, group_ids, strict=True):
         generation = _assign(tx, uid, use, group_id, generation, extra=False)
@@ -46,6 +47,23 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
     for group_id in group_ids:
         if state.groups[group_id].state is GroupState.READY:
             start_assigned(tx, group_id)
+
+
+def _ran(job: JobRecord, attempt: int, uses: tuple[GroupUse, ...]) -> tuple[RanOn, ...]:
+    """Where the job's workers ran, with those that go into these groups."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for use in uses:
+        for slot, index in zip(use.ask.slots, use.bundle_of, strict=True):
+            ranks.setdefault((use.bundles[index].node_id, slot.component), []).append(slot.rank)
+    before = []
+    for each in job.ran:
+        key = (each.node_id, each.component)
+        if each.attempt == attempt and key in ranks:
+            ranks[key] = sorted({*each.ranks, *ranks[key]})
+        else:
+            before.append(each)
+    new = [RanOn(attempt, node_id, component, tuple(found)) for (node_id, component), found in ranks.items()]
+    return (*before, *new)[-RAN_LIMIT:]
 
 
 def _assign(tx: Transaction, uid: str, use: GroupUse, group_id: str, generation: int, *, extra: bool) -> int:
@@ -110,7 +128,11 @@ def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:
     """Adds one worker to a running job, in a group of its own."""
     group_id = _take_group(tx, uid, use)
     job = tx.state.jobs[uid]
-    tx.change_job(uid, groups=(*[other for other in job.groups if other != group_id], group_id))
+    tx.change_job(
+        uid,
+        groups=(*[other for other in job.groups if other != group_id], group_id),
+        ran=_ran(job, job.attempt, (use,)),
+    )
     generation = tx.draw("next_generation")
     _assign(tx, uid, use, group_id, generation, extra=True)
     if tx.state.groups[group_id].state is GroupState.READY:

@@ -533,7 +533,6 @@ class Welcome(_message.Message):
     ORPHAN_GRACE_MS_FIELD_NUMBER: _builtins.int
     KNOWN_REPORT_IDS_FIELD_NUMBER: _builtins.int
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
-    FORGOTTEN_JOBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Number of this session; every later session of the node has a greater one."""
     term: _builtins.int
@@ -560,10 +559,6 @@ class Welcome(_message.Message):
     def known_report_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Reports the controller already has; the agent need not send them again."""
 
-    @_builtins.property
-    def forgotten_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those of Hello.output_jobs that the controller has forgotten: their output may go."""
-
     def __init__(
         self,
         *,
@@ -577,11 +572,10 @@ class Welcome(_message.Message):
         orphan_grace_ms: _builtins.int = ...,
         known_report_ids: _abc.Iterable[_builtins.str] | None = ...,
         controller_id: _builtins.str = ...,
-        forgotten_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ray_bootstrap", b"ray_bootstrap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "forgotten_jobs", b"forgotten_jobs", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -778,10 +772,13 @@ class SendOutputRequest(_message.Message):
     READ_ID_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     read_id: _builtins.str
     """The read that this stream answers; first, and once."""
     caught_up: _builtins.bool
     """Everything that was there when a follower came has been sent; what follows is new."""
+    complete: _builtins.bool
+    """Everything was sent; last. A stream that ends without it was broken off."""
     @_builtins.property
     def chunk(self) -> _common_pb2.OutputChunk:
         """A piece of output."""
@@ -792,12 +789,13 @@ class SendOutputRequest(_message.Message):
         read_id: _builtins.str = ...,
         chunk: _common_pb2.OutputChunk | None = ...,
         caught_up: _builtins.bool = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "message", b"message", "read_id", b"read_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "complete", b"complete", "message", b"message", "read_id", b"read_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "message", b"message", "read_id", b"read_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "chunk", b"chunk", "complete", b"complete", "message", b"message", "read_id", b"read_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["read_id", "chunk", "caught_up"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["read_id", "chunk", "caught_up", "complete"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

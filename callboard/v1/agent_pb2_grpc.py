@@ -40,6 +40,11 @@ class AgentServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_agent__pb2.SessionRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_agent__pb2.SessionResponse.FromString,
                 _registered_method=True)
+        self.SendOutput = channel.stream_stream(
+                '/callboard.v1.AgentService/SendOutput',
+                request_serializer=callboard_dot_v1_dot_agent__pb2.SendOutputRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_agent__pb2.SendOutputResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -54,6 +59,15 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendOutput(self, request_iterator, context):
+        """Output of workers that the controller asked for by ReadOutput. A stream of its own, on a connection of its own, so
+        that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
+        names the read. The agent ends the stream when everything was sent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +75,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=callboard_dot_v1_dot_agent__pb2.SessionRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_agent__pb2.SessionResponse.SerializeToString,
+            ),
+            'SendOutput': grpc.stream_stream_rpc_method_handler(
+                    servicer.SendOutput,
+                    request_deserializer=callboard_dot_v1_dot_agent__pb2.SendOutputRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_agent__pb2.SendOutputResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +110,33 @@ class AgentService(object):
             '/callboard.v1.AgentService/Session',
             callboard_dot_v1_dot_agent__pb2.SessionRequest.SerializeToString,
             callboard_dot_v1_dot_agent__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendOutput(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/callboard.v1.AgentService/SendOutput',
+            callboard_dot_v1_dot_agent__pb2.SendOutputRequest.SerializeToString,
+            callboard_dot_v1_dot_agent__pb2.SendOutputResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,11 @@ class AgentServiceStub:
     """The session of one agent. The first message of an agent is Hello, the first of the controller Welcome;
     a refusal ends the stream with a status (ALREADY_EXISTS, FAILED_PRECONDITION, INVALID_ARGUMENT, UNAUTHENTICATED).
     """
+    SendOutput: _grpc.StreamStreamMultiCallable[_agent_pb2.SendOutputRequest, _agent_pb2.SendOutputResponse]
+    """Output of workers that the controller asked for by ReadOutput. A stream of its own, on a connection of its own, so
+    that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
+    names the read. The agent ends the stream when everything was sent.
+    """
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -46,6 +51,11 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Session: _aio.StreamStreamMultiCallable[_agent_pb2.SessionRequest, _agent_pb2.SessionResponse]  # type: ignore[assignment]
     """The session of one agent. The first message of an agent is Hello, the first of the controller Welcome;
     a refusal ends the stream with a status (ALREADY_EXISTS, FAILED_PRECONDITION, INVALID_ARGUMENT, UNAUTHENTICATED).
+    """
+    SendOutput: _aio.StreamStreamMultiCallable[_agent_pb2.SendOutputRequest, _agent_pb2.SendOutputResponse]  # type: ignore[assignment]
+    """Output of workers that the controller asked for by ReadOutput. A stream of its own, on a connection of its own, so
+    that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
+    names the read. The agent ends the stream when everything was sent.
     """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -59,6 +69,17 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.SessionResponse], _abc.AsyncIterator[_agent_pb2.SessionResponse]]:
         """The session of one agent. The first message of an agent is Hello, the first of the controller Welcome;
         a refusal ends the stream with a status (ALREADY_EXISTS, FAILED_PRECONDITION, INVALID_ARGUMENT, UNAUTHENTICATED).
+        """
+
+    @_abc_1.abstractmethod
+    def SendOutput(
+        self,
+        request_iterator: _MaybeAsyncIterator[_agent_pb2.SendOutputRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.SendOutputResponse], _abc.AsyncIterator[_agent_pb2.SendOutputResponse]]:
+        """Output of workers that the controller asked for by ReadOutput. A stream of its own, on a connection of its own, so
+        that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
+        names the read. The agent ends the stream when everything was sent.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

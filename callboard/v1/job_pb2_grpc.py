@@ -85,6 +85,11 @@ class JobServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_job__pb2.ExplainJobRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_job__pb2.ExplainJobResponse.FromString,
                 _registered_method=True)
+        self.ReadJobOutput = channel.unary_stream(
+                '/callboard.v1.JobService/ReadJobOutput',
+                request_serializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -163,6 +168,14 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadJobOutput(self, request, context):
+        """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
+        worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +228,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ExplainJob,
                     request_deserializer=callboard_dot_v1_dot_job__pb2.ExplainJobRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_job__pb2.ExplainJobResponse.SerializeToString,
+            ),
+            'ReadJobOutput': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadJobOutput,
+                    request_deserializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -488,6 +506,33 @@ class JobService(object):
             '/callboard.v1.JobService/ExplainJob',
             callboard_dot_v1_dot_job__pb2.ExplainJobRequest.SerializeToString,
             callboard_dot_v1_dot_job__pb2.ExplainJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadJobOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/callboard.v1.JobService/ReadJobOutput',
+            callboard_dot_v1_dot_job__pb2.ReadJobOutputRequest.SerializeToString,
+            callboard_dot_v1_dot_job__pb2.ReadJobOutputResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class JobServiceStub:
     """Reports gauges of a running job, by which its elastic components may scale."""
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.ExplainJobRequest, _job_pb2.ExplainJobResponse]
     """Why a job is where it is, and what would unblock it."""
+    ReadJobOutput: _grpc.UnaryStreamMultiCallable[_job_pb2.ReadJobOutputRequest, _job_pb2.ReadJobOutputResponse]
+    """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
+    worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
+    """
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -85,6 +89,10 @@ class JobServiceAsyncStub(JobServiceStub):
     """Reports gauges of a running job, by which its elastic components may scale."""
     ExplainJob: _aio.UnaryUnaryMultiCallable[_job_pb2.ExplainJobRequest, _job_pb2.ExplainJobResponse]  # type: ignore[assignment]
     """Why a job is where it is, and what would unblock it."""
+    ReadJobOutput: _aio.UnaryStreamMultiCallable[_job_pb2.ReadJobOutputRequest, _job_pb2.ReadJobOutputResponse]  # type: ignore[assignment]
+    """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
+    worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
+    """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Submits, reads and steers jobs."""
@@ -171,5 +179,15 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.ExplainJobResponse, _abc.Awaitable[_job_pb2.ExplainJobResponse]]:
         """Why a job is where it is, and what would unblock it."""
+
+    @_abc_1.abstractmethod
+    def ReadJobOutput(
+        self,
+        request: _job_pb2.ReadJobOutputRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_job_pb2.ReadJobOutputResponse], _abc.AsyncIterator[_job_pb2.ReadJobOutputResponse]]:
+        """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
+        worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
+        """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

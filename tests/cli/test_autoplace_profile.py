@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from callboard.agents.worker_timings import timings_name
 from callboard.cli.main import app
 from callboard.client import methods
-from callboard.v1.job_pb2 import GetJobResponse
+from callboard.v1.common_pb2 import OUTPUT_STREAM_TIMINGS, OutputChunk
+from callboard.v1.job_pb2 import GetJobResponse, ReadJobOutputRequest, ReadJobOutputResponse
 from tests.cli import objects
 from tests.cli.cluster import RealCluster, job, verb
 from tests.cli.conftest import Run
@@ -94,26 +95,30 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 class TestOfAJob:
-    def test_what_its_workers_recorded_here_is_averaged(self, run: Run, api: FakeApi, run_dir: Path) -> None:
-        known = objects.job("train-00")
-        api.on(methods.GET_JOB, GetJobResponse(job=known))
-        for rank in range(2):
-            logs = run_dir / "cluster" / f"node-{rank}" / "logs"
-            logs.mkdir(parents=True)
-            lines = [
-                {"component": "rollout", "seconds": seconds + rank, "rank": rank, "devices": [f"{rank}/0", f"{rank}/1"]}
-                for seconds in (90, 58.9)
-            ]
-            (logs / timings_name(known.uid, "rollout", rank, 1)).write_text("\n".join(map(json.dumps, lines)))
+    def test_what_its_workers_recorded_is_averaged(self, run: Run, api: FakeApi) -> None:
+        async def recorded(request: ReadJobOutputRequest) -> AsyncIterator[ReadJobOutputResponse]:
+            assert list(request.selection.streams) == [OUTPUT_STREAM_TIMINGS]
+            for rank in range(2):
+                devices = [f"{rank}/0", f"{rank}/1"]
+                lines = [
+                    {"component": "rollout", "seconds": seconds + rank, "rank": rank, "devices": devices}
+                    for seconds in (90, 58.9)
+                ]
+                data = "\n".join(map(json.dumps, lines)).encode()
+                chunk = OutputChunk(component="rollout", rank=rank, stream=OUTPUT_STREAM_TIMINGS, data=data)
+                yield ReadJobOutputResponse(chunk=chunk)
+
+        api.on(methods.GET_JOB, GetJobResponse(job=objects.job("train-00")))
+        api.on(methods.READ_JOB_OUTPUT, recorded)
         shown = run("profile", "train-00", "-o", "json")
         assert shown.exit_code == 0, shown.output
         (found,) = json.loads(shown.stdout)["measured"]
         assert (found["seconds"], found["gpus"], found["iterations"]) == (pytest.approx(59.9), 4, 1)
 
-    async def test_what_real_workers_record_is_found(
+    async def test_what_real_workers_record_is_found_without_a_shared_file_system(
         self, cluster: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path))  # Its agents keep their files below.
+        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(tmp_path / "elsewhere"))  # Not where its agents keep theirs.
         worker: dict[str, Any] = {"actor": "tests.support.timed_actor:Timed", "entry": "run", "workers": 2}
         submitted = await cluster.client.submit(job("timed", resources={"cpu": 1, "gpu": 1}, **worker))
         await submitted.finished(timeout=90)
@@ -123,7 +128,11 @@ class TestOfAJob:
         assert (found["component"], found["gpus"], found["iterations"]) == ("rollout", 2, 2)
 
     def test_one_without_timings_says_how_to_record_them(self, run: Run, api: FakeApi) -> None:
+        async def nothing(_: ReadJobOutputRequest) -> AsyncIterator[ReadJobOutputResponse]:
+            yield ReadJobOutputResponse(caught_up=True)
+
         api.on(methods.GET_JOB, GetJobResponse(job=objects.job("train-00")))
+        api.on(methods.READ_JOB_OUTPUT, nothing)
         shown = run("profile", "train-00")
         assert shown.exit_code == 1
         assert "ctx.timed" in shown.stderr

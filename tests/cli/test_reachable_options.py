@@ -46,6 +46,8 @@ AGENT: dict[str, tuple[list[str], Any]] = {
     "node_ip": (["127.0.0.2"], "127.0.0.2"),
     "port_base": (["30000"], 30000),
     "object_store_bytes": (["1GiB"], 1 << 30),
+    "output_worker_bytes": (["1MiB"], 1 << 20),
+    "output_bytes": (["1GiB"], 1 << 30),
     "warm_spares": (["5"], 5),
     "run_dir": (["/tmp/x"], "/tmp/x"),
     "exit_with_parent": (["77"], 77),

@@ -12,12 +12,19 @@ import pytest
 from callboard.client import methods
 from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import Event, WatchRequest, WatchResponse
-from callboard.v1.job_pb2 import GetJobResponse, JobState, ScaleJobRequest, ScaleJobResponse
+from callboard.v1.job_pb2 import (
+    GetJobResponse,
+    JobState,
+    OutputGap,
+    ReadJobOutputRequest,
+    ReadJobOutputResponse,
+    ScaleJobRequest,
+    ScaleJobResponse,
+)
 from callboard.v1.node_pb2 import (
     CordonNodeResponse,
     DrainNodeRequest,
     DrainNodeResponse,
-    ListNodesResponse,
     UncordonNodeRequest,
     UncordonNodeResponse,
 )
@@ -103,15 +110,24 @@ class TestJobs:
         (request,) = api.seen(ScaleJobRequest)
         assert (request.name, request.component, request.workers) == ("jobs/uid-4711", "rollout", 4)
 
-    def test_logs_of_another_machine_are_said_to_be_there(self, run: Run, api: FakeApi) -> None:
-        node = objects.node()
-        node.hostname = "gpu-box-9"
-        api.on(methods.GET_JOB, GetJobResponse(job=objects.job()))
-        api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node]))
-        shown = run("job", "logs", "train-00")
+    def test_ft_a1_output_that_cannot_be_read_is_named_and_what_the_failure_kept_is_shown(
+        self, run: Run, api: FakeApi
+    ) -> None:
+        async def gone(_: ReadJobOutputRequest) -> AsyncIterator[ReadJobOutputResponse]:
+            why = "n1 is LOST (not heard of for 60.0 s): their output is on host gpu-box-9"
+            yield ReadJobOutputResponse(gap=OutputGap(node_id="n1", rank=-1, code="NODE_GONE", message=why))
+
+        job = objects.job()
+        job.stderr_tail = "CUDA error: device-side assert triggered"
+        api.on(methods.GET_JOB, GetJobResponse(job=job))
+        api.on(methods.READ_JOB_OUTPUT, gone)
+        shown = run("job", "logs", "train-00", "--rank", "3", "--attempt", "2", "--since", "10m")
         assert shown.exit_code == 1
-        for part in ("train-00/actor/0", "host gpu-box-9", "worker-*-99.out"):
+        for part in ("n1 is LOST", "host gpu-box-9", "CUDA error: device-side assert triggered"):
             assert part in shown.stderr
+        (request,) = api.seen(ReadJobOutputRequest)
+        asked = request.selection
+        assert (asked.rank, asked.first_attempt, asked.last_attempt, asked.since_ms) == (3, 2, 2, 600_000)
 
 
 class TestPools:

@@ -27,18 +27,20 @@ with SyncClient() as cb:
     shown["stream"] = [ray.get(ref) for ref in handle.options(stream=True).count.remote(12)]
     shown["two"] = ray.get(handle.options(num_returns=2).echo.remote((1, 2)))
     open(sys.argv[1], "wb").write(pickle.dumps(handle))
+    ray.get(handle.say.remote("hello from the first"))
     calling = handle.nap.remote(60)
     first = handle.generation
     os.kill(job.job.workers[0].pid, signal.SIGKILL)
     try:
         ray.get(calling, timeout=60)
     except ray.exceptions.ActorDiedError as error:
-        shown["in_flight"] = type(error).__name__
+        shown["in_flight"] = [str(error), isinstance(error, WorkerGone), str(pickle.loads(pickle.dumps(error)))]
     try:
         handle.options(follow=False).echo.remote(0)
     except WorkerGone as error:
         shown["gone"] = str(error)
     shown["followed"] = ray.get(handle.echo.remote(8), timeout=60)
+    ray.get(handle.say.remote("hello from the second"))
     shown["later"] = handle.newest.generation > first
     shown["ray_address"] = cb.stats().ray_address
 print(json.dumps(shown))
@@ -74,7 +76,7 @@ def drive(program: str, *arguments: str) -> object:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_handles_call_stream_and_follow_from_any_driver(machine: Machine, tmp_path: Path) -> None:
+def test_ft_a6_ft_a7_handles_call_and_follow_and_a_lost_call_says_why(machine: Machine, tmp_path: Path) -> None:
     started = machine.run("up", "--detach", "--agents", "1", "--port", str(free_port()))
     assert started.returncode == 0, started.stderr
     try:
@@ -82,15 +84,24 @@ def test_handles_call_stream_and_follow_from_any_driver(machine: Machine, tmp_pa
         shown = drive(DRIVER, handle)
         assert isinstance(shown, dict)
         assert (shown["echo"], shown["stream"], shown["two"]) == (7, list(range(12)), [1, 2])
-        assert shown["in_flight"] == "ActorDiedError"
+        in_flight, is_gone, pickled = shown["in_flight"]
+        assert in_flight.startswith("worker plain/w/0 ended in the middle of a call: "), in_flight
+        assert "process" in in_flight or "signal" in in_flight
+        assert "cb/" not in in_flight
+        assert is_gone
+        assert "plain/w/0" in pickled
         assert "plain/w/0 is gone" in shown["gone"]
         assert (shown["followed"], shown["later"]) == (8, True)
         # The handle was pickled in its first generation.
         assert drive(OTHER_DRIVER, handle) == "from another namespace"
         listed = machine.run("worker", "list", "-o", "wide").stdout
         assert "plain" in listed
-        logs = machine.run("job", "logs", "plain")
-        assert logs.returncode == 0, logs.stderr
+        # FT-A6: only what the user printed.
+        for attempt, said in (("1", "first"), ("2", "second")):
+            logs = machine.run("job", "logs", "plain", "--attempt", attempt)
+            assert (logs.returncode, logs.stdout) == (0, f"hello from the {said}\n"), logs.stderr
+        last = machine.run("job", "logs", "plain", "--tail", "-1")
+        assert last.stdout == "hello from the second\n"
     finally:
         ended = machine.run("down")
     assert ended.returncode == 0, ended.stderr

@@ -113,3 +113,27 @@ async def test_an_end_while_nobody_watches_is_noticed(site: Site) -> None:
     ended = await job.finished(WAIT_S)
     assert ended.state == JobState.JOB_STATE_FAILED
     await site.assert_no_worker_but_spares()
+
+
+@pytest.mark.parametrize("who", ["agent", "controller", "both"])
+async def test_ft_a1_ft_a6_output_is_followed_and_kept_through_a_kill(
+    site: Site, who: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    gate = tmp_path_factory.mktemp("gate") / "open"
+    job = await site.submit(f"talker-{who}", "Talker", component={"kwargs": {"gate": str(gate)}, "entry": "run"})
+    await job.running(timeout=WAIT_S)
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    async def follow() -> None:
+        async for line in job.logs(follow=True):
+            await lines.put(line.text)
+
+    following = asyncio.create_task(follow())
+    assert await lines.get() == "hello from the worker"
+    await site.kill(who)
+    gate.touch()
+    await site.revive(who)
+    await job.finished(timeout=WAIT_S)
+    await following
+    assert [lines.get_nowait() for _ in range(lines.qsize())] == ["goodbye"], "each line once, and nothing of Ray's"
+    assert [line.text async for line in job.logs(attempt=1)] == ["hello from the worker", "goodbye"]

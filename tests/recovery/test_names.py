@@ -32,7 +32,7 @@ async def test_pc_14_a_lookup_in_the_gap_gives_the_new_worker_or_a_clear_error(s
 
     lookups = shown["lookups"]
     told = Counter(each["error"] for each in lookups if each["error"])
-    assert set(told) <= {"NoWorkers", "WorkerGone", "ActorDiedError", "WorkerStopping", "NotAssigned"}, told
+    assert set(told) <= {"NoWorkers", "WorkerGone", "CallLost", "WorkerStopping", "NotAssigned"}, told
     answered = [each for each in lookups if each["answered"]]
     # Every job answered, and none once its cancel was acknowledged: neither a call nor a handle of the dying actor.
     assert {each["answered"][0] for each in answered} == set(shown["uids"])

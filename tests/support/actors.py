@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 
 class Plain:
@@ -44,6 +45,10 @@ class Plain:
     def built_with(self) -> list[object]:
         """Arguments of the constructor, and whether this runs on the thread that built it."""
         return [list(self.args), self.kwargs, threading.get_ident() == self.thread]
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(text)  # noqa: T201 - what it is for
 
     def fail(self) -> None:
         """Raise."""
@@ -88,6 +93,7 @@ class Entry:
 
     def run(self) -> None:
         """End as told."""
+        print(f"about to {self.result[:-1]}", file=sys.stderr)  # noqa: T201 - tests look for it
         if self.result == "raises":
             raise RuntimeError("the loss is nan")
         if self.result == "exits":
@@ -325,3 +331,54 @@ class Talker:
         while not self.gate.exists():
             time.sleep(0.01)
         print("goodbye", flush=True)  # noqa: T201 - as above
+
+
+class ChildFails:
+    """Its constructor starts a program that says why it fails, and says itself only that it failed."""
+
+    def __init__(self, secret: str = "") -> None:
+        print("about to start the engine")  # noqa: T201 - what it is for
+        program = "import sys; print(sys.argv[1], file=sys.stderr); raise ValueError('no such device')"
+        child = subprocess.run([sys.executable, "-c", program, secret], check=False)
+        raise RuntimeError(f"the engine ended with {child.returncode}: see root cause above")
+
+
+class Fails:
+    """Its entry method prints which attempt it is, and fails all but the last time."""
+
+    def __init__(self, attempts: int = 1) -> None:
+        self.attempts = attempts
+        self.attempt = 0
+
+    def setup(self, ctx: Any) -> None:
+        """Learn the attempt."""
+        self.attempt, self.rank = ctx.attempt, ctx.rank
+
+    def run(self) -> None:
+        """Print and fail."""
+        print(f"attempt {self.attempt}, rank {self.rank}")  # noqa: T201 - what it is for
+        print(f"trouble {self.attempt}", file=sys.stderr)  # noqa: T201 - as above
+        if self.attempt < self.attempts:
+            raise RuntimeError(f"attempt {self.attempt} failed")
+
+
+class Printer:
+    """Prints as much as it is told to, as fast as it can."""
+
+    def __init__(self, mebibytes: int = 0) -> None:
+        self.mebibytes = mebibytes
+
+    def loud(self) -> None:
+        """Print and end."""
+        self.burst(self.mebibytes)
+
+    def burst(self, mebibytes: int) -> float:
+        """Print so much in lines of 64 bytes, numbered; how many seconds that took."""
+        begun = time.perf_counter()
+        for block in range(mebibytes * 16):
+            os.write(1, b"".join(b"%062d \n" % (block * 1024 + line) for line in range(1024)))
+        return time.perf_counter() - begun
+
+    def say(self, text: str, to: str = "stdout") -> None:
+        """Print a line."""
+        print(text, file=getattr(sys, to))

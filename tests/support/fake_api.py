@@ -65,7 +65,7 @@ class FakeApi(grpc.GenericRpcHandler):
         if method is None:
             return None
         serialize = method.response.SerializeToString
-        if method is methods.WATCH:
+        if method in (methods.WATCH, methods.READ_JOB_OUTPUT):
             return grpc.unary_stream_rpc_method_handler(self._stream(method), method.request.FromString, serialize)
         return grpc.unary_unary_rpc_method_handler(self._unary(method), method.request.FromString, serialize)
 

@@ -48,11 +48,19 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self.opened: list[FakeSession] = []
         self.reports: list[agent_pb2.Report] = []
         self.answers: dict[str, inspection_pb2.NodeInspection] = {}
+        self.output: dict[str, list[agent_pb2.SendOutputRequest]] = {}
+        self.output_ended: set[str] = set()
+        self.reading = asyncio.Event()
+        """Whether output is read as it comes."""
+        self.reading.set()
+        self.finish = False
+        """Whether a follower is told to end once it has caught up."""
         self.changed = asyncio.Condition()
         self.server: grpc.aio.Server | None = None
         self.port = 0
         self._commands = itertools.count(1)
         self._inquiries = itertools.count(1)
+        self._outputs = itertools.count(1)
 
     # The service.
 
@@ -81,6 +89,18 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         finally:
             session.ended.set()
             await self._change(lambda: None)
+
+    async def SendOutput(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        """Take output of workers; read no faster than the test lets it."""
+        read_id = (await anext(request_iterator)).read_id
+        async for request in request_iterator:
+            await self.reading.wait()
+            async with self.changed:
+                self.output.setdefault(read_id, []).append(request)
+                self.changed.notify_all()
+            if request.caught_up and self.finish:
+                await context.write(agent_pb2.SendOutputResponse(finish=True))
+        await self._change(lambda: self.output_ended.add(read_id))
 
     def _open(self, session: FakeSession) -> None:
         self.sessions[session.hello.node_id] = session
@@ -195,6 +215,21 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         await self.sessions[node_id].send(inquiry=message)
         seen: inspection_pb2.NodeInspection = await self.until(lambda: self.answers.get(inquiry))
         return seen
+
+    async def read_output(self, job: str, node_id: str = "n0", *, follow: bool = False, **selection: Any) -> str:
+        """Ask for output; returns the id of the read."""
+        read_id = f"read-{next(self._outputs)}"
+        ask = agent_pb2.ReadOutput(
+            read_id=read_id, job_id=job, follow=follow, selection=common_pb2.OutputSelection(**selection)
+        )
+        await self.sessions[node_id].send(read_output=ask)
+        return read_id
+
+    async def all_output(self, job: str, node_id: str = "n0", **selection: Any) -> list[common_pb2.OutputChunk]:
+        """What a node has of a job."""
+        read_id = await self.read_output(job, node_id, **selection)
+        await self.until(lambda: read_id in self.output_ended)
+        return [each.chunk for each in self.output.get(read_id, []) if each.HasField("chunk")]
 
     async def do(self, node_id: str = "n0", **action: Any) -> agent_pb2.Report:
         """Send a command and wait for its answer."""

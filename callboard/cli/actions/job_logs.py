@@ -2,136 +2,81 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-from collections import deque
-from collections.abc import Sequence
-from io import BufferedReader
+
+import typer
 
 from callboard.cli import screen
 from callboard.cli.failing import CommandFailed, Failure
-from callboard.cli.file_changes import FileChanges
 from callboard.cli.session import with_client
-from callboard.cli.worker_logs import WorkerLogs, logs_of, logs_of_ended
 from callboard.client.client import Client
-from callboard.client.clusters import run_directory
-from callboard.client.jobs import ENDED, JobHandle
+from callboard.client.output import MISSING, LogLine
+from callboard.model.durations import parse_duration_ms
+from callboard.model.quantities import QuantityError
+from callboard.v1.job_pb2 import Job
 
-_CHUNK_BYTES = 1 << 20
+_ALL = -1
 
 
-def show(name: str, *, component: str, rank: int | None, follow: bool, tail: int, controller: str) -> None:
-    """Shows the logs of a job's workers, and goes on with ``follow``."""
+def show(
+    name: str,
+    *,
+    component: str,
+    rank: int | None,
+    attempt: int,
+    follow: bool,
+    since: str,
+    tail: int,
+    controller: str,
+) -> None:
+    """Shows the output of a job's workers, and goes on with ``follow``."""
+    try:
+        since_s = parse_duration_ms(since) / 1000 if since else 0.0
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from error
+    lines_of_each = None if tail == _ALL or since_s else tail
 
     async def action(client: Client) -> None:
         job = await client.get_job(name)
-        found = await _find(client, job, component, rank)
-        readable = [each for each in found if each.files]
-        for each in found:
-            if each.elsewhere:
-                screen.stderr().print(f"{job.name}/{each.label}: {each.elsewhere}.", markup=False, soft_wrap=True)
-        if not readable:
-            raise CommandFailed(_nothing(job, any_found=bool(found)))
-        sources = _sources(job, readable, several=sum(len(each.files) for each in readable) > 1)
-        try:
-            # Watched before the first read: what is written in between is not missed.
-            with FileChanges(file for each in readable for file in each.files) as changes:
-                for source in sources:
-                    source.print_tail(tail)
-                if follow and job.state not in ENDED:
-                    await _follow(job, sources, changes)
-            if all(source.is_empty() for source in sources):
-                screen.stderr().print(f"Job {job.name} has printed nothing so far.")
-        finally:
-            for source in sources:
-                source.close()
+        is_one = _is_one(job.job, component, rank)
+        printed, missing = 0, 0
+        lines = job.logs(
+            component=component, rank=rank, attempt=attempt, follow=follow, since=since_s, tail=lines_of_each
+        )
+        async for line in lines:
+            if line.stream == MISSING:
+                missing += 1
+                screen.stderr().print(f"Missing: {line.text}.", markup=False, soft_wrap=True)
+            else:
+                printed += 1
+                _print(line, "" if is_one else f"{job.name}/{line.component}/{line.rank} | ")
+        if missing and not printed:
+            raise CommandFailed(_nothing(await job.refresh()))
+        if not printed:
+            when = f" in the last {since}" if since else "" if job.job.HasField("end_time") else " so far"
+            screen.stderr().print(f"Job {job.name} has printed nothing{when}.", markup=False)
 
     with_client(controller, action)
 
 
-def _nothing(job: JobHandle, *, any_found: bool) -> Failure:
-    what = f"No log of job {job.name} can be shown here."
-    if any_found:
-        why = "Logs are files on the machine of the worker."
-        return Failure(what, why, "Look on the host that is named above.")
-    why = f"It is {job.state} and has no such worker on this machine."
-    if job.state in ENDED:
-        return Failure(
-            what,
-            f"It is {job.state}: which workers it had is forgotten, and no file is named after it.",
-            "Look at `callboard job get` for its traceback, or among the logs of Ray's session on its nodes.",
-        )
-    return Failure(what, why, "Look at `callboard job get` for its workers.")
+def _nothing(job: Job) -> Failure:
+    name = job.spec.name
+    remedy = f"`callboard job get {name}` shows what is known of it."
+    if job.stderr_tail:
+        remedy = "This end of stderr came with the report of its failure:\n" + job.stderr_tail.rstrip()
+    return Failure(f"No output of job {name} can be shown.", "It is missing for the reasons above.", remedy)
 
 
-async def _find(client: Client, job: JobHandle, component: str, rank: int | None) -> list[WorkerLogs]:
-    if job.state in ENDED and not job.job.workers:
-        return logs_of_ended(job.job.uid, run_directory())
-    nodes = {node.name.removeprefix("nodes/"): node for node in await client.list_nodes()}
-    base = run_directory()
-    return [
-        logs_of(worker, nodes.get(worker.allocation.node_id), base)
-        for worker in job.job.workers
-        if component in ("", worker.key.component) and rank in (None, worker.key.rank)
-    ]
+def _is_one(job: Job, component: str, rank: int | None) -> bool:
+    """Whether the output of no more than one worker can be meant."""
+    counts: dict[str, int] = {}
+    for each in job.spec.components:
+        if component in ("", each.name, each.colocation_group):
+            process = each.colocation_group or each.name
+            counts[process] = max(each.workers, each.max_workers, 1)
+    return len(counts) == 1 and (rank is not None or all(count == 1 for count in counts.values()))
 
 
-async def _follow(job: JobHandle, sources: Sequence[_Source], changes: FileChanges) -> None:
-    """Prints what is written until the job has ended."""
-    ended = asyncio.create_task(job.finished())
-    try:
-        while not ended.done():
-            waiting = asyncio.create_task(changes.wait())
-            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            for source in sources:
-                source.print_new()
-        ended.result()
-    finally:
-        ended.cancel()
-
-
-def _sources(job: JobHandle, found: Sequence[WorkerLogs], *, several: bool) -> list[_Source]:
-    return [
-        _Source(file.open("rb"), f"{job.name}/{each.label}" if several else "") for each in found for file in each.files
-    ]
-
-
-class _Source:
-    """One file that is printed line by line."""
-
-    def __init__(self, file: BufferedReader, label: str) -> None:
-        self._file = file
-        self._prefix = f"{label} | ".encode() if label else b""
-        self._rest = b""
-
-    def print_tail(self, lines: int) -> None:
-        """The last lines of what is there; a long file is read from its last MiB per 1 000 lines on."""
-        size = os.fstat(self._file.fileno()).st_size
-        self._file.seek(max(size - _CHUNK_BYTES * (1 + lines // 1000), 0))
-        if self._file.tell():
-            self._file.readline()  # Half a line.
-        kept: deque[bytes] = deque(self._file.read(size - self._file.tell()).splitlines(keepends=True), maxlen=lines)
-        self._print(list(kept))
-
-    def print_new(self) -> None:
-        """Whole lines that were written since."""
-        while chunk := self._file.read(_CHUNK_BYTES):
-            lines = (self._rest + chunk).splitlines(keepends=True)
-            self._rest = lines.pop() if not lines[-1].endswith(b"\n") else b""
-            self._print(lines)
-
-    def is_empty(self) -> bool:
-        """Whether nothing was ever written."""
-        return os.fstat(self._file.fileno()).st_size == 0
-
-    def close(self) -> None:
-        """What is left without an end of line, and the file."""
-        if self._rest:
-            self._print([self._rest + b"\n"])
-        self._file.close()
-
-    def _print(self, lines: Sequence[bytes]) -> None:
-        sys.stdout.write(b"".join(self._prefix + line for line in lines).decode(errors="replace"))
-        sys.stdout.flush()
+def _print(line: LogLine, prefix: str) -> None:
+    sys.stdout.write(f"{prefix}{line.text}\n")
+    sys.stdout.flush()

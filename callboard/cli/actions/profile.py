@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from callboard.agents.worker_timings import SUFFIX
 from callboard.autoplace.profile import Measured, Timing, components, measured, profile_data, read_timings
 from callboard.cli import printing, screen
 from callboard.cli.autoplace import PlanOutput
 from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.session import failing_in_words, with_client
 from callboard.client.client import Client
-from callboard.client.clusters import run_directory
+from callboard.client.output import MISSING
 
 
 def run(source: str, *, warmup: int, workflow: bool, controller: str, output: PlanOutput) -> None:
@@ -26,16 +25,23 @@ def run(source: str, *, warmup: int, workflow: bool, controller: str, output: Pl
 
     async def action(client: Client) -> None:
         job = await client.get_job(source)
-        files = sorted(run_directory().glob(f"*/*/logs/{job.job.uid}-*{SUFFIX}"))
-        if not files:
+        recorded: dict[str, list[str]] = {}
+        async for line in job.timings():
+            if line.stream == MISSING:
+                screen.stderr().print(f"Missing: {line.text}.", markup=False, soft_wrap=True)
+            else:
+                worker = f"{job.name}/{line.component}/{line.rank}, attempt {line.attempt}"
+                recorded.setdefault(worker, []).append(line.text)
+        if not recorded:
             raise CommandFailed(
                 Failure(
-                    f"Job {job.name} has no timings on this machine.",
-                    'Its workers record them with `with ctx.timed("rollout"):`, into files of their own machine.',
-                    "Record some, or run this on the hosts of its workers; `callboard job get` names its nodes.",
+                    f"Job {job.name} has no timings.",
+                    'Its workers record them with `with ctx.timed("rollout"):`.',
+                    "Record some; see docs/autoplace.md.",
                 )
             )
-        _show(_read(files), warmup=warmup, workflow=workflow, output=output)
+        timings = [timing for worker, lines in recorded.items() for timing in read_timings(lines, worker)]
+        _show(timings, warmup=warmup, workflow=workflow, output=output)
 
     with_client(controller, action)
 

@@ -28,6 +28,7 @@ MAX_LABELS = 64
 MAX_INTERPRETERS = 64
 MAX_RANK = 1_000_000
 MAX_WORKERS = 10_000
+MAX_OUTPUT_JOBS = 10_000
 MAX_SPARES = 64
 MAX_HARDWARE = 256
 MAX_SETTINGS = 16 << 10
@@ -136,6 +137,8 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if hello.node_group and not is_name(hello.node_group):
         yield Fault("node_group", f"{hello.node_group[:80]!r} is no name; allowed is {NAME_PATTERN}")
     yield from _hardware_faults(hello)
+    if len(hello.output_jobs) > MAX_OUTPUT_JOBS or any(len(job) > MAX_TEXT for job in hello.output_jobs):
+        yield Fault("output_jobs", f"at most {MAX_OUTPUT_JOBS} ids of at most {MAX_TEXT} characters")
     for field in ("hostname", "version"):
         if len(getattr(hello, field)) > MAX_TEXT:
             yield Fault(field, f"is longer than {MAX_TEXT} characters")

@@ -13,6 +13,7 @@ from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.driver import Driver
 from callboard.controller.inbox import Make
 from callboard.controller.options import ControllerOptions
+from callboard.controller.outputs import OutputReads
 from callboard.controller.session import AgentSession
 from callboard.controller.sessions import Sessions
 from callboard.model.faults import Fault, InvalidInput
@@ -37,8 +38,9 @@ log = structlog.get_logger(__name__)
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """The agents' streams."""
 
-    def __init__(self, driver: Driver, sessions: Sessions, options: ControllerOptions) -> None:
+    def __init__(self, driver: Driver, sessions: Sessions, outputs: OutputReads, options: ControllerOptions) -> None:
         self._driver = driver
+        self._outputs = outputs
         self._sessions = sessions
         self._options = options
         self.resend_first_s = RESEND_FIRST_S
@@ -61,12 +63,21 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         )
         try:
             await self._sessions.join(session, hello)
+            self._outputs.joined(session, hello.output_jobs)
             del hello  # with the token of Ray in it
             await session.serve(self._read(session, request_iterator), context.write)
         finally:
             session.close()
             self._sessions.leave(session)
             log.info("agent stream ended", node=session.node_id, epoch=session.epoch)
+
+    async def SendOutput(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[agent_pb2.SendOutputRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Output of workers that was asked for."""
+        await self._outputs.take(request_iterator, context.write)
 
     async def _hello(self, requests: AsyncIterator[agent_pb2.SessionRequest]) -> agent_pb2.Hello:
         try:

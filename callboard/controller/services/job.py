@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,10 @@ import grpc.aio
 from callboard.controller.driver import Driver
 from callboard.controller.gauges import GaugeBoard, gauges_of
 from callboard.controller.options import ControllerOptions
+from callboard.controller.outputs import OutputReads
 from callboard.controller.placements import as_before, placed
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, page_of, text_of
+from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, output_selection, page_of, text_of
 from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.settling import settled
@@ -34,10 +36,13 @@ from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto
 from callboard.wire.paths import refuse
-from callboard.wire.refusals import NotFound
+from callboard.wire.refusals import DeadlineExceeded, NotFound
 
 MAX_RENEWED = 1_000
 """Most jobs renewed by one call."""
+
+MOST_STALLED_S = 600.0
+"""How long a reader of output may take none. It holds a read and streams of nodes."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -45,8 +50,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class JobService(job_pb2_grpc.JobServiceServicer):
     """The jobs."""
 
-    def __init__(self, driver: Driver, options: ControllerOptions, *, new_uid: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        outputs: OutputReads,
+        options: ControllerOptions,
+        *,
+        new_uid: Callable[[], str] | None = None,
+    ) -> None:
         self._driver = driver
+        self._outputs = outputs
         self._options = options
         self._new_uid = new_uid or _fresh_uid
         self._gauges = GaugeBoard()
@@ -205,6 +218,20 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             lambda state: self._driver.scheduler.explain(_found(state, wanted).uid, self._driver.now_ms())
         )
         return job_pb2.ExplainJobResponse(explanation=explanation_message(account))
+
+    # A coroutine that writes, not a generator: a generator stuck in a write could not be told to end.
+    async def ReadJobOutput(  # type: ignore[override]
+        self, request: job_pb2.ReadJobOutputRequest, context: Context
+    ) -> None:
+        """What workers of a job printed."""
+        wanted, selection = id_of(request.name, "jobs"), output_selection(request.selection)
+        uid = (await self._driver.read(lambda state: _found(state, wanted))).uid
+        async for response in self._outputs.read(uid, selection, follow=request.follow):
+            try:
+                async with asyncio.timeout(MOST_STALLED_S):
+                    await context.write(response)
+            except TimeoutError:
+                raise DeadlineExceeded(f"nothing was taken for {MOST_STALLED_S:.0f} s; read on from there") from None
 
     async def _plan(self, spec: JobSpec) -> job_pb2.Explanation:
         self._driver.check_serving()

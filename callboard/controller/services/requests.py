@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import NAME_PATTERN, is_name
+from callboard.v1 import common_pb2
 from callboard.wire.refusals import ErrorReason, InvalidRequest
 
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
 MAX_REQUEST_ID = 128
 MAX_REASON = 512
+MAX_PLACES = 20_000
+"""Most places that a reader of output goes on after: a stream or two of each worker of a large job."""
+
 _TOKEN_MARK = b"callboard page token 1"
 
 
@@ -58,6 +62,29 @@ def text_of(text: str, field: str, limit: int = MAX_REASON) -> str:
     if len(text) > limit:
         raise invalid(field, f"has {len(text)} characters; allowed are {limit}")
     return text
+
+
+def output_selection(selection: common_pb2.OutputSelection) -> common_pb2.OutputSelection:
+    """The output that is meant.
+
+    Raises:
+        InvalidRequest: a number or a name that can't be meant.
+    """
+    if selection.component and not is_name(selection.component):
+        raise invalid("selection.component", f"{selection.component[:80]!r} is no name; allowed is {NAME_PATTERN}")
+    for field in ("rank", "first_attempt", "last_attempt", "since_ms", "tail_lines"):
+        if getattr(selection, field) < 0:
+            raise invalid(f"selection.{field}", f"{getattr(selection, field)} is negative")
+    if selection.last_attempt and selection.first_attempt > selection.last_attempt:
+        raise invalid("selection.last_attempt", f"{selection.last_attempt} comes before {selection.first_attempt}")
+    known = set(common_pb2.OutputStream.values()) - {common_pb2.OUTPUT_STREAM_UNSPECIFIED}
+    if not set(selection.streams) <= known:
+        raise invalid("selection.streams", "names a stream that there isn't")
+    if len(selection.after) > MAX_PLACES:
+        raise invalid("selection.after", f"{len(selection.after)} places; allowed are {MAX_PLACES}")
+    if any(place.offset < 0 or place.stream not in known for place in selection.after):
+        raise invalid("selection.after", "an offset is negative, or a stream is none")
+    return selection
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""What became of a worker in the middle of a call: Ray's error for that, with the words of the controller.
+
+A call's reference is Ray's own, so the error is made inside `ray.get` and `await`, where Ray takes it out of its store.
+There this module puts in an error of ours, which is Ray's ActorDiedError as well as WorkerGone, for calls that this
+process made on handles; any other actor keeps Ray's. Why the worker ended is known a moment after Ray knows that it
+did, so it is asked for beside everything else, and waited for only by whoever reads the text. Needs Ray; imported with
+the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ray.exceptions import ActorDiedError
+
+from callboard.client.errors import WorkerGone
+from callboard.client.following import why_gone
+
+_KNOWN = 4096
+"""Actors that calls went to, the latest; as many as handles are cached."""
+
+_WAIT_S = 5.0
+"""For the controller to hear why: its agent proves the whole tree gone first, and a first failure is told from those
+that follow it."""
+
+_WAIT_IN_LOOP_S = 1.0
+"""The same where an event loop stands still meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A generation of a worker that was called."""
+
+    label: str
+    """"job/component/rank"."""
+    uid: str
+    controller: str
+    actor_name: str
+
+
+class CallLost(WorkerGone, ActorDiedError):
+    """A worker ended in the middle of a call. Whether the call had an effect isn't known.
+
+    Attributes:
+        worker: which worker, "job/component/rank".
+        reason: what became of it, as its controller says; reading it may wait for some seconds.
+    """
+
+    def __init__(self, called: Called, cause: Any = None) -> None:
+        ActorDiedError.__init__(self, cause)
+        self.worker = called.label
+        self._answer = _answer(called)
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        """What became of the worker."""
+        try:
+            asyncio.get_running_loop()
+            wait_s = _WAIT_IN_LOOP_S
+        except RuntimeError:
+            wait_s = _WAIT_S
+        try:
+            return self._answer.result(wait_s)
+        except TimeoutError:
+            return "its process ended; its controller has not said why yet"
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} ended in the middle of a call: {self.reason}"
+
+    def __reduce__(self) -> Any:
+        # As text: another process can't wait for the answer.
+        return WorkerGone, (self.worker, self.reason)
+
+
+@lru_cache(maxsize=_KNOWN)
+def _answer(called: Called) -> Future[str]:
+    """Why it ended; asked once for all calls that were cut off with it."""
+    answer: Future[str] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(
+                why_gone(controller=called.controller, uid=called.uid, actor_name=called.actor_name, wait_s=_WAIT_S)
+            )
+        except Exception as error:  # noqa: BLE001 - whoever reads the text gets it
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="callboard lost call", daemon=True).start()
+    return answer
+
+
+def watch(actor: Any, called: Called) -> None:
+    """From now on calls of this process to this actor that are cut off say whose they were."""
+    _install()
+    known = _known()
+    if len(known) >= _KNOWN:
+        known.pop(next(iter(known)), None)
+    # The only name of an actor that Ray's error has whatever happened.
+    known[actor._actor_id.hex()] = called  # noqa: SLF001
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, Called]:
+    return {}
+
+
+@lru_cache(maxsize=1)
+def _install() -> None:
+    values: Any = importlib.import_module("ray._private.serialization")
+    made_by_ray = values.ActorDiedError
+
+    def died(cause: Any = None) -> ActorDiedError:
+        error: ActorDiedError = made_by_ray(cause)
+        called = _known().get(error.actor_id or "")
+        return error if called is None else CallLost(called, cause)
+
+    values.ActorDiedError = died
