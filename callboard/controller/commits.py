@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 import structlog
@@ -68,10 +67,10 @@ class Commits:
 
     async def compact(self, state: State) -> None:
         """Takes a snapshot when the log has grown enough for it to pay."""
-        if not self._journal.wants_snapshot or time.monotonic() < self._no_snapshot_before:
+        if not self._journal.wants_snapshot or asyncio.get_running_loop().time() < self._no_snapshot_before:
             return
         if not await self._snapshot(state):
-            self._no_snapshot_before = time.monotonic() + SNAPSHOT_RETRY_S
+            self._no_snapshot_before = asyncio.get_running_loop().time() + SNAPSHOT_RETRY_S
 
     async def close(self, state: State | None) -> None:
         """Closes the journal, after a snapshot of ``state`` unless that is None."""

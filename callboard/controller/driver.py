@@ -75,6 +75,8 @@ class Driver:
         ended_jobs: int = 1_000,
         newest_events: int = 10_000,
         new_clock: Callable[[int], Clock] = Clock,
+        new_cause: Callable[[str], str] = new_cause,
+        new_scheduler: Callable[[State, int], Scheduler] = Scheduler,
         measured: Callable[[str, float], None] = lambda _what, _seconds: None,
     ) -> None:
         """
@@ -85,15 +87,19 @@ class Driver:
             ended_jobs: most ended jobs kept.
             newest_events: events of before that listeners are told at a start.
             new_clock: makes the clock of a term; its argument is the last time journaled.
+            new_cause: makes a fresh cause id for what a source asks.
+            new_scheduler: makes the scheduler of a term from its state and the most ended jobs kept.
             measured: is told how many seconds a "decision" or a "commit" took.
         """
         self._commits = Commits(journal)
         self._reconcile_grace_ms = reconcile_grace_ms
         self._new_clock = new_clock
+        self._new_cause = new_cause
+        self._new_scheduler = new_scheduler
         self._measured = measured
         self._ended_jobs = ended_jobs
         self._newest_events = newest_events
-        self._inbox = Inbox(inbox)
+        self._inbox = Inbox(inbox, new_cause)
         self._inbox.closed = _stopping("starting")
         self._listeners: list[Listener] = []
         self._scheduler = Scheduler()
@@ -190,10 +196,10 @@ class Driver:
             StoreFailed: the journal can't be read or written.
         """
         state, events = await self._commits.open(self._newest_events)
-        self._scheduler = Scheduler(state, self._ended_jobs)
+        self._scheduler = self._new_scheduler(state, self._ended_jobs)
         self._clock = self._new_clock(state.meta.now_ms)
         outcome = self._scheduler.handle(
-            ControllerStarted(now_ms=self.now_ms(), cause=new_cause("start"), grace_ms=self._reconcile_grace_ms)
+            ControllerStarted(now_ms=self.now_ms(), cause=self._new_cause("start"), grace_ms=self._reconcile_grace_ms)
         )
         await self._commits.write(outcome.changes, outcome.events)
         if not self._stop.is_set():
@@ -236,13 +242,14 @@ class Driver:
 
     async def _batch(self, first: Ask[Any] | None) -> None:
         decided: Decided = []
-        enough = time.monotonic() + BATCH_BUDGET_S
+        clock = asyncio.get_running_loop().time
+        enough = clock() + BATCH_BUDGET_S
         self._pass_time(decided)
         ask = first
         while True:
             if ask is not None:
                 self._decide(ask, decided)
-            if time.monotonic() >= enough or self._inbox.empty():
+            if clock() >= enough or self._inbox.empty():
                 break
             ask = self._inbox.get_nowait()
         await self._commit(decided)
@@ -255,7 +262,7 @@ class Driver:
         if wake_ms is None or wake_ms > self.now_ms():
             return
         try:
-            decided.append((None, self._scheduler.handle(Tick(now_ms=self.now_ms(), cause=new_cause("tick")))))
+            decided.append((None, self._scheduler.handle(Tick(now_ms=self.now_ms(), cause=self._new_cause("tick")))))
         except Exception:
             log.exception("a defect: the passing of time could not be handled; nothing changed")
 

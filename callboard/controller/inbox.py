@@ -48,7 +48,13 @@ def new_cause(source: str) -> str:
 class Inbox:
     """The queue. A ``None`` in it only wakes the loop."""
 
-    def __init__(self, bound: int) -> None:
+    def __init__(self, bound: int, new_cause: Callable[[str], str] = new_cause) -> None:
+        """
+        Args:
+            bound: most asks that wait.
+            new_cause: makes a fresh cause id for what a source asks.
+        """
+        self._new_cause = new_cause
         self._queue: asyncio.Queue[Ask[Any] | None] = asyncio.Queue(bound)
         self.closed: Unavailable | None = None
         """Why nothing is accepted; None: asks are."""
@@ -69,7 +75,7 @@ class Inbox:
             LimitReached: the queue is full.
         """
         self.check_open()
-        ask = _ask(make, then, source)
+        ask = self._ask(make, then, source)
         try:
             self._queue.put_nowait(ask)
         except asyncio.QueueFull:
@@ -83,7 +89,7 @@ class Inbox:
             Unavailable: nothing is accepted.
         """
         self.check_open()
-        ask = _ask(make, then, source)
+        ask = self._ask(make, then, source)
         await self._queue.put(ask)
         if self.closed is not None:
             # It was closed while we waited for room; nobody might look at the queue any more.
@@ -114,6 +120,5 @@ class Inbox:
             if ask is not None:
                 ask.fail(error)
 
-
-def _ask(make: Make, then: Callable[[Outcome], T], source: str) -> Ask[T]:
-    return Ask(make, then, new_cause(source), asyncio.get_running_loop().create_future())
+    def _ask(self, make: Make, then: Callable[[Outcome], T], source: str) -> Ask[T]:
+        return Ask(make, then, self._new_cause(source), asyncio.get_running_loop().create_future())

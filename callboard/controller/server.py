@@ -15,18 +15,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from callboard.controller.collector import sparing_what_is_made
-from callboard.controller.driver import Driver
+from callboard.controller.core import Core
 from callboard.controller.endings import Endings
-from callboard.controller.event_log import EventLog
-from callboard.controller.followers import LogFollower
 from callboard.controller.guard import Guard
 from callboard.controller.journal import SqliteJournal
 from callboard.controller.logs import configure_logs
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.options import ControllerOptions, is_loopback, split_address
-from callboard.controller.outputs import OutputReads
 from callboard.controller.record import remove_record, write_record
-from callboard.controller.services.agent import AgentService
 from callboard.controller.services.event import EventService
 from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
@@ -34,8 +30,6 @@ from callboard.controller.services.placement import PlacementService
 from callboard.controller.services.placement_group import PlacementGroupService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import SchedulerService
-from callboard.controller.sessions import Sessions
-from callboard.controller.spares import SpareTargets
 from callboard.controller.state_dir import StateDir, StoreFailed
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
@@ -104,23 +98,16 @@ class Controller:
         self._journal = SqliteJournal(
             self._directory, events_kept=limits.events_on_disk, changes_per_snapshot=limits.changes_per_snapshot
         )
-        self.driver = Driver(
+        core = Core(
+            options,
             self._journal,
+            identity=lambda: self._directory.identity,
+            set_health=self._set_health,
             measured=self._took,
-            reconcile_grace_ms=options.reconcile_grace_ms,
-            inbox=limits.inbox,
-            ended_jobs=limits.ended_jobs,
-            newest_events=limits.events_in_memory,
         )
-        self.events = EventLog(self.driver.read_events, in_memory=limits.events_in_memory, watchers=limits.watchers)
-        self.sessions = Sessions(self.driver, options, lambda: self._directory.identity)
-        self.outputs = OutputReads(self.driver, self.sessions.live)
-        self.agents = AgentService(self.driver, self.sessions, self.outputs, options)
+        self.driver, self.events, self.sessions, self.agents = core.driver, core.events, core.sessions, core.agents
+        self.outputs = core.outputs
         self._health = health.aio.HealthServicer()
-        self.driver.subscribe(LogFollower(self.events, self._set_health))
-        self.driver.subscribe(self.sessions)
-        self.driver.subscribe(self.outputs)
-        self.driver.subscribe(SpareTargets(self.sessions.live, lambda: self.driver.state))
         self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
         self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000, called=self.metrics.observations.called)
         self._server: grpc.aio.Server | None = None

@@ -7,6 +7,7 @@ started lives on until the next run finds it.
 from __future__ import annotations
 
 import copy
+from asyncio import TimerHandle as Timer
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,6 @@ from callboard.simulation.network import Message, Stream
 from callboard.simulation.outbox import Outbox
 from callboard.simulation.site import Site
 from callboard.simulation.tasks import GroupTasks
-from callboard.simulation.timeline import Timer
 from callboard.v1 import agent_pb2, common_pb2
 
 WELCOME_MS = 20_000
@@ -128,7 +128,7 @@ class Agent:
             self.later(100, lambda: self._wait_left(until_ms, then))
             return
         if not self.workers and self.stream is not None and self._welcomed:
-            self.site.network.send(self.stream, "up", ("goodbye", "leaves"))
+            self.site.network.send(self.stream, "up", ("goodbye", agent_pb2.Goodbye(reason="leaves")))
         self.membership.drop()
         self.later(50, then)
 
@@ -210,12 +210,12 @@ class Agent:
         self._lease.check()
         self._lease.heard()
         if kind == "heartbeat_reply":
-            if content in self._beats:
-                self._lease.renew(self._beats.pop(content))
+            if content.sequence in self._beats:
+                self._lease.renew(self._beats.pop(content.sequence))
         elif kind == "command":
             self._commands.handle(content)
         elif kind == "ack":
-            self.outbox.acknowledge(content)
+            self.outbox.acknowledge(content.report_ids)
         elif kind == "ray_bootstrap":
             self.membership.offer(content)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from random import Random
 
 from callboard.scheduler import Outcome
-from callboard.simulation.controller import Controller, Make, Unavailable
+from callboard.simulation.controller import Controller, Make
 from callboard.simulation.options import Fault
 from callboard.simulation.site import Site
+from callboard.wire.refusals import Unavailable
 
 RETRY_MS = 2_000
 

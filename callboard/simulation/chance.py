@@ -24,3 +24,4 @@ class Chance:
         self.controller = stream(seed, "controller")
         self.workload = stream(seed, "workload")
         self.chaos = stream(seed, "chaos")
+        self.schedule = stream(seed, "schedule")

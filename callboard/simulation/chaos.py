@@ -34,6 +34,7 @@ class Chaos:
             (Fault.WORKER, True, 20, self._kill_worker),
             (Fault.CONTROLLER, False, 240, self._crash_controller),
             (Fault.CLOCK, False, 300, self._jump),
+            (Fault.DISK, False, 400, self._fill_disk),
         ):
             mean_ms = gap_s * 1_000 * (10 / nodes if per_node else 1)
             if fault in self._site.faults:
@@ -47,6 +48,7 @@ class Chaos:
         for supervisor in self._supervisors:
             self._site.network.heal(supervisor.node_id)
             supervisor.power_on()
+        self._controller.disk.full_until_ms = 0
         self._controller.start()
 
     def _again(self, do: Callable[[], None], mean_ms: float) -> None:
@@ -122,6 +124,11 @@ class Chaos:
             self._site.count("controller crashed")
             self._controller.crash()
             self._site.timeline.after(wait_ms, self._controller.start)
+
+    def _fill_disk(self) -> None:
+        self._site.count("disk full")
+        wait_ms = self._chance.choice([1, 1_000, 20_000, 60_000])
+        self._controller.disk.full_until_ms = self._site.timeline.now_ms + wait_ms
 
     def _jump(self) -> None:
         self._site.count("wall clock jumped")

@@ -1,26 +1,36 @@
-"""What does the controller do? The loop of ``callboard.controller.driver``: decide, journal, then tell.
+"""The controller's machine: production's controller on the virtual loop, killed and started again with its disk.
 
-A crash throws away everything but the journal. The batch on its way is lost or, as often, on disk without anybody
-having been told.
+Everything that decides is ``callboard.controller.core`` as it ships, behind the interceptor that ends its calls. Here
+are its surroundings: streams that come off the simulated network, calls of clients, and the program's lives.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import grpc
+import grpc.aio
+
+from callboard.agents.channel import REFUSALS
 from callboard.controller.clock import Clock
-from callboard.scheduler import Outcome, Refusal, Scheduler
-from callboard.scheduler.commands import Command
-from callboard.scheduler.events import ControllerStarted, Event, Tick
-from callboard.scheduler.records import EventRecord
-from callboard.simulation.journal import Journal
-from callboard.simulation.options import Fault
+from callboard.controller.core import Core
+from callboard.controller.guard import Guard
+from callboard.controller.options import ControllerOptions, Limits
+from callboard.scheduler import Outcome, Refusal, Scheduler, State
+from callboard.scheduler.events import Event
+from callboard.scheduler.records import Change
+from callboard.simulation.disk import Disk, SimulatedJournal
+from callboard.simulation.network import Message, Stream
+from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
-from callboard.simulation.timeline import Timer
-from callboard.wire.refusals import CallboardError
+from callboard.simulation.timeline import Process
+from callboard.v1 import agent_pb2
+from callboard.wire.refusals import CallboardError, Unavailable
 
 Make = Callable[[int, str], Event]
 """Makes an event of the time and a cause."""
@@ -28,24 +38,10 @@ Make = Callable[[int, str], Event]
 Fail = Callable[[Exception], None]
 """Told why there is no answer."""
 
-MAX_BATCH = 64
-
 HISTORY = 200
 """Ended jobs kept: fewer than in production, so that being forgotten is met, and a crash costs less to replay."""
 
-
-class Unavailable(Exception):
-    """The controller is away."""
-
-
-@dataclass(slots=True, eq=False)
-class Ask:
-    """One event to be decided."""
-
-    make: Make
-    then: Callable[[Outcome], None]
-    fail: Fail
-    source: str
+EVENTS_IN_MEMORY = 500
 
 
 class Watcher(Protocol):
@@ -60,181 +56,245 @@ class Watcher(Protocol):
     def decided(self, scheduler: Scheduler, event: Event, outcome: Outcome) -> None:
         """It was."""
 
-    def committed(self, outcomes: Sequence[Outcome]) -> None:
+    def committed(self, changes: Sequence[Change]) -> None:
         """These are on disk, and nobody was told yet."""
-
-
-class Listener(Protocol):
-    """Who is told what was decided."""
-
-    def started(self) -> None:
-        """A new term began."""
-
-    def stopped(self) -> None:
-        """The controller is gone."""
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands for agents, in order."""
 
 
 class Controller:
     """One controller, through all its lives."""
 
-    def __init__(self, site: Site, journal: Journal, watcher: Watcher, *, history: int = HISTORY) -> None:
-        self.scheduler = Scheduler()
-        self.journal = journal
+    def __init__(self, site: Site, disk: Disk, watcher: Watcher, *, history: int = HISTORY) -> None:
+        self.disk = disk
         self.alive = False
         self.started_at_ms = 0
         self.handle_ns = 0
         """Nanoseconds of real time inside the scheduler; nothing depends on it."""
-        self.listener: Listener | None = None
-        self.make_scheduler: Callable[..., Scheduler] = Scheduler
+        self.make_scheduler: type[Scheduler] = Scheduler
         self._site = site
         self._watcher = watcher
-        self._history = history
-        self._inbox: list[Ask] = []
-        self._life = 0
-        self._causes = 0
-        self._busy = False
-        self._on_its_way: list[tuple[Ask | None, Outcome]] = []
-        self._clock = Clock()
-        self._wake: Timer | None = None
-        self._events: list[EventRecord] = []
+        options = site.options
+        self._options = ControllerOptions(
+            state_dir=Path("simulated"),
+            lease_ms=options.lease_ms,
+            heartbeat_ms=options.heartbeat_ms,
+            orphan_grace_ms=options.orphan_grace_ms,
+            reconcile_grace_ms=options.reconcile_grace_ms,
+            limits=Limits(ended_jobs=history, events_in_memory=EVENTS_IN_MEMORY),
+        )
+        self._causes = itertools.count(1)
+        self._process = Process("controller")
+        self._scheduler = Scheduler()
+        self._core: Core | None = None
+        self._journal: SimulatedJournal | None = None
+        self._streams: dict[Stream, _Call] = {}
+        self._waiting: dict[asyncio.Task[Any], Fail] = {}
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of this life, or of the last one."""
+        return self._scheduler
+
+    def now_ms(self) -> int:
+        """The controller's time in milliseconds since 1970."""
+        return self._core.driver.now_ms() if self._core is not None else 0
 
     # ---- life ----
 
     def start(self) -> None:
-        """Replays the journal and begins a new term."""
+        """Starts the program, unless it runs."""
         if self.alive:
             return
-        self._life += 1
-        state = self.journal.replay()
-        self.scheduler = self.make_scheduler(state, self._history)
-        timeline = self._site.timeline
-        self._clock = Clock(
-            state.meta.now_ms,
-            wall_ns=lambda: timeline.wall_ms * 1_000_000,
-            monotonic_ns=lambda: timeline.now_ms * 1_000_000,
-        )
         self.alive = True
-        self.started_at_ms = timeline.now_ms
-        self._watcher.started(self.scheduler)
-        grace_ms = self._site.options.reconcile_grace_ms
-        started = ControllerStarted(now_ms=self.now_ms(), cause=self._cause("start"), grace_ms=grace_ms)
-        outcome = self._handle(started)
-        self._write([(None, outcome)])
-        assert self.listener is not None
-        self.listener.started()
-        self.listener.deliver(outcome.commands)
-        self._arm()
+        self.started_at_ms = self._site.timeline.now_ms
+        self._process = Process("controller")
+        self._process.run(self._boot)
 
     def crash(self) -> None:
-        """The controller is killed."""
+        """Kills the program. A batch on its way is lost, or as often on disk without anybody having been told."""
         if not self.alive:
             return
         self.alive = False
-        self._life += 1
-        if self._on_its_way and self._site.chance.controller.random() < 0.5:
-            self._site.count("crash after commit, before anybody was told")
-            self._write(self._on_its_way)
-        lost = [ask for ask, _ in self._on_its_way if ask is not None] + self._inbox
-        self._on_its_way, self._inbox, self._busy = [], [], False
-        if self._wake is not None:
-            self._wake.cancel()
-        assert self.listener is not None
-        self.listener.stopped()
-        for ask in lost:
-            ask.fail(Unavailable("the controller died"))
+        self._process.kill()
+        assert self._journal is not None
+        self._journal.crash()
+        self._streams.clear()
+        self._site.network.break_all("the controller died")
+        waiting, self._waiting = self._waiting, {}
+        for fail in waiting.values():
+            fail(Unavailable("the controller died"))
 
-    def now_ms(self) -> int:
-        """The controller's time in milliseconds since 1970."""
-        return max(self._clock.now_ms(), self.scheduler.state.meta.now_ms)
+    def close_down(self) -> None:
+        """Ends the program when nothing is simulated any more."""
+        self._site.timeline.close_down([self._process])
 
-    # ---- the loop ----
+    def _boot(self) -> None:
+        timeline = self._site.timeline
+        self._journal = SimulatedJournal(self._site, self.disk, self._watcher.committed)
+        self._core = Core(
+            self._options,
+            self._journal,
+            identity=lambda: "simulated",
+            set_health=_nobody_asks,
+            new_clock=lambda not_before_ms: Clock(
+                not_before_ms,
+                wall_ns=lambda: timeline.wall_ms * 1_000_000,
+                monotonic_ns=lambda: timeline.now_ns,
+            ),
+            new_cause=lambda source: f"{source}-{next(self._causes)}",
+            new_scheduler=self._new_scheduler,
+        )
+        self._guard = Guard(call_timeout_s=self._options.call_timeout_ms / 1000)
+        timeline.create_task(self._live(self._core), name="driver").add_done_callback(self._ended)
 
-    def ask(self, make: Make, then: Callable[[Outcome], None], fail: Fail, *, source: str) -> None:
-        """Has an event decided; ``then`` is called once that is journaled."""
-        if not self.alive:
-            fail(Unavailable("the controller is away"))
-            return
-        self._inbox.append(Ask(make, then, fail, source))
-        self._look_soon()
+    def _ended(self, done: asyncio.Task[None]) -> None:
+        """The program ended by itself, which only a defect can bring about."""
+        error = None if done.cancelled() else done.exception()
+        self._site.timeline.fail(error or RuleBroken("defect", "the controller ended by itself"))
 
-    def _look_soon(self) -> None:
-        if not self._busy:
-            self._busy = True
-            life = self._life
-            self._site.timeline.after(0, lambda: self._batch(life))
+    async def _live(self, core: Core) -> None:
+        await core.driver.start()
+        await core.driver.run()
 
-    def _batch(self, life: int) -> None:
-        if life != self._life:
-            return
-        decided: list[tuple[Ask | None, Outcome]] = []
-        wake_ms = self.scheduler.next_wake_ms()
-        if wake_ms is not None and wake_ms <= self.now_ms():
-            decided.append((None, self._handle(Tick(now_ms=self.now_ms(), cause=self._cause("tick")))))
-        taken, self._inbox = self._inbox[:MAX_BATCH], self._inbox[MAX_BATCH:]
-        for ask in taken:
-            try:
-                outcome = self._handle(ask.make(self.now_ms(), self._cause(ask.source)))
-            except (Refusal, CallboardError) as refusal:
-                self._site.count("calls refused")
-                ask.fail(refusal)
-            else:
-                decided.append((ask, outcome))
-        self._on_its_way = decided
-        chance = self._site.chance.controller
-        wait_ms = chance.randint(1, 6)
-        if chance.random() < 0.002 and Fault.DELAY in self._site.faults:
-            self._site.count("slow disk")
-            wait_ms = chance.randint(100, 3_000)
-        self._site.timeline.after(wait_ms, lambda: self._committed(life))
+    def _new_scheduler(self, state: State, ended_jobs: int) -> Scheduler:
+        controller, watcher = self, self._watcher
 
-    def _committed(self, life: int) -> None:
-        if life != self._life:
-            return
-        decided, self._on_its_way = self._on_its_way, []
-        self._write(decided)
-        assert self.listener is not None
-        for _, outcome in decided:
-            self.listener.deliver(outcome.commands)
-        for ask, outcome in decided:
-            if ask is not None:
-                ask.then(outcome)
-        self._busy = False
-        if self._inbox:
-            self._look_soon()
-        else:
-            self._arm()
+        class Watched(self.make_scheduler):  # type: ignore[misc, name-defined]
+            """The scheduler, with somebody who looks at each decision."""
 
-    def _handle(self, event: Event) -> Outcome:
-        self._watcher.before(self.scheduler, event)
-        begun_ns = time.perf_counter_ns()
-        outcome = self.scheduler.handle(event)
-        self.handle_ns += time.perf_counter_ns() - begun_ns
-        self._watcher.decided(self.scheduler, event, outcome)
+            def handle(self, event: Event) -> Outcome:
+                return controller.watch(self, event, super().handle)
+
+        scheduler: Scheduler = Watched(state, ended_jobs)
+        self._scheduler = scheduler
+        watcher.started(scheduler)
+        return scheduler
+
+    def watch(self, scheduler: Scheduler, event: Event, handle: Callable[[Event], Outcome]) -> Outcome:
+        """Has an event decided under the eyes of the watcher.
+
+        The driver answers defects and goes on, as it should; here each ends the simulation.
+        """
+        try:
+            self._watcher.before(scheduler, event)
+            begun_ns = time.perf_counter_ns()
+            outcome = handle(event)
+            self.handle_ns += time.perf_counter_ns() - begun_ns
+            self._watcher.decided(scheduler, event, outcome)
+        except (Refusal, CallboardError):
+            raise
+        except Exception as error:
+            self._site.timeline.fail(error)
+            raise
         return outcome
 
-    def _write(self, decided: Sequence[tuple[Ask | None, Outcome]]) -> None:
-        outcomes = [outcome for _, outcome in decided]
-        self.journal.commit(
-            [change for outcome in outcomes for change in outcome.changes],
-            [event for outcome in outcomes for event in outcome.events],
-        )
-        self._watcher.committed(outcomes)
-        self.journal.compact(self.scheduler.state)
+    # ---- what reaches it ----
 
-    def _arm(self) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-        wake_ms = self.scheduler.next_wake_ms()
-        if wake_ms is not None:
-            self._wake = self._site.timeline.after(max(1, wake_ms - self.now_ms()), self._look_soon)
+    def ask(self, make: Make, then: Callable[[Outcome], None], fail: Fail, *, source: str) -> None:
+        """Has an event decided, as a call of a client does; ``then`` is called once that is journaled."""
+        core = self._core
+        if not self.alive or core is None:
+            fail(Unavailable("the controller is away"))
+            return
 
-    def _cause(self, source: str) -> str:
-        self._causes += 1
-        return f"{source}-{self._causes}"
+        async def call() -> None:
+            me = asyncio.current_task()
+            assert me is not None
+            try:
+                outcome = await core.driver.ask(make, lambda outcome: outcome, source=source)
+            except (Refusal, CallboardError) as refusal:
+                if not isinstance(refusal, Unavailable):
+                    self._site.count("calls refused")
+                self._waiting.pop(me)(refusal)
+            else:
+                del self._waiting[me]
+                then(outcome)
+
+        self._waiting[self._process.start(self._site.timeline, call())] = fail
+
+    def receive(self, stream: Stream, message: Message) -> None:
+        """A message of an agent."""
+        if not self.alive:
+            self._site.network.close(stream, "down", "nobody listens")
+            return
+        call = self._streams.get(stream)
+        if call is None:
+            call = self._streams[stream] = _Call(self._site, stream)
+            call.task = self._process.start(self._site.timeline, self._serve(call))
+        call.requests.put_nowait(agent_pb2.SessionRequest(**{message[0]: message[1]}))
+
+    def broken(self, stream: Stream, why: str) -> None:  # noqa: ARG002 - a server isn't told why
+        """The connection of a stream is gone: gRPC cancels its handler."""
+        call = self._streams.pop(stream, None)
+        if call is not None and call.task is not None:
+            call.over = True
+            call.task.cancel()
+
+    async def _serve(self, call: _Call) -> None:
+        core = self._core
+        assert core is not None
+
+        async def found(_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.stream_stream_rpc_method_handler(core.agents.Session)
+
+        handler = await self._guard.intercept_service(found, _SESSION)
+        assert handler is not None
+        try:
+            await handler.stream_stream(call.messages(), call)  # type: ignore[misc, arg-type]
+        except grpc.aio.AbortError:
+            pass  # it is said in `why`
+        finally:
+            self._streams.pop(call.stream, None)
+        call.over = True
+        self._site.network.close(call.stream, "down", call.why)
 
 
-def nothing(_: Any) -> None:
-    """Nobody waits for an answer."""
+class _Details(grpc.HandlerCallDetails):
+    method = "/callboard.v1.AgentService/Session"
+    invocation_metadata = ()
+
+
+_SESSION = _Details()
+
+
+class _Call:
+    """One stream as its handler sees it: what ``grpc.aio.ServicerContext`` offers, as far as it is used."""
+
+    def __init__(self, site: Site, stream: Stream) -> None:
+        self.stream = stream
+        self.requests: asyncio.Queue[agent_pb2.SessionRequest] = asyncio.Queue()
+        self.task: asyncio.Task[None] | None = None
+        self.over = False
+        self.why = "ended"
+        self._network = site.network
+
+    async def messages(self) -> AsyncIterator[agent_pb2.SessionRequest]:
+        """What the agent says."""
+        while True:
+            yield await self.requests.get()
+
+    async def write(self, response: agent_pb2.SessionResponse) -> None:
+        """Says something to the agent."""
+        kind = response.WhichOneof("message")
+        assert kind is not None
+        self._network.send(self.stream, "down", (kind, getattr(response, kind)))
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:  # noqa: ARG002
+        """Ends the call with a status."""
+        self.why = f"refused: {details}" if code in REFUSALS else details
+        raise grpc.aio.AbortError
+
+    def peer(self) -> str:
+        """Where it comes from."""
+        return f"ipv4:{self.stream.node_id}:1"
+
+    def cancelled(self) -> bool:
+        """Whether its connection is gone."""
+        return self.over
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self.over
+
+
+def _nobody_asks(*, serving: bool) -> None:
+    """Nobody asks for the health of a simulated controller."""

@@ -6,6 +6,7 @@ The rules of ``callboard.agents.worker`` and its stop ladder: every way out ends
 
 from __future__ import annotations
 
+from asyncio import TimerHandle as Timer
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,7 +16,6 @@ from callboard.simulation.fence import guard
 from callboard.simulation.machines import Key, Machine, Tree
 from callboard.simulation.outbox import Outbox
 from callboard.simulation.site import Site
-from callboard.simulation.timeline import Timer
 from callboard.v1 import agent_pb2
 
 LEASE_LOOK_MS = 100

@@ -5,9 +5,10 @@ The rules of ``callboard.agents.lease``: silence first ends strict workers, then
 
 from __future__ import annotations
 
+from asyncio import TimerHandle as Timer
 from collections.abc import Callable
 
-from callboard.simulation.timeline import Timeline, Timer
+from callboard.simulation.timeline import Timeline
 
 
 class Lease:

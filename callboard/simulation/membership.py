@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from asyncio import TimerHandle as Timer
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from callboard.simulation.machines import Machine
 from callboard.simulation.site import Site
-from callboard.simulation.timeline import Timer
 from callboard.v1 import agent_pb2
 
 SESSION_ENDED = "the Ray session ended"

@@ -24,6 +24,8 @@ class Fault(StrEnum):
             trees that can't be killed for a while.
         CLIENT: answers of calls get lost, and calls are repeated.
         CLOCK: the wall clock jumps.
+        DISK: the controller's disk is full for a while.
+        SCHEDULE: tasks of one program that could go on at the same moment do so in any order.
     """
 
     DROP = "drop"
@@ -38,6 +40,8 @@ class Fault(StrEnum):
     WORKER = "worker"
     CLIENT = "client"
     CLOCK = "clock"
+    DISK = "disk"
+    SCHEDULE = "schedule"
 
 
 ALL_FAULTS = frozenset(Fault)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.scheduler import Outcome, State
-from callboard.scheduler.records import JobRecord, Put
+from callboard.scheduler import State
+from callboard.scheduler.records import Change, JobRecord, Put
 from callboard.scheduler.states import ENDED, JobState
 from callboard.simulation.rules import RuleBroken
 
@@ -79,20 +79,19 @@ class Promises:
 
     # ---- checks ----
 
-    def committed(self, outcomes: Sequence[Outcome]) -> None:
+    def committed(self, changes: Sequence[Change]) -> None:
         """Notes which jobs ended and were then taken off the list, which is the only way to go."""
-        for outcome in outcomes:
-            for change in outcome.changes:
-                if isinstance(change, Put):
-                    if isinstance(change.record, JobRecord):
-                        self._states[change.record.uid] = change.record.state
-                elif change.kind == "job":
-                    uid = str(change.key)
-                    state = self._states.pop(uid, None)
-                    if state not in ENDED:
-                        raise RuleBroken("R1/I8", f"job {uid} was taken off the list while {state}", uid)
-                    self.accepted.pop(uid, None)
-                    self._over.pop(uid, None)
+        for change in changes:
+            if isinstance(change, Put):
+                if isinstance(change.record, JobRecord):
+                    self._states[change.record.uid] = change.record.state
+            elif change.kind == "job":
+                uid = str(change.key)
+                state = self._states.pop(uid, None)
+                if state not in ENDED:
+                    raise RuleBroken("R1/I8", f"job {uid} was taken off the list while {state}", uid)
+                self.accepted.pop(uid, None)
+                self._over.pop(uid, None)
 
     def check(self, state: State) -> None:
         """Checks that everything acknowledged is still true.

@@ -8,28 +8,28 @@ from collections.abc import Callable, Sequence
 
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.events import Event
-from callboard.scheduler.records import Drop, JobRecord, Put
+from callboard.scheduler.records import Change, Drop, JobRecord, Put
 from callboard.scheduler.states import ENDED
 from callboard.simulation.audit import Audit
 from callboard.simulation.calls import Calls
 from callboard.simulation.chance import Chance
 from callboard.simulation.chaos import Chaos
 from callboard.simulation.controller import Controller
+from callboard.simulation.disk import Disk
 from callboard.simulation.ending import check_nothing_left, check_settled
-from callboard.simulation.journal import Journal
 from callboard.simulation.machines import Machines
 from callboard.simulation.network import Network
 from callboard.simulation.operators import Operators
-from callboard.simulation.options import SimulationOptions
+from callboard.simulation.options import Fault, SimulationOptions
 from callboard.simulation.promises import Promises
 from callboard.simulation.rayworld import RayWorld
 from callboard.simulation.report import SimulationFailure, SimulationReport
 from callboard.simulation.rules import RuleBroken
-from callboard.simulation.sessions import Sessions
 from callboard.simulation.shapes import machines
 from callboard.simulation.site import Site
 from callboard.simulation.supervisor import Supervisor
 from callboard.simulation.timeline import Timeline
+from callboard.simulation.watched_logs import watched_logs
 from callboard.simulation.workload import Workload
 
 LAST_EVENTS = 30
@@ -49,12 +49,12 @@ class Simulator:
 
     def __init__(self, options: SimulationOptions, progress: Progress | None = None) -> None:
         self.options = options
-        self.timeline = Timeline()
         self.steps = 0
         self._progress = progress
         chance = Chance(options.seed)
+        self.timeline = Timeline(chance.schedule if Fault.SCHEDULE in options.faults else None)
         places = machines(options.nodes)
-        self.journal = Journal()
+        self.disk = Disk()
         counts: Counter[str] = Counter()
         network = Network(self.timeline, chance.network, options.faults, counts)
         self.site = Site(
@@ -69,10 +69,8 @@ class Simulator:
         )
         self.audit = Audit(self.site)
         self.promises = Promises()
-        self.controller = Controller(self.site, self.journal, self)
-        sessions = Sessions(self.site, self.controller)
-        self.controller.listener = sessions
-        self.site.controller = sessions
+        self.controller = Controller(self.site, self.disk, self)
+        self.site.controller = self.controller
         self.supervisors = [Supervisor(self.site, place, is_head=place is places[0]) for place in places]
         gpus = sum(place.gpus for place in places)
         self.calls = Calls(self.site, self.controller)
@@ -88,12 +86,14 @@ class Simulator:
         """Runs it."""
         started_s = time.perf_counter()
         failure = None
-        try:
-            self._trouble()
-            self._heal()
-            self._end()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed that leads there is wanted
-            failure = self._failure(error)
+        with watched_logs(self.timeline):
+            try:
+                self._trouble()
+                self._heal()
+                self._end()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the seed that leads there is wanted
+                failure = self._failure(error)
+            self.controller.close_down()
         return self._report(time.perf_counter() - started_s, failure)
 
     # ---- phases ----
@@ -174,17 +174,16 @@ class Simulator:
         if self._progress is not None and self.steps % PROGRESS_EVERY == 0:
             self._progress(self.steps, self.timeline.now_ms)
 
-    def committed(self, outcomes: Sequence[Outcome]) -> None:
+    def committed(self, changes: Sequence[Change]) -> None:
         """These are on disk."""
-        for outcome in outcomes:
-            for change in outcome.changes:
-                job = change.record if isinstance(change, Put) else None
-                if isinstance(job, JobRecord) and job.state in ENDED and job.uid not in self._counted:
-                    self._counted[job.uid] = None
-                    self._ended[job.state.value] += 1
-                elif isinstance(change, Drop) and change.kind == "job":
-                    self._counted.pop(str(change.key), None)
-        self.promises.committed(outcomes)
+        for change in changes:
+            job = change.record if isinstance(change, Put) else None
+            if isinstance(job, JobRecord) and job.state in ENDED and job.uid not in self._counted:
+                self._counted[job.uid] = None
+                self._ended[job.state.value] += 1
+            elif isinstance(change, Drop) and change.kind == "job":
+                self._counted.pop(str(change.key), None)
+        self.promises.committed(changes)
         if self.steps >= self._promises_due:
             # Only now: between a decision and its commit the state is ahead of what was promised.
             self._promises_due = self.steps + self.options.full_check_every
@@ -212,8 +211,8 @@ class Simulator:
             promises=self.promises.kept,
             processes=self.site.machines.spawned,
             full_checks=self.audit.full_checks,
-            journal_digest=self.journal.digest,
-            journal_changes=self.journal.changes,
+            journal_digest=self.disk.digest,
+            journal_changes=self.disk.changes,
             failure=failure,
         )
 

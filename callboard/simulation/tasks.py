@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from asyncio import TimerHandle as Timer
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from callboard.simulation.options import Fault
 from callboard.simulation.rayworld import Bundle
 from callboard.simulation.site import Site
-from callboard.simulation.timeline import Timer
 from callboard.v1 import agent_pb2
 
 Name = tuple[str, int]

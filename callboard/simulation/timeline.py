@@ -1,64 +1,335 @@
-"""What time is it? Virtual milliseconds; whatever is due next happens at once."""
+"""Virtual time: the event loop on which production code runs, and the clock that everything simulated reads.
+
+The loop keeps asyncio's contract as far as our programs use it: callbacks in the order in which they were asked for,
+timers, futures, tasks, work in threads (done at once, answered a moment later). Time passes only when nothing is ready;
+then whatever is due next happens. Times are integers (microseconds), so that no sum depends on the order of its parts.
+
+Programs are told apart (:class:`Process`), because what happens to a program happens to all that it left to be done:
+of a killed one nothing is ever done, not even a ``finally``; with a stopped one (SIGSTOP) it waits.
+
+The order in which ready tasks go on may be drawn from a seed: a race between two coroutines of one program is then met
+as well as one between two programs. Plain callbacks keep the order that asyncio promises.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import heapq
 import itertools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 EPOCH_MS = 1_800_000_000_000
 """Wall time at the beginning, in milliseconds since 1970."""
 
+_US_PER_S = 1_000_000
+_US_PER_MS = 1_000
 
-class Timer:
+
+class Process:
+    """One run of a program in the simulated world.
+
+    Attributes:
+        name: which program, for people.
+        alive: False: it was killed; nothing of it is ever done again.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self._frozen = False
+        self._held: list[_Handle] = []
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Calls ``work`` inside this program: what it leaves to be done is this program's."""
+        context = copy_context()
+        context.run(_process.set, self)
+        return context.run(work, *args)
+
+    def start(self, loop: Timeline, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begins a task of this program."""
+        return self.run(lambda: loop.create_task(work))
+
+    def kill(self) -> None:
+        """Ends it at once, as SIGKILL and power cuts do.
+
+        Its coroutines are unwound here and now: left to the garbage collector, they would be at a moment that no seed
+        determines. Their last lines reach nothing: the world asks ``alive`` before it lets a program act.
+        """
+        self.alive = False
+        tasks, self._tasks = list(self._tasks), {}
+        self._held.clear()
+        for task in tasks:
+            coroutine = task.get_coro()
+            if isinstance(coroutine, Coroutine | Generator):
+                # A coroutine that awaits in a `finally`, and any error of one that is dead already.
+                with contextlib.suppress(BaseException):
+                    self.run(coroutine.close)
+
+    def freeze(self) -> None:
+        """Stops it, as SIGSTOP does."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Lets it go on: what became due meanwhile is done now, in order."""
+        self._frozen = False
+        held, self._held = self._held, []
+        for handle in held:
+            handle.loop.ready.append(handle)
+
+    def began(self, task: asyncio.Task[Any]) -> None:
+        """A task of this program began."""
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def takes(self, handle: _Handle) -> bool:
+        """Whether something of it is done now. What a stopped program should do is kept."""
+        if self.alive and self._frozen:
+            self._held.append(handle)
+        return self.alive and not self._frozen
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+
+
+_WORLD = Context()
+"""Where no program is set."""
+
+
+def in_dead_process() -> bool:
+    """Whether what runs now belongs to a program that was killed: it is being unwound and tells nothing."""
+    process = _process.get()
+    return process is not None and not process.alive
+
+
+_process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class _Task(asyncio.Task[T]):
+    """A task that knows whose it is, also when it is looked at last."""
+
+    owner: Process | None = None
+
+
+class _Handle(asyncio.TimerHandle):
     """Something that will be done, unless it is cancelled."""
 
-    __slots__ = ("do",)
+    __slots__ = ("do", "loop", "owner", "task")
 
-    def __init__(self, do: Callable[[], None]) -> None:
-        self.do: Callable[[], None] | None = do
+    def __init__(
+        self, when_s: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: Timeline, context: Context
+    ) -> None:
+        super().__init__(when_s, callback, args, loop, context)
+        self.loop = loop
+        self.do = (context, callback, args)
+        self.owner = context.get(_process)
+        self.task = isinstance(getattr(callback, "__self__", None), asyncio.Task)
 
-    def cancel(self) -> None:
-        """Don't do it."""
-        self.do = None
 
+class Timeline(asyncio.BaseEventLoop):
+    """An event loop without a machine below it."""
 
-class Timeline:
-    """A queue of what will happen. Things due at the same time happen in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0
+    def __init__(self, chance: Random | None = None) -> None:
+        """
+        Args:
+            chance: where the order of tasks that are ready at once comes from; None: they go on as they got ready.
+        """
+        super().__init__()
         self.wall_offset_ms = 0
         """How far the wall clock was set forward or back."""
-        self._heap: list[tuple[int, int, Timer]] = []
+        self.ready: deque[_Handle] = deque()
+        self.chance = chance
+        self._now_us = 0
+        self._timers: list[tuple[int, int, _Handle]] = []
         self._numbers = itertools.count()
+        self._broken: BaseException | None = None
+
+    # ---- time ----
+
+    @property
+    def now_ms(self) -> int:
+        """Milliseconds since the beginning."""
+        return self._now_us // _US_PER_MS
+
+    @property
+    def now_ns(self) -> int:
+        """Nanoseconds since the beginning: the monotonic clock."""
+        return self._now_us * 1_000
 
     @property
     def wall_ms(self) -> int:
         """What the wall clock shows."""
         return EPOCH_MS + self.now_ms + self.wall_offset_ms
 
-    def after(self, wait_ms: float, do: Callable[[], None]) -> Timer:
-        """Does something in ``wait_ms``."""
-        timer = Timer(do)
-        heapq.heappush(self._heap, (self.now_ms + max(0, int(wait_ms)), next(self._numbers), timer))
-        return timer
+    def time(self) -> float:
+        """Seconds since the beginning."""
+        return self._now_us / _US_PER_S
+
+    def after(self, wait_ms: float, do: Callable[[], object]) -> asyncio.TimerHandle:
+        """The world does something in ``wait_ms`` whole milliseconds, whichever program set it off and what becomes of it."""
+        return self._put(self._now_us + max(0, int(wait_ms)) * _US_PER_MS, do, (), _WORLD)
+
+    def close_down(self, processes: Iterable[Process]) -> None:
+        """Ends programs when nothing is simulated any more."""
+        asyncio._set_running_loop(self)  # noqa: SLF001
+        try:
+            for process in processes:
+                process.kill()
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001
 
     def step(self, until_ms: int | None = None) -> bool:
-        """Does what is due next; False when nothing is, or nothing before ``until_ms``."""
-        while self._heap:
-            at_ms, _, timer = self._heap[0]
-            if timer.do is None:
-                heapq.heappop(self._heap)
-                continue
-            if until_ms is not None and at_ms > until_ms:
-                self.now_ms = max(self.now_ms, until_ms)
-                return False
-            heapq.heappop(self._heap)
-            self.now_ms = max(self.now_ms, at_ms)
-            do, timer.do = timer.do, None
-            do()
-            return True
-        if until_ms is not None:
-            self.now_ms = max(self.now_ms, until_ms)
+        """Does what is ready, or what is due next; False when nothing is, or nothing before ``until_ms``.
+
+        Raises:
+            BaseException: what code of ours raised and nobody handled.
+        """
+        if not self.ready and not self._advance(None if until_ms is None else until_ms * _US_PER_MS):
+            return False
+        asyncio._set_running_loop(self)  # noqa: SLF001 - documented, for those who make loops
+        try:
+            for handle in self._batch():
+                if not handle.cancelled() and (handle.owner is None or handle.owner.takes(handle)):
+                    self._do(handle)
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the simulation with an error, whoever catches it on its way."""
+        if self._broken is None:
+            self._broken = error
+
+    def _advance(self, until_us: int | None) -> bool:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        due_us = self._timers[0][0] if self._timers else None
+        if due_us is None or (until_us is not None and due_us > until_us):
+            self._now_us = max(self._now_us, until_us or 0)
+            return False
+        self._now_us = max(self._now_us, due_us)
+        while self._timers and self._timers[0][0] <= self._now_us:
+            self.ready.append(heapq.heappop(self._timers)[2])
+        return True
+
+    def _batch(self) -> list[_Handle]:
+        """What is ready now; what it makes ready comes next."""
+        batch = list(self.ready)
+        self.ready.clear()
+        if self.chance is not None and len(batch) > 1:
+            places = [place for place, handle in enumerate(batch) if handle.task]
+            drawn = self.chance.sample(places, len(places))
+            return [batch[drawn.pop()] if handle.task else handle for handle in batch]
+        return batch
+
+    def _do(self, handle: _Handle) -> None:
+        context, callback, args = handle.do
+        context.run(callback, *args)
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
+
+    # ---- what asyncio asks of a loop ----
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Does something next."""
+        handle = _Handle(self.time(), callback, args, self, copy_context() if context is None else context)
+        self.ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Does something next: there is one thread."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Does something in ``delay`` seconds."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Does something at a time of this loop, in seconds."""
+        # The nearest microsecond at which `time()` is not below `when`.
+        due_us = round(when * _US_PER_S)
+        return self._put(due_us + (due_us / _US_PER_S < when), callback, args, context)
+
+    def _put(
+        self, due_us: int, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None
+    ) -> asyncio.TimerHandle:
+        # Not `or`: an empty context is false.
+        handle = _Handle(due_us / _US_PER_S, callback, args, self, copy_context() if context is None else context)
+        heapq.heappush(self._timers, (due_us, next(self._numbers), handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is left in the queue and passed over."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        """A task of the program that asks for it."""
+        task = _Task(coro, loop=self, name=name, context=context)
+        task.owner = _process.get()
+        if task.owner is not None:
+            task.owner.began(task)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self,
+        executor: Any,  # noqa: ARG002 - there is one thread
+        func: Callable[..., T],
+        *args: Any,
+    ) -> asyncio.Future[T]:
+        """Work of a thread: done now, answered a moment later."""
+        answer: asyncio.Future[T] = self.create_future()
+        try:
+            value = func(*args)
+        except Exception as error:  # noqa: BLE001 - it is the caller's, as from a thread
+            self.call_later(0.001, _fail, answer, error)
+        else:
+            self.call_later(0.001, _answer, answer, value)
+        return answer
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """A task failed and nobody looked: that ends the simulation, unless the program is dead that should have."""
+        task, error = context.get("future"), context.get("exception")
+        if isinstance(task, _Task) and (task.owner is None or task.owner.alive) and error is not None:
+            self.fail(error)
+
+    def get_debug(self) -> bool:
+        """No."""
         return False
+
+    def is_closed(self) -> bool:
+        """There is nothing to close."""
+        return True
+
+    def _check_closed(self) -> None:
+        """It never is in anybody's way."""
+
+
+def _answer(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -13,9 +13,8 @@ from callboard.scheduler.events import Event, WorkerStopped
 from callboard.scheduler.records import Change, EventRecord
 from callboard.scheduler.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator, hosting
+from callboard.simulation.disk import Disk
 from callboard.simulation.hosting import Worker
-from callboard.simulation.journal import Journal
-from callboard.simulation.liveness import Liveness
 from callboard.simulation.network import Message, Network, Stream
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
@@ -84,7 +83,7 @@ def test_r5_strict_copies_that_outlive_their_stopped_or_killed_agents_are_caught
     assert failure.rule == "R5"
 
 
-class Forgetful(Journal):
+class Forgetful(Disk):
     """Says that a batch is on disk and loses every tenth."""
 
     def __init__(self) -> None:
@@ -99,16 +98,12 @@ class Forgetful(Journal):
 
 def test_a_journal_that_loses_what_it_acknowledged_is_caught() -> None:
     simulator = Simulator(OPTIONS)
-    simulator.controller.journal = Forgetful()
+    simulator.controller.disk = Forgetful()
     failure_of(simulator)
 
 
 def test_a_controller_that_gives_up_strict_nodes_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def impatient(self: Liveness, wait_ms: int, node_id: str, node: object) -> None:
-        self._timeline.after(1_000, lambda: self._look_at(node_id, node))  # type: ignore[arg-type]
-
-    monkeypatch.setattr("callboard.simulation.liveness.MARGIN_MS", -20_000)
-    monkeypatch.setattr(Liveness, "_look_in", impatient)
+    monkeypatch.setattr("callboard.controller.liveness.MARGIN_MS", -20_000)
     assert failure_of(Simulator(OPTIONS)).rule == "R5"
 
 

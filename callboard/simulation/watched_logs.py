@@ -1,0 +1,34 @@
+"""What production code logs in a simulation: nothing is shown, and a defect ends it.
+
+Programs that ship log a defect with its traceback, answer and go on. Nothing that a simulation does is reason enough for
+that, so the first line of that kind is a failure of the run. Errors of the world, such as a full disk, are no defects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from callboard.simulation.rules import RuleBroken
+from callboard.simulation.timeline import Timeline, in_dead_process
+
+
+@contextmanager
+def watched_logs(timeline: Timeline) -> Iterator[None]:
+    """Takes in every line that is logged meanwhile."""
+
+    def take(_logger: object, _level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if "exc_info" in line and not in_dead_process():
+            told = {name: value for name, value in line.items() if name != "exc_info"}
+            timeline.fail(RuleBroken("defect", f"production code logged an error with a traceback: {told}"))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[take], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
