@@ -163,16 +163,17 @@ class Liveness:
             node.heard_s = min(now, node.heard_s + late_s)
 
     def _look_at(self, node_id: str, node: _Watched, now: float) -> None:
+        # Sums as they stand in the heap: a difference may be rounded the other way, and the loop would never end.
         lost_s = node.heard_s + self.lost_after_ms / 1000
-        silent_s = now - node.heard_s
+        suspect_s = node.heard_s + self._suspect_s
         if now >= lost_s:
             del self._nodes[node_id]
-            self._verdicts.lost(node_id, node.epoch, round(silent_s * 1000))
-        elif silent_s >= self._suspect_s:
+            self._verdicts.lost(node_id, node.epoch, round((now - node.heard_s) * 1000))
+        elif now >= suspect_s:
             if not node.suspected:
                 node.suspected = True
                 self._verdicts.suspected(node_id, node.epoch, suspected=True)
             self._push(lost_s, node_id, node)
         else:
             # It was heard of since the deadline was set: heartbeats don't move entries in the heap.
-            self._push(node.heard_s + self._suspect_s, node_id, node)
+            self._push(suspect_s, node_id, node)

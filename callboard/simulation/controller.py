@@ -21,6 +21,7 @@ from callboard.controller.clock import Clock
 from callboard.controller.core import Core
 from callboard.controller.guard import Guard
 from callboard.controller.options import ControllerOptions, Limits
+from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.events import Event
 from callboard.scheduler.records import Change
@@ -42,6 +43,9 @@ HISTORY = 200
 """Ended jobs kept: fewer than in production, so that being forgotten is met, and a crash costs less to replay."""
 
 EVENTS_IN_MEMORY = 500
+
+SUPERVISOR_MS = 1_000
+"""Until a controller that could not start is started again."""
 
 
 class Watcher(Protocol):
@@ -147,8 +151,13 @@ class Controller:
         timeline.create_task(self._live(self._core), name="driver").add_done_callback(self._ended)
 
     def _ended(self, done: asyncio.Task[None]) -> None:
-        """The program ended by itself, which only a defect can bring about."""
+        """The program ended by itself: it could not start on a full disk, or else by a defect."""
         error = None if done.cancelled() else done.exception()
+        if isinstance(error, StoreFailed):
+            self._site.count("controller could not start")
+            self.crash()
+            self._site.timeline.after(SUPERVISOR_MS, self.start)
+            return
         self._site.timeline.fail(error or RuleBroken("defect", "the controller ended by itself"))
 
     async def _live(self, core: Core) -> None:

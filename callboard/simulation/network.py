@@ -16,6 +16,9 @@ from callboard.simulation.timeline import Timeline
 KEEPALIVE_MS = 15_000
 """Ping every 10 s, given up after 5 s: by then both sides know that a connection is dead."""
 
+STUCK_HELLOS = 0.03
+"""Share of Hellos that wait in a connection which their agent gives up meanwhile."""
+
 Message = tuple[str, Any]
 """(kind, content); the kinds are the fields of SessionRequest and SessionResponse."""
 
@@ -33,7 +36,7 @@ class End(Protocol):
 class Stream:
     """One session's connection. Each side knows for itself whether it is over."""
 
-    __slots__ = ("agent", "agent_open", "controller", "controller_open", "last_ms", "node_id")
+    __slots__ = ("agent", "agent_open", "controller", "controller_open", "last_ms", "node_id", "stuck")
 
     def __init__(self, node_id: str, agent: End, controller: End) -> None:
         self.node_id = node_id
@@ -42,6 +45,8 @@ class Stream:
         self.agent_open = True
         self.controller_open = True
         self.last_ms = {"up": 0, "down": 0}
+        self.stuck = False
+        """Its Hello is on its way for long; until it comes the controller knows of no stream that could end."""
 
 
 class Network:
@@ -83,10 +88,11 @@ class Network:
         if Fault.DELAY in faults and chance.random() < 0.005:
             self._counts["message delayed"] += 1
             wait_ms = chance.randint(50, 6_000)
-        if Fault.REORDER in faults and message[0] == "hello" and chance.random() < 0.03:
-            # Stuck in a connection that its agent gives up; a later one may overtake it.
+        if Fault.REORDER in faults and message[0] == "hello" and chance.random() < STUCK_HELLOS:
+            # A later one may overtake it, also one of a later run of the agent.
             self._counts["Hello overtaken"] += 1
-            wait_ms = chance.randint(15_000, 40_000)
+            stream.stuck = True
+            wait_ms = chance.randint(5_000, 40_000)
         if Fault.REORDER in faults and message[0] not in ("welcome", "hello") and chance.random() < 0.01:
             self._counts["message reordered"] += 1
             self._arrive(stream, way, message, self._timeline.now_ms + chance.randint(1, 2_000))
@@ -139,6 +145,10 @@ class Network:
 
     def _arrive(self, stream: Stream, way: str, message: Message, at_ms: int) -> None:
         def arrive() -> None:
+            if stream.stuck and message[0] == "hello":
+                stream.stuck = False
+                if not stream.agent_open:
+                    self._timeline.after(self._chance.randint(1, KEEPALIVE_MS), lambda: self.cut_off(stream, "silent"))
             if (stream.node_id, way) in self.cut:
                 return
             if way == "up" and stream.controller_open:
@@ -149,7 +159,7 @@ class Network:
         self._timeline.after(at_ms - self._timeline.now_ms, arrive)
 
     def _learn(self, stream: Stream, way: str, why: str) -> None:
-        if way == "up" and stream.controller_open:
+        if way == "up" and stream.controller_open and not stream.stuck:
             stream.controller_open = False
             stream.controller.broken(stream, why)
         elif way == "down" and stream.agent_open:

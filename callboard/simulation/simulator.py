@@ -35,6 +35,9 @@ from callboard.simulation.workload import Workload
 LAST_EVENTS = 30
 PROGRESS_EVERY = 5_000
 
+STILL_MS = 3_600_000
+"""Clients call all the time, and nothing that is wrong lasts for longer than minutes."""
+
 Progress = Callable[[int, int], None]
 """Told the events decided and the virtual milliseconds passed."""
 
@@ -81,6 +84,7 @@ class Simulator:
         self._ended: Counter[str] = Counter()
         self._counted: dict[str, None] = {}
         self._promises_due = 0
+        self._decided_at_ms = 0
 
     def run(self) -> SimulationReport:
         """Runs it."""
@@ -109,6 +113,8 @@ class Simulator:
         hours, events = self.options.hours, self.options.events
         until_ms = None if hours is None else round(hours * 3_600_000)
         while not (events is not None and self.steps >= events):
+            if self.timeline.now_ms - self._decided_at_ms > STILL_MS:
+                raise RuleBroken("R1", f"nothing was decided for {STILL_MS} ms, whatever was asked")
             if not self.timeline.step(until_ms) or (self.workload.finished and self._all_ended()):
                 break
 
@@ -168,6 +174,7 @@ class Simulator:
     def decided(self, scheduler: Scheduler, event: Event, outcome: Outcome) -> None:  # noqa: ARG002
         """It was: its changes are checked, and everything now and then."""
         self.steps += 1
+        self._decided_at_ms = self.timeline.now_ms
         self.audit.decided(scheduler.state, outcome)
         if self.steps % self.options.full_check_every == 0:
             self._check_all()

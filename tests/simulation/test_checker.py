@@ -15,7 +15,6 @@ from callboard.scheduler.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator, hosting
 from callboard.simulation.disk import Disk
 from callboard.simulation.hosting import Worker
-from callboard.simulation.network import Message, Network, Stream
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
 
@@ -108,21 +107,12 @@ def test_a_controller_that_gives_up_strict_nodes_too_early_is_caught(monkeypatch
 
 
 def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    send = Network.send
-
-    def stuck(self: Network, stream: Stream, way: str, message: Message) -> None:
-        """Many more Hellos than usual wait in connections that their agents give up."""
-        if message[0] == "hello" and self.faults and self._chance.random() < 0.35:
-            self._arrive(stream, way, message, self._timeline.now_ms + self._chance.randint(5_000, 40_000))
-        else:
-            send(self, stream, way, message)
-
     def runs() -> Iterator[SimulationReport]:
         # Its successor must run something and be silent, which not every history brings about.
         for seed in range(2, 12):
             yield Simulator(SimulationOptions(seed=seed, events=1_500, nodes=4)).run()
 
-    monkeypatch.setattr(Network, "send", stuck)
+    monkeypatch.setattr("callboard.simulation.network.STUCK_HELLOS", 0.35)
     assert next(runs()).failure is None
     monkeypatch.setattr(Hellos, "take", lambda *_: None)
     failure = next((report.failure for report in runs() if report.failure is not None), None)
