@@ -173,7 +173,7 @@ class Timeline(asyncio.BaseEventLoop):
         return self._now_us / _US_PER_S
 
     def after(self, wait_ms: float, do: Callable[[], object]) -> asyncio.TimerHandle:
-        """The world does something in ``wait_ms`` whole milliseconds, whichever program set it off and what becomes of it."""
+        """The world does something in ``wait_ms`` whole milliseconds, whatever becomes of the program that asked."""
         return self._put(self._now_us + max(0, int(wait_ms)) * _US_PER_MS, do, (), _WORLD)
 
     def close_down(self, processes: Iterable[Process]) -> None:

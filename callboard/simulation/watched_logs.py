@@ -1,7 +1,7 @@
 """What production code logs in a simulation: nothing is shown, and a defect ends it.
 
-Programs that ship log a defect with its traceback, answer and go on. Nothing that a simulation does is reason enough for
-that, so the first line of that kind is a failure of the run. Errors of the world, such as a full disk, are no defects.
+Programs that ship log a defect with its traceback, answer and go on. Nothing that a simulation does is reason enough
+for that, so the first line of that kind is a failure of the run. Errors of the world, such as a full disk, are none.
 """
 
 from __future__ import annotations
