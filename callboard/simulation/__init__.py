@@ -1,20 +1,21 @@
-"""Does the scheduler keep its promises when everything goes wrong? The whole system in virtual time, from one seed.
+"""The simulator: the whole system in virtual time, from one seed, with everything that can go wrong.
 
     report = simulate(SimulationOptions(seed=7, hours=24, nodes=100))
 
-What is real: the :class:`~callboard.scheduler.Scheduler`, the journal's codec (every decision is encoded, and a crash
-is answered by decoding), and the messages between controller and agents. What is virtual: time, network, machines with
-their process trees, Ray, clients. The controller's loop and sessions and the agent are rebuilt here without asyncio,
-rule by rule as in ``callboard.controller`` and ``callboard.agents``.
+What is real: the controller as it ships (``callboard.controller.core`` on a virtual event loop: the scheduler, the loop
+around it, sessions, liveness, event log), the journal's codec (every decision is encoded, and a crash is answered by
+decoding), and the messages between controller and agents. What is virtual: time, the network, the controller's disk,
+machines with their process trees, Ray, clients. The agent is still rebuilt here, rule by rule as in
+``callboard.agents``.
 
 =============  ==========================================================================
 options        what to simulate, and which faults
-timeline       virtual time: the only clock
+timeline       virtual time: the only clock, the event loop of production code, and programs that are killed or stopped
 machines       the physical truth: which process trees live, which devices they use
 rayworld       the placement groups that exist in Ray
 network        streams between agents and controller, with everything a network does to them
 agent, membership, commands, outbox, tasks, lease, hosting, behaviour   an agent and its workers
-journal, controller, sessions, liveness, inbound   the controller
+controller, disk, watched_logs   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
 audit, promises   what must hold: of every decision, and of every acknowledged request

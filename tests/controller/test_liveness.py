@@ -198,3 +198,17 @@ def test_many_nodes_share_one_timer_and_heartbeats_cost_no_entry(
     assert len(pending) == 1
     assert len(liveness._heap) <= 100
     assert verdicts.said == [(12.5, "n99 suspect"), (27.0, "n99 lost")]
+
+
+@pytest.mark.timeout(20)
+def test_a_deadline_that_rounding_puts_before_its_silence_is_looked_at_once(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts
+) -> None:
+    """Found by simulation: such a node was looked at again and again in the same instant, for ever."""
+    heard_s, suspect_s = 32756.445238821198, 12.5
+    due_s = heard_s + suspect_s
+    assert due_s - heard_s < suspect_s, "a time at which the difference is rounded below its terms"
+    loop.now = heard_s
+    liveness.watch("n", 1)
+    loop.move(due_s)
+    assert [what for _, what in verdicts.said] == ["n suspect"]
