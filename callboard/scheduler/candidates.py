@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from callboard.model.quantities import Resources, total
 from callboard.model.specs import JobSpec
 from callboard.scheduler.preemption import (
     Claims,
@@ -23,27 +24,105 @@ from callboard.scheduler.state import State
 from callboard.scheduler.states import ENDED, LIVE, JobState, Rule, WorkerState
 from callboard.scheduler.view import Assumption, View
 
+Cost = tuple[object, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What may be asked to yield: a whole job, or one extra worker of an elastic one (``generation`` not 0)."""
+    """What may be asked to yield: a whole job, or one extra worker of an elastic one (``generation`` not 0).
+
+    Attributes:
+        taken: what is taken away when it yields.
+        lost: (GPU time in milli-GPU · ms, time in ms) of the work that it loses.
+        left_ms: how long it is thought to go on.
+        rank: of an extra worker: its rank.
+        cost: key that sorts candidates of one priority, the one from whom least is taken away first.
+    """
 
     job: JobRecord
     generation: int
     verdict: Verdict
     priority_milli: int
-    cost: tuple[int, ...]
+    taken: Resources
+    lost: tuple[int, int]
+    left_ms: int
+    rank: int = 0
+    cost: Cost = ()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Tells it from others."""
+        return (self.job.uid, self.generation)
 
 
-def _cost(state: State, job: JobRecord, spec: JobSpec, worker: WorkerRecord | None, now_ms: int) -> tuple[int, ...]:
-    """Key that sorts candidates of one priority: fewest workers, least lost work, longest left, youngest first."""
-    if worker is None:
-        count, lost_ms = len(state.jobs_holding.get(job.uid, ())), lost_work_ms(job, now_ms)
-    else:
-        since_ms = max(worker.ready_ms, job.checkpoint_ms)
-        count, lost_ms = 1, max(0, now_ms - since_ms) if worker.ready_ms else 0
-    # Of one job's extra workers the highest rank goes first, so that ranks stay dense.
-    return (count, lost_ms, -left_ms(job, spec, now_ms), -job.order, 0 if worker is None else -worker.rank)
+def cost_of(units: Iterable[Candidate], capacity: Resources) -> Cost:
+    """What it costs that all of these yield: devices taken away, then the largest share of the cluster that they hold
+    of any other resource (in millionths), then lost GPU time, then lost time, then the longest left, then the youngest.
+
+    Of one job's extra workers the highest rank goes first, so that ranks stay dense.
+    """
+    listed = list(units)
+    whole = {unit.job.uid for unit in listed if not unit.generation}
+    counted = [unit for unit in listed if not unit.generation or unit.job.uid not in whole]
+    taken = counted[0].taken if len(counted) == 1 else total(unit.taken for unit in counted)
+    shares = [
+        amount * 1_000_000 // max(1, capacity.get(name)) for name, amount in taken.items() if name != "gpu" and amount
+    ]
+    return (
+        taken.gpu_milli,
+        max(shares, default=0),
+        sum(unit.lost[0] for unit in counted),
+        sum(unit.lost[1] for unit in counted),
+        -sum(unit.left_ms for unit in counted),
+        *sorted((-unit.job.order, -unit.rank) for unit in counted),
+        *sorted(unit.job.uid for unit in counted),
+    )
+
+
+def _whole(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> Candidate:
+    """A job as a candidate."""
+    spec, lost_ms = state.specs[job.uid].spec, lost_work_ms(job, now_ms)
+    taken = state.shapes[job.uid].least
+    lost = (lost_ms * taken.gpu_milli, lost_ms)
+    if job.uid in state.elastic:
+        extras = [worker for worker in state.workers_of(job.uid) if worker.extra and worker.state in LIVE]
+        taken += total(worker.resources for worker in extras)
+        each = [_lost_by(worker, job, now_ms) for worker in extras]
+        lost = (lost[0] + sum(gpu for gpu, _ in each), lost[1] + sum(ms for _, ms in each))
+    return _priced(state, Candidate(job, 0, verdict, spec.priority_milli, taken, lost, left_ms(job, spec, now_ms)))
+
+
+def _extras(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> list[Candidate]:
+    """The extra workers of an elastic job as candidates."""
+    spec = state.specs[job.uid].spec
+    left = left_ms(job, spec, now_ms)
+    return [
+        _priced(
+            state,
+            Candidate(
+                job,
+                worker.generation,
+                verdict,
+                spec.priority_milli,
+                worker.resources,
+                _lost_by(worker, job, now_ms),
+                left,
+                worker.rank,
+            ),
+        )
+        for worker in state.workers_of(job.uid)
+        if worker.extra and worker.state in LIVE and worker.state is not WorkerState.STOPPING
+    ]
+
+
+def _lost_by(worker: WorkerRecord, job: JobRecord, now_ms: int) -> tuple[int, int]:
+    since_ms = max(worker.ready_ms, job.checkpoint_ms)
+    lost_ms = max(0, now_ms - since_ms) if worker.ready_ms else 0
+    return (lost_ms * worker.resources.gpu_milli, lost_ms)
+
+
+def _priced(state: State, unit: Candidate) -> Candidate:
+    return replace(unit, cost=cost_of([unit], state.cluster_use.capacity))
 
 
 def candidates(
@@ -55,22 +134,16 @@ def candidates(
     retry_ms = 0
     for job_state in (JobState.RUNNING, JobState.STARTING):
         for uid in state.jobs_by_state[job_state]:
-            job, spec = state.jobs[uid], state.specs[uid].spec
+            job = state.jobs[uid]
             verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
             if verdict.rule is None:
                 if verdict.retry_ms and (not retry_ms or verdict.retry_ms < retry_ms):
                     retry_ms = verdict.retry_ms
                 continue
-            found.append(Candidate(job, 0, verdict, spec.priority_milli, _cost(state, job, spec, None, now_ms)))
+            found.append(_whole(state, job, verdict, now_ms))
             if uid in state.elastic:
-                found += [
-                    Candidate(
-                        job, worker.generation, verdict, spec.priority_milli, _cost(state, job, spec, worker, now_ms)
-                    )
-                    for worker in state.workers_of(uid)
-                    if worker.extra and worker.state in LIVE and worker.state is not WorkerState.STOPPING
-                ]
-    found.sort(key=lambda unit: (unit.priority_milli, unit.cost, unit.job.uid))
+                found += _extras(state, job, verdict, now_ms)
+    found.sort(key=lambda unit: (unit.priority_milli, unit.cost))
     return found, retry_ms
 
 
@@ -78,38 +151,64 @@ FEW = 16
 """Victims of the lowest level that are tried one by one before the general search."""
 
 
-def lowest_level(
-    state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims
-) -> tuple[list[Candidate], bool]:
-    """The few cheapest candidates of the lowest priority at which anybody must yield, and whether that is a full
-    answer: False where only the general search can tell (extra workers, lent groups, jobs guarded for a time)."""
+@dataclass(frozen=True, slots=True)
+class LowestLevel:
+    """Who must yield at the lowest priority at which anybody must.
+
+    Attributes:
+        few: the cheapest of them.
+        complete: False: only the general search can tell (extra workers, lent groups, jobs guarded for a time).
+        smallest_milli: the fewest milli-GPUs that one of them holds.
+        alike: all of them hold the same.
+    """
+
+    few: tuple[Candidate, ...]
+    complete: bool
+    smallest_milli: int = 0
+    alike: bool = True
+
+    def is_least(self, unit: Candidate) -> bool:
+        """Whether no two of them could take less away than the one alone."""
+        return self.alike or unit.taken.gpu_milli < 2 * self.smallest_milli
+
+
+_UNKNOWN = LowestLevel((), complete=False)
+
+
+def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims) -> LowestLevel:
+    """Who comes first into question, found without a look at everybody else."""
     pool = state.pools.get(preemptor.pool)
     lends = pool is not None and pool.spec.pg_pool.reserved_lendable
     by_priority: dict[int, list[YieldClass]] = {}
     for yielding in state.holders.classes:
-        by_priority.setdefault(yielding[0], []).append(yielding)
+        by_priority.setdefault(yielding.priority_milli, []).append(yielding)
     for priority_milli in sorted(by_priority):
         found: list[Candidate] = []
         for yielding in sorted(by_priority[priority_milli]):
             members = state.holders.classes[yielding]
             sample = state.specs[members[0][-1]].spec
             if lends:
-                return [], False
+                return _UNKNOWN
             if not sample.preemptible or by_rules(state, sample, preemptor, claims).rule is None:
                 continue
-            if yielding[-1]:
-                return [], False
+            if yielding.elastic:
+                return _UNKNOWN
             for order in members[:FEW]:
                 job = state.jobs[order[-1]]
                 verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
                 if verdict.rule is None:
-                    return [], False
-                cost = _cost(state, job, state.specs[job.uid].spec, None, now_ms)
-                found.append(Candidate(job, 0, verdict, priority_milli, cost))
+                    return _UNKNOWN
+                found.append(_whole(state, job, verdict, now_ms))
         if found:
-            found.sort(key=lambda unit: (unit.cost, unit.job.uid))
-            return found[:FEW], True
-    return [], True
+            found.sort(key=lambda unit: unit.cost)
+            held = {unit.taken for unit in found}
+            return LowestLevel(
+                tuple(found[:FEW]),
+                complete=True,
+                smallest_milli=min(ask.gpu_milli for ask in held),
+                alike=len(held) == 1,
+            )
+    return LowestLevel((), complete=True)
 
 
 def takes_only_what_is_owed(state: State, preemptor_uid: str, victims: Sequence[Candidate]) -> bool:

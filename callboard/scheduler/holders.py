@@ -1,7 +1,8 @@
 """Which running jobs are alike to a preemptor? Jobs that hold room, by what decides whether they must yield.
 
 The rules between two jobs look at priority, pools, labels and ``preemptible`` only, so one look at a class answers for
-all of its jobs; inside a class they are kept in the order in which they would be asked to yield.
+all of its jobs. All of a class hold equal amounts; inside it they are kept in the order in which they would be asked to
+yield.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from callboard.scheduler.records import JobRecord
 from callboard.scheduler.shapes import Shape, YieldClass
 from callboard.scheduler.states import JobState
 
-Order = tuple[int, int, int, int, str]
-"""(workers, -ms since which work would be lost, -estimated ms, -order of submission, uid): cheapest victim first."""
+Order = tuple[int, int, int, str]
+"""(-ms since which work would be lost, -estimated ms, -order of submission, uid): cheapest victim first."""
 
 _HOLDING = (JobState.STARTING, JobState.RUNNING)
 _NOTHING_LOST = 1 << 62
@@ -51,4 +52,4 @@ class Holders:
 
 def _order(job: JobRecord, shape: Shape) -> Order:
     since_ms = max(job.running_ms, job.checkpoint_ms) if job.state is JobState.RUNNING else _NOTHING_LOST
-    return (shape.workers, -since_ms, -shape.estimated_ms, -job.order, job.uid)
+    return (-since_ms, -shape.estimated_ms, -job.order, job.uid)

@@ -21,13 +21,14 @@ from callboard.scheduler.candidates import (
     takes_only_what_is_owed,
     without,
 )
-from callboard.scheduler.grouping import GroupUse, choose_groups
+from callboard.scheduler.grouping import GroupUse, choose_groups, together
 from callboard.scheduler.pinned import pin
 from callboard.scheduler.preemption import claims_of, left_ms, policy_for
 from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.shapes import MAX_SHAPES
 from callboard.scheduler.state import State
 from callboard.scheduler.states import JobState, Rule
+from callboard.scheduler.victims import Choice, worker_by_worker
 from callboard.scheduler.view import Assumption, Room, View
 
 
@@ -184,30 +185,58 @@ class _Search:
             overtaken=frozenset(overtakable(state, self._spec, self._uid, now_ms)),
         )
         claims = claims_of(state, self._spec, self._uid)
-        few, complete = lowest_level(state, self._spec, self._uid, now_ms, claims)
-        if complete and not few:
+        level = lowest_level(state, self._spec, self._uid, now_ms, claims)
+        if level.complete and not level.few:
             return Blocked()
-        for unit in few:
-            # One victim of the lowest level at which anybody must yield: nothing can be cheaper.
-            alone = self._evicting(base, [unit])
+        for unit in level.few:
+            # One victim of the lowest level at which anybody must yield, if no two could be cheaper.
+            alone = self._evicting(base, [unit]) if level.is_least(unit) else None
             if alone is not None:
                 return alone
         found, retry_ms = candidates(state, self._spec, self._uid, now_ms, claims)
         if not found:
             return Blocked(retry_ms)
-
-        def feasible(units: Sequence[Candidate]) -> bool:
-            assumption = without(base, units)
-            return self._try(assumption) is not None
-
-        level = self._lowest_level(found, feasible)
-        if level is None:
+        choice = self._choose(base, found, max_victims)
+        if choice is None:
             return Blocked(retry_ms)
-        chosen = self._fewest(level, feasible)
-        if max_victims and len(chosen) > max_victims:
-            return Blocked(retry_ms, limited=True, too_many=len(chosen))
-        plan_found = self._evicting(base, chosen)
-        return Blocked(retry_ms, limited=True) if plan_found is None else plan_found
+        plan_found = None
+        if choice.best is not None:
+            in_order = sorted(choice.best, key=lambda unit: (unit.priority_milli, unit.cost))
+            plan_found = self._evicting(base, in_order)
+        if plan_found is not None:
+            return plan_found
+        return Blocked(retry_ms, limited=True, too_many=choice.fewest if choice.fewest > max_victims > 0 else 0)
+
+    def _choose(self, base: Assumption, found: list[Candidate], max_victims: int) -> Choice | None:
+        """The victims of the lowest possible level from whom least is taken away; None: all together are too few."""
+        state = self._state
+
+        def enough(units: Sequence[Candidate]) -> bool:
+            return self._try(without(base, units)) is not None
+
+        def allowed(units: Sequence[Candidate]) -> bool:
+            within = not max_victims or len(units) <= max_victims
+            return within and takes_only_what_is_owed(state, self._uid, units)
+
+        level = self._lowest_level(found, enough)
+        if level is None:
+            return None
+        top = level[-1].priority_milli
+        level.sort(key=lambda unit: unit.cost)
+        choice = Choice(state.cluster_use.capacity, enough, allowed)
+        for unit in level:
+            # A set whose maximum is lower than the lowest level cannot be enough, so one victim must be of that level.
+            if unit.priority_milli == top and self._could_help(unit) and enough([unit]):
+                choice.offer([unit])
+                break
+        wanted, slots = together(state, self._spec, self._asks)
+        guessed = worker_by_worker(state, base, wanted, slots, level)
+        first = {unit.key for unit in guessed}
+        guessed += [unit for unit in level if unit.key not in first]
+        for order in (level, guessed, level[::-1]):
+            choice.offer_shortest_run(order)
+        choice.improve(guessed)
+        return choice
 
     def _evicting(self, base: Assumption, units: Sequence[Candidate]) -> Plan | None:
         """A plan in which exactly these yield; None if it isn't enough or takes back more quota than was lent."""
@@ -259,21 +288,6 @@ class _Search:
             else:
                 low = middle + 1
         return up_to(priorities[low])
-
-    def _fewest(self, units: list[Candidate], feasible: Callable[[Sequence[Candidate]], bool]) -> list[Candidate]:
-        """The cheapest irreducible set: one victim if one is enough, else the cheapest that are, less those that turn
-        out unnecessary, the most valuable spared first."""
-        top = units[-1].priority_milli
-        for unit in units:
-            # A set whose maximum is lower than the lowest level cannot be enough, so one victim must be of that level.
-            if unit.priority_milli == top and self._could_help(unit) and feasible([unit]):
-                return [unit]
-        # Evicting more never hurts, so the shortest run of cheapest candidates that is enough is found by bisection.
-        low, high = 1, len(units)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if feasible(units[:middle]) else (middle + 1, high)
-        return _irreducible(units[:low], feasible)
 
     def _could_help(self, unit: Candidate) -> bool:
         """Whether evicting one unit alone could make room: a quick look that only rules out the hopeless."""
@@ -356,24 +370,6 @@ def _starts_in_ms(state: State, uid: str, now_ms: int) -> int:
                 left_ms(state.jobs[other], state.specs[other].spec, now_ms) for other in holders if other in state.jobs
             ]
     return max(left)
-
-
-def _irreducible(units: Sequence[Candidate], feasible: Callable[[Sequence[Candidate]], bool]) -> list[Candidate]:
-    """The units less those that are unnecessary, the last spared first. Large pieces are tried before small ones, so
-    that few needed among many cost few questions."""
-    needed = list(units)
-    size = max(1, len(needed) // 2)
-    while True:
-        end = len(needed)
-        while end > 0:
-            start = max(0, end - size)
-            rest = needed[:start] + needed[end:]
-            if rest and feasible(rest):
-                needed = rest
-            end = start
-        if size == 1:
-            return needed
-        size //= 2
 
 
 def _victim(unit: Candidate) -> Victim:

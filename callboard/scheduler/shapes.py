@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from callboard.model.specs import JobSpec
+from typing import NamedTuple
+
+from callboard.model.quantities import total
+from callboard.model.specs import JobSpec, Labels
 from callboard.scheduler.asks import asks_of
 
-YieldClass = tuple[int, str, tuple[tuple[str, str], ...], bool, tuple[str, ...], bool]
-"""(priority in milli, pool, labels, preemptible, pools of components, elastic)."""
+
+class YieldClass(NamedTuple):
+    """What decides whether a job must yield, and how much that takes away."""
+
+    priority_milli: int
+    pool: str
+    labels: Labels
+    preemptible: bool
+    pools: tuple[str, ...]
+    """Pools of its components."""
+    elastic: bool
+    held: tuple[tuple[str, int], ...]
+    """What its fewest workers hold."""
+
 
 ShapeKey = tuple[object, ...]
 
@@ -21,28 +36,29 @@ class Shape:
     Attributes:
         key: equal for specs of one shape.
         asks: what its jobs need to start.
-        yield_class: what decides whether its jobs must yield.
-        workers: fewest workers of a job.
+        yield_class: what decides whether its jobs must yield, and how much that takes away.
+        least: what the fewest workers of a job hold.
         estimated_ms: how long a job is thought to run; 0: unknown.
         jobs: how many jobs there are of it.
     """
 
-    __slots__ = ("asks", "estimated_ms", "jobs", "key", "workers", "yield_class")
+    __slots__ = ("asks", "estimated_ms", "jobs", "key", "least", "yield_class")
 
     def __init__(self, key: ShapeKey, spec: JobSpec) -> None:
         pools = tuple(sorted({spec.pool_of(component) for component in spec.components}))
         elastic = any(component.elastic for component in spec.components)
         self.key = key
         self.asks = asks_of(spec)
-        self.yield_class: YieldClass = (
+        self.least = total(ask.resources for ask in self.asks)
+        self.yield_class = YieldClass(
             spec.priority_milli,
             spec.pool,
             spec.labels,
             spec.preemptible,
             pools,
             elastic,
+            tuple(self.least.items()),
         )
-        self.workers = sum(component.min_workers for component in spec.components)
         self.estimated_ms = spec.estimated_duration_ms
         self.jobs = 0
 

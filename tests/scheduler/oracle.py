@@ -73,6 +73,7 @@ class Job:
     Attributes:
         pool: its own pool, whose policy applies; workers may be charged to others.
         young: it has not run for its minimal runtime.
+        lost_ms: for how long it ran since its start or its last checkpoint.
         pieces: room that comes back when it yields.
         dynamic: number of dynamic groups it holds, by pool.
     """
@@ -84,6 +85,7 @@ class Job:
     labels: Mapping[str, str] = field(default_factory=dict)
     preemptible: bool = True
     young: bool = False
+    lost_ms: int = 0
     strategy: str = "PACK"
     selector: Mapping[str, str] = field(default_factory=dict)
     pieces: tuple[Piece, ...] = ()
@@ -93,6 +95,10 @@ class Job:
     def pools(self) -> tuple[str, ...]:
         """Pools it is charged to."""
         return tuple(dict.fromkeys(worker.pool for worker in self.workers))
+
+    def holds(self, resource: str) -> int:
+        """What its workers hold together."""
+        return sum(worker.ask.get(resource, 0) for worker in self.workers)
 
     def charge(self, pool: str, resource: str) -> int:
         """What it charges to a pool."""
@@ -272,17 +278,64 @@ class Model:
                 return level
         return None
 
-    def fewest_workers(self, level: int) -> int:
-        """Fewest workers that must go when nobody above a level yields."""
+    def least(self, level: int) -> tuple[int, int, int, int] | None:
+        """The least that is taken away when nobody above a level yields and lenders take back no more than is owed:
+        devices, then the largest share (in millionths) of any other resource, then GPU time, then time lost. None: no
+        such set is enough."""
+        jobs = self._cluster.running
         model = self._model.clone()
-        for job in self._cluster.running:
+        for job in jobs:
             if not self.rules[job.name] or job.priority > level:
                 model.add(self._gone[job.name] == 0)
-        model.minimize(sum(len(job.workers) * self._gone[job.name] for job in self._cluster.running))
+        share = model.new_int_var(0, 1_000_000, "largest share")
+        for name in sorted({name for job in jobs for worker in job.workers for name in worker.ask} - {"gpu"}):
+            capacity = max(1, sum(node.capacity.get(name, 0) for node in self._cluster.nodes))
+            held = sum(job.holds(name) * self._gone[job.name] for job in jobs)
+            model.add(1_000_000 * held < capacity * (share + 1))
+        aims = (
+            sum(job.holds("gpu") * self._gone[job.name] for job in jobs),
+            share,
+            sum(job.holds("gpu") * job.lost_ms * self._gone[job.name] for job in jobs),
+            sum(job.lost_ms * self._gone[job.name] for job in jobs),
+        )
+        while True:
+            found = self._least_of(model.clone(), aims)
+            if found is None:
+                return None
+            costs, names = found
+            if owed(self._cluster, [name for name in names if self.rules[name] == "reclaim"]):
+                return costs
+            # Neither these nor more than these.
+            model.add(sum(self._gone[name] for name in names) < len(names))
+
+    def _least_of(
+        self, model: cp_model.CpModel, aims: Iterable[_Expr]
+    ) -> tuple[tuple[int, int, int, int], set[str]] | None:
+        costs: list[int] = []
         solver = _solver()
-        status = solver.solve(model)
-        assert status == cp_model.OPTIMAL
-        return round(solver.objective_value)
+        for aim in aims:
+            model.minimize(aim)
+            solver = _solver()
+            status = solver.solve(model)
+            if status == cp_model.INFEASIBLE:
+                return None
+            assert status == cp_model.OPTIMAL, solver.status_name()
+            costs.append(round(solver.objective_value))
+            model.add(aim == costs[-1])
+        gpu, share, gpu_ms, ms = costs
+        return (gpu, share, gpu_ms, ms), {name for name, gone in self._gone.items() if solver.value(gone)}
+
+    def taken(self, names: Collection[str]) -> tuple[int, int, int, int]:
+        """What is taken away when these yield, in the same words."""
+        jobs = [job for job in self._cluster.running if job.name in names]
+        others = sorted({name for job in jobs for worker in job.workers for name in worker.ask} - {"gpu"})
+        capacity = {name: max(1, sum(node.capacity.get(name, 0) for node in self._cluster.nodes)) for name in others}
+        return (
+            sum(job.holds("gpu") for job in jobs),
+            max((sum(job.holds(name) for job in jobs) * 1_000_000 // capacity[name] for name in others), default=0),
+            sum(job.holds("gpu") * job.lost_ms for job in jobs),
+            sum(job.lost_ms for job in jobs),
+        )
 
     def sets(self) -> Iterator[set[str]]:
         """Every irreducible set of jobs that may yield and let the preemptor start."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import pytest
 
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, PoolSpec
+from callboard.model.specs import ComponentSpec, PoolSpec, Strategy
 from callboard.scheduler import RefusalCode, State, passes
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
@@ -286,6 +288,99 @@ def test_the_lowest_level_yields_and_the_set_is_irreducible() -> None:
     world.submit("p3", priority=3, ask={"gpu": 2})
     world.submit("h", priority=9, ask={"gpu": 2})
     assert sorted(victim for victim, _ in world.preempted()) == ["p1", "p2"]
+
+
+def test_ft_d1_the_victim_is_the_one_from_whom_least_is_taken_away() -> None:
+    world = world_of(n1=8, n2=1)
+    world.submit("big", priority=1, ask={"gpu": 8})
+    world.submit("small", priority=1, workers=2, ask={"gpu": 0.5})
+    world.submit("h", priority=10)
+    assert world.preempted() == [("small", "h")], "the workers of small are more, what they hold is less"
+
+
+def test_ft_d1_two_small_jobs_yield_rather_than_one_large() -> None:
+    world = world_of(n1=8, n2=2)
+    world.submit("big", priority=1, ask={"gpu": 8})
+    world.tick(50)
+    for n in range(2):
+        world.submit(f"s{n}", priority=1)
+    world.submit("h", priority=10, ask={"gpu": 2})
+    assert sorted(world.preempted()) == [("s0", "h"), ("s1", "h")]
+
+
+def test_ft_d1_a_limit_on_the_number_of_victims_is_kept_by_taking_more_away() -> None:
+    world = world_of(n1=8, n2=2)
+    world.policy(max_victims_per_round=1)
+    world.submit("big", priority=1, ask={"gpu": 8})
+    for n in range(2):
+        world.submit(f"s{n}", priority=1)
+    world.submit("h", priority=10, ask={"gpu": 2})
+    assert world.preempted() == [("big", "h")]
+
+
+def test_ft_d1_of_equal_devices_the_smaller_share_of_other_resources_yields() -> None:
+    world = World({"n1": {"gpu": 3, "cpu": 32, "memory": "64GiB"}})
+    world.pool()
+    for name, ask in (("cpus", {"cpu": 16}), ("memory", {"memory": "16GiB"}), ("less", {"cpu": 4, "memory": "8GiB"})):
+        world.submit(name, priority=1, ask={"gpu": 1, **ask})
+        world.tick(1_000)
+    for n in range(3):
+        world.submit(f"h{n}", priority=10, ask={"gpu": 1})
+    assert [victim for victim, _ in world.preempted()] == ["less", "memory", "cpus"]
+
+
+def test_ft_d1_a_gang_goes_to_the_nodes_where_least_is_taken_away() -> None:
+    world = world_of(n1=8, n2=8, n3=8, n4=8)
+    for n, sizes in enumerate(([8], [4, 4], [2, 2, 4], [1, 1, 1, 5]), start=1):
+        for k, size in enumerate(sizes):
+            world.submit(f"j{n}{k}", priority=1, ask={"gpu": size}, node_selector=(("node", f"n{n}"),))
+    world.submit("h", priority=10, workers=2, ask={"gpu": 3}, placement=Strategy.STRICT_SPREAD)
+    # Three of n4 give 3 GPUs, one of n2 or n3 gives 4: nothing less gives a node of its own to each worker.
+    assert sorted(victim for victim, _ in world.preempted()) in (
+        ["j32", "j40", "j41", "j42"],
+        ["j20", "j40", "j41", "j42"],
+        ["j21", "j40", "j41", "j42"],
+        ["j30", "j31", "j40", "j41", "j42"],
+    )
+    assert world.status("h") is JobState.RUNNING
+
+
+def test_ft_d1_workers_above_the_minimum_yield_before_a_job_that_holds_more() -> None:
+    world = world_of(n1=4, n2=4)
+    elastic = ComponentSpec(name="c", actor="a:B", min_workers=1, max_workers=4, resources=Resources.parse({"gpu": 1}))
+    world.submit("big", priority=1, ask={"gpu": 4})
+    world.submit(job_spec("grown", priority=1, components=[elastic]))
+    assert len(world.workers("grown")) == 4
+    world.submit("h", priority=10, ask={"gpu": 3})
+    assert world.preempted() == [("grown", "h")] * 3
+    assert world.status("grown") is JobState.RUNNING
+    assert world.status("big") is JobState.RUNNING
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ft_d1_no_exchange_on_a_larger_cluster_takes_less_away(seed: int) -> None:
+    """Too many for every set to be looked at: then no single node's worth of victims is cheaper."""
+    choose = random.Random(seed)
+    world = World({f"n{n}": 8 for n in range(12)})
+    world.pool()
+    for n in range(60):
+        world.submit(f"j{n}", priority=1, ask={"gpu": choose.choice([1, 1, 2, 2, 3, 4])})
+        world.tick(choose.randint(0, 50))
+        if world.status(f"j{n}") is not JobState.RUNNING:
+            world.cancel(f"j{n}")
+    free = {node: 8 - world.state.node_use(node).used.gpu_milli // 1000 for node in world.state.nodes}
+    needed = 6
+    cheapest = min(
+        sum(sizes)
+        for node in world.state.nodes
+        for held in [[w.resources.gpu_milli // 1000 for w in world.state.workers_on(node)]]
+        for count in range(len(held) + 1)
+        for sizes in itertools.combinations(held, count)
+        if free[node] + sum(sizes) >= needed
+    )
+    world.submit("h", priority=10, ask={"gpu": needed})
+    taken = [world.job(victim).uid for victim, _ in world.preempted()]
+    assert sum(world.state.shapes[uid].least.gpu_milli for uid in taken) == cheapest * 1000
 
 
 def test_a_label_shields_whatever_the_numbers_say() -> None:
