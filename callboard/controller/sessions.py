@@ -279,16 +279,11 @@ class Sessions:
 
     def _send(self, session: AgentSession, command: Command) -> None:
         session.awaited[command.command_id] = command
-        session.send(command_message(command, self._driver.state, self._address_of))
+        session.send(command_message(command, self._driver.state.meta.term, self._address_of))
 
     def _address_of(self, node_id: str) -> str:
-        node = self._driver.state.nodes.get(node_id)
-        if node is None:
-            return ""
-        if node.ray is not None and node.ray.node_ip:
-            return node.ray.node_ip
         session = self.live.get(node_id)
-        return session.address if session is not None and session.address else node.hostname
+        return session.address if session is not None else ""
 
     def _is_taken(self, session: AgentSession) -> bool:
         """Whether another living agent has the node id: one whose stream is open and who was heard of lately."""

@@ -1,5 +1,6 @@
 """What has to be done? Commands out: for the agent of one node each, idempotent by id.
 
+A command carries all that its agent is told, as it was when it was decided: whoever sends it later asks no state.
 Ids are made of what the command is about, so the command that is owed after a restart is the one that was sent before.
 """
 
@@ -16,19 +17,30 @@ from callboard.scheduler.records import CheckpointRecord, WorkerRecord
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start one worker on ``node_id``."""
+    """Start one worker on ``node_id``.
+
+    Attributes:
+        strict: no copy of it may outlive its lease (R5).
+        node_group: node group of the node.
+        master_ip: address of the node of rank 0 in Ray; empty: it has none.
+        master_hostname: its name, where nothing better is known.
+    """
 
     command_id: str
     node_id: str
     worker: WorkerRecord
     component: ComponentSpec
     job_name: str
+    strict: bool
+    node_group: str
     ray_group_id: str
     world_size: int
     local_rank: int
     local_world_size: int
     node_rank: int
     master_node_id: str
+    master_ip: str
+    master_hostname: str
     start_timeout_ms: int
     checkpoint: CheckpointRecord | None = None
 
@@ -53,13 +65,18 @@ class StopWorker:
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateGroup:
-    """Make one placement group; ``node_id`` is the agent that asks Ray."""
+    """Make one placement group; ``node_id`` is the agent that asks Ray.
+
+    Attributes:
+        ray_node_ids: of each bundle the id of its node in Ray; empty: not known.
+    """
 
     command_id: str
     node_id: str
     group_id: str
     attempt: int
     bundles: tuple[BundleRecord, ...]
+    ray_node_ids: tuple[str, ...]
     timeout_ms: int
 
 

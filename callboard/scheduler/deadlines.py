@@ -67,6 +67,8 @@ class Deadlines:
 
     def due_of(self, kind: str, now_ms: int) -> list[Key]:
         """Keys of what is due of one kind, earliest first."""
+        if not self._in_order or self._in_order[0][0] > now_ms:
+            return []  # the rule, and asked after every event
         return [key for _, each, key in self._until(now_ms) if each == kind]
 
     def pause(self, deadlines: Iterable[Deadline], again_ms: int) -> None:

@@ -29,12 +29,12 @@ class GroupIndex:
         self._is_there = is_there
         self.of_pool: dict[str, Members[str]] = {}
         self.on_node: dict[str, Members[str]] = {}
-        self.by_state: dict[GroupState, Members[str]] = {state: InOrder() for state in GroupState}
+        self.by_state: dict[GroupState, InOrder[str, int]] = {state: InOrder() for state in GroupState}
         self.by_executor: dict[str, Members[str]] = {}
         self.by_ray_id: dict[str, Members[str]] = {}
-        self.orphans: Members[str] = InOrder()
-        self.idle: Members[str] = InOrder()
-        self.doomed: Members[str] = InOrder()
+        self.orphans: InOrder[str, int] = InOrder()
+        self.idle: InOrder[str, int] = InOrder()
+        self.doomed: InOrder[str, int] = InOrder()
 
     def update(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         """Follows a group after its record changed."""

@@ -92,7 +92,7 @@ def create(
     )
     tx.put(group)
     _count(tx, pool, creations=1)
-    tx.command(orders.create_group(group, timeout_ms))
+    tx.command(orders.create_group(tx.state, group, timeout_ms))
     return group
 
 
@@ -115,7 +115,7 @@ def begin_creation(tx: Transaction, group_id: str, reason: str, **fields: Any) -
         **fields,
     )
     _count(tx, group.pool, creations=1)
-    tx.command(orders.create_group(group, timeout_ms))
+    tx.command(orders.create_group(tx.state, group, timeout_ms))
 
 
 def ready(tx: Transaction, group_id: str, ray_id: str, ray_session: str) -> GroupRecord:

@@ -7,37 +7,37 @@ group number, order of submission, name).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_keys, dict_values
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_M = TypeVar("_M", int, str)
+_M = TypeVar("_M", bound=Hashable)
 
 
 class InOrder(dict[_K, _V]):
     """A dict that is walked through by the place of its values. Most members come in order and cost nothing more; after
     one that did not, the next walk sorts first."""
 
-    __slots__ = ("_mixed", "_place")
+    _place: Callable[[Any], Any] | None = None
+    """The place of a value, which never changes for a key; None: the value is the place."""
+    _mixed = False
 
-    def __init__(self, place: Callable[[_V], Any] | None = None) -> None:
-        """
-        Args:
-            place: the place of a value, which never changes for a key; None: the value is the place.
-        """
-        super().__init__()
-        self._place = place
-        self._mixed = False
+    @classmethod
+    def by(cls, place: Callable[[_V], Any]) -> Self:
+        """An empty one whose values have their places somewhere in them."""
+        made = cls()
+        made._place = place
+        return made
 
     def put(self, key: _K, value: _V) -> None:
         """Adds a member, or replaces its value."""
-        if not self._mixed and self and key not in self:
-            last = self[next(super().__reversed__())]
-            place = self._place
+        if self and not self._mixed and key not in self:
+            last, place = self[next(dict.__reversed__(self))], self._place
             self._mixed = (value < last) if place is None else (place(value) < place(last))  # type: ignore[operator]
         self[key] = value
 
@@ -77,19 +77,23 @@ def _itself(value: Any) -> Any:
     return value
 
 
-Members = InOrder[_M, _M | int]
-"""A set of keys, each with its place: the walk is by place."""
+Members = dict[_M, _M | int]
+"""A few keys, each with its place, in the order of their places: a plain dict, since there are as many as records."""
 
 
-def add(index: dict[_K, InOrder[_M, Any]], key: _K, member: _M, place: int | str) -> None:
+def add(index: dict[_K, dict[_M, Any]], key: _K, member: _M, place: _M | int) -> None:
     """Adds one entry to a one-to-many index."""
     members = index.get(key)
     if members is None:
-        members = index[key] = InOrder()
-    members.put(member, place)
+        index[key] = {member: place}
+    elif member in members or members[next(reversed(members))] < place:
+        members[member] = place
+    else:
+        members[member] = place
+        index[key] = dict(sorted(members.items(), key=itemgetter(1)))
 
 
-def remove(index: dict[_K, InOrder[_M, Any]], key: _K, member: _M) -> None:
+def remove(index: dict[_K, dict[_M, Any]], key: _K, member: _M) -> None:
     """Takes one entry out; empty sets are taken out too, so that an index never outgrows its records."""
     members = index[key]
     del members[member]

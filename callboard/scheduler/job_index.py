@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from callboard.scheduler.holders import Holders
-from callboard.scheduler.indexes import InOrder, Members, add, mark, remove
+from callboard.scheduler.indexes import InOrder, Members, add, remove
 from callboard.scheduler.records import JobRecord, SpecRecord
 from callboard.scheduler.shapes import Shape, Shapes
 from callboard.scheduler.states import JobState
@@ -37,12 +37,12 @@ class JobIndex:
         """
         self._specs = specs
         self.shapes = Shapes()
-        self.by_state: dict[JobState, Members[str]] = {state: InOrder() for state in JobState}
+        self.by_state: dict[JobState, InOrder[str, int]] = {state: InOrder() for state in JobState}
         self.queue: list[QueueKey] = []
         self.waiting: dict[Shape, list[QueueKey]] = {}
         self.holders = Holders()
-        self.nominated: Members[str] = InOrder()
-        self.elastic: Members[str] = InOrder()
+        self.nominated: InOrder[str, int] = InOrder()
+        self.elastic: InOrder[str, int] = InOrder()
         self.requests: dict[str, str] = {}
         self._uids_of_name: dict[str, Members[str]] = {}
 
@@ -54,8 +54,10 @@ class JobIndex:
             self._follow_state(old, new)
         elif old.checkpoint_ms != new.checkpoint_ms:
             self.holders.update(new, new.uid, self.shapes[new.uid])
-        job = new or cast("JobRecord", old)
-        mark(self.nominated, job.uid, job.order, wanted=new is not None and new.nominated)
+        if new is not None and new.nominated:
+            self.nominated.put(new.uid, new.order)
+        elif old is not None and old.nominated:
+            del self.nominated[old.uid]
 
     def newest_of(self, name: str) -> str:
         """Uid of the newest job of a name; empty if there is none."""

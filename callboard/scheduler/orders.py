@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from callboard.model.specs import Fencing
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
 from callboard.scheduler.pool_records import GroupRecord
 from callboard.scheduler.records import WorkerRecord
@@ -50,18 +51,23 @@ def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorke
     job, spec = state.jobs[worker.job], state.specs[worker.job].spec
     component = next(c for c in spec.components if c.name == worker.component)
     local = peers.local_ranks[worker.node_id]
+    node, master = state.nodes[worker.node_id], state.nodes[peers.master_node_id]
     return StartWorker(
         command_id=f"start-g{worker.generation}",
         node_id=worker.node_id,
         worker=worker,
         component=component,
         job_name=job.name,
+        strict=spec.fencing is Fencing.STRICT,
+        node_group=node.node_group,
         ray_group_id=state.groups[worker.group_id].ray_id,
         world_size=peers.world_size,
         local_rank=local.index(worker.rank),
         local_world_size=len(local),
-        node_rank=state.nodes[worker.node_id].rank,
+        node_rank=node.rank,
         master_node_id=peers.master_node_id,
+        master_ip=master.ray.node_ip if master.ray is not None else "",
+        master_hostname=master.hostname,
         start_timeout_ms=spec.start_timeout_ms,
         checkpoint=state.checkpoints.get((worker.job, worker.component, worker.rank)),
     )
@@ -83,7 +89,7 @@ def stop_worker(worker: WorkerRecord) -> StopWorker:
     )
 
 
-def create_group(group: GroupRecord, timeout_ms: int) -> CreateGroup:
+def create_group(state: State, group: GroupRecord, timeout_ms: int) -> CreateGroup:
     """The creation of a placement group."""
     return CreateGroup(
         command_id=f"create-{group.group_id}-{group.attempt}",
@@ -91,8 +97,15 @@ def create_group(group: GroupRecord, timeout_ms: int) -> CreateGroup:
         group_id=group.group_id,
         attempt=group.attempt,
         bundles=group.bundles,
+        ray_node_ids=ray_node_ids(state, group),
         timeout_ms=timeout_ms,
     )
+
+
+def ray_node_ids(state: State, group: GroupRecord) -> tuple[str, ...]:
+    """Of each bundle of a group the id of its node in Ray; empty: it has none."""
+    nodes = (state.nodes.get(bundle.node_id) for bundle in group.bundles)
+    return tuple(node.ray.ray_node_id if node is not None and node.ray is not None else "" for node in nodes)
 
 
 def remove_group(group: GroupRecord) -> RemoveGroup:
@@ -152,7 +165,7 @@ def owed(state: State, node_id: str) -> Iterator[Command]:
     for group_id in state.group_index.by_executor.get(node_id, ()):
         group = state.groups[group_id]
         if group.state is GroupState.CREATING:
-            yield create_group(group, creation_timeout_ms(state, group.pool))
+            yield create_group(state, group, creation_timeout_ms(state, group.pool))
         else:
             going.append(remove_group(group))
     yield from going

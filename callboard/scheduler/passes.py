@@ -56,10 +56,13 @@ def run(tx: Transaction) -> None:
     meta = state.meta
     if meta.reconcile_until_ms:
         return  # everything is looked at when that is over
+    changed = state.room_version != tx.room_version
+    if not (came or changed or meta.unsettled or state.leaving_version != tx.leaving_version):
+        return
     leaving_seen = tx.leaving_version
     # What comes now might be promised room that has begun to leave since those who wait were looked at: they are first.
     overtakes = meta.overlooked and came and len(state.queue) > len(came)
-    everything = meta.unsettled or overtakes or state.room_version != tx.room_version
+    everything = meta.unsettled or overtakes or changed
     looked_at_all = everything
     for _ in range(MOST_ROUNDS):
         version = state.room_version
@@ -133,13 +136,15 @@ def _owners_first(tx: Transaction) -> list[str]:
 def _look_at_some(tx: Transaction, came: Collection[str]) -> None:
     """Nothing changed that could help what is blocked: only new jobs, and those whose time has come."""
     state, found = tx.state, Found()
-    uids = dict.fromkeys(uid for uid in came if uid in state.jobs)
-    for shape in dict.fromkeys(state.shapes[uid] for uid in uids):
-        if _witness(tx, shape, uids):
-            found.blocked.add(shape)
-    for uid in sorted(uids, key=lambda uid: state.queue_key(state.jobs[uid])):
+    uids = [uid for uid in came if uid in state.jobs]
+    if len(uids) > 1:
+        uids.sort(key=lambda uid: state.queue_key(state.jobs[uid]))
+    for uid in uids:
         if state.jobs[uid].nominated:
             _advance_nominee(tx, uid)
+        shape = state.shapes[uid]
+        if shape not in found.blocked and len(state.waiting.get(shape, ())) > 1 and _witness(tx, shape, came):
+            found.blocked.add(shape)
         _look_at(tx, found, uid)
         if uid in state.elastic:
             elastic.grow(tx, uid)

@@ -10,7 +10,7 @@ import heapq
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
-from callboard.scheduler.indexes import InOrder, Members
+from callboard.scheduler.indexes import InOrder
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.states import NodeState
 
@@ -29,7 +29,7 @@ class Roster:
     """The nodes, as far as others must know of them before one more joins."""
 
     def __init__(self) -> None:
-        self.by_state: dict[NodeState, Members[str]] = {state: InOrder() for state in NodeState}
+        self.by_state: dict[NodeState, InOrder[str, str]] = {state: InOrder() for state in NodeState}
         self._holders: dict[int, str] = {}
         """Node that has a rank. Never two: whoever asks for one that is taken is refused."""
         self._gaps: list[int] = []

@@ -47,14 +47,14 @@ class State:
     def __init__(self) -> None:
         self.meta = MetaRecord()
         # Each table is walked through in an order of its own, whatever became of its records meanwhile.
-        self.nodes: InOrder[str, NodeRecord] = InOrder(attrgetter("node_id"))
-        self.pools: InOrder[str, PoolRecord] = InOrder(attrgetter("made_at", "spec.name"))
-        self.groups: InOrder[str, GroupRecord] = InOrder(attrgetter("number"))
-        self.jobs: InOrder[str, JobRecord] = InOrder(attrgetter("order"))
-        self.specs: InOrder[str, SpecRecord] = InOrder(attrgetter("uid"))
-        self.workers: InOrder[int, WorkerRecord] = InOrder(attrgetter("generation"))
-        self.checkpoints: InOrder[tuple[str, str, int], CheckpointRecord] = InOrder(attrgetter("key"))
-        self.preemptions: InOrder[int, PreemptionRecord] = InOrder(attrgetter("number"))
+        self.nodes: InOrder[str, NodeRecord] = InOrder.by(attrgetter("node_id"))
+        self.pools: InOrder[str, PoolRecord] = InOrder.by(attrgetter("made_at", "spec.name"))
+        self.groups: InOrder[str, GroupRecord] = InOrder.by(attrgetter("number"))
+        self.jobs: InOrder[str, JobRecord] = InOrder.by(attrgetter("order"))
+        self.specs: InOrder[str, SpecRecord] = InOrder.by(attrgetter("uid"))
+        self.workers: InOrder[int, WorkerRecord] = InOrder.by(attrgetter("generation"))
+        self.checkpoints: InOrder[tuple[str, str, int], CheckpointRecord] = InOrder.by(attrgetter("key"))
+        self.preemptions: InOrder[int, PreemptionRecord] = InOrder.by(attrgetter("number"))
         self.ledger = Ledger()
         self._free = FreeIndex()
         self._cluster_use = ClusterUse()
@@ -97,7 +97,7 @@ class State:
         self.requests = self._job_index.requests
         self._worker_index = WorkerIndex()
         self.jobs_holding, self.leaving_extras = self._worker_index.holding_of_job, self._worker_index.leaving_extras
-        self._checkpoints_of_job: dict[str, InOrder[tuple[str, str, int], tuple[str, str, int]]] = {}
+        self._checkpoints_of_job: dict[str, Members[tuple[str, str, int]]] = {}
         self._preemptions_for: dict[str, Members[int]] = {}
         self._open_preemptions: dict[str, Members[int]] = {}
         self._policies: dict[str, PreemptionPolicy] = {}
@@ -130,7 +130,10 @@ class State:
             return self._put_meta(new)
         key, table = new.key, self._tables[new.kind]
         old = table.get(key)
-        table.put(key, new)
+        if old is None:
+            table.put(key, new)
+        else:
+            table[key] = new
         self._reindex[new.kind](old, new)
         return old
 
@@ -314,12 +317,9 @@ class State:
 
     def _index_checkpoint(self, old: CheckpointRecord | None, new: CheckpointRecord | None) -> None:
         if old is None and new is not None:
-            self._checkpoints_of_job.setdefault(new.job, InOrder()).put(new.key, new.key)
+            add(self._checkpoints_of_job, new.job, new.key, new.key)
         elif old is not None and new is None:
-            of_job = self._checkpoints_of_job[old.job]
-            del of_job[old.key]
-            if not of_job:
-                del self._checkpoints_of_job[old.job]
+            remove(self._checkpoints_of_job, old.job, old.key)
 
     def _index_preemption(self, old: PreemptionRecord | None, new: PreemptionRecord | None) -> None:
         if old is None and new is not None:
@@ -345,10 +345,12 @@ class State:
         ):
             self.room_version += 1
         worker = new or cast("WorkerRecord", old)
-        self.deadlines.set("worker", worker.generation, 0 if new is None else new.deadline_ms)
+        at_ms = 0 if new is None else new.deadline_ms
+        if at_ms != (0 if old is None else old.deadline_ms):
+            self.deadlines.set("worker", worker.generation, at_ms)
         if (old is not None and old.state in HOLDING) != (new is not None and new.state in HOLDING):
             job = self.jobs.get(worker.job)
-            if job is not None:
+            if job is not None and job.deadline_ms:
                 self.deadlines.set("job", job.uid, self._end_of_wait_ms(job))
 
     def _index_job(self, old: JobRecord | None, new: JobRecord | None) -> None:
@@ -365,6 +367,8 @@ class State:
             and (new is None or new.state is not JobState.STARTING)  # one that starts takes what was held
         ):
             self.room_version += 1
+        if not ((old is not None and _states_time(old)) or (new is not None and _states_time(new))):
+            return
         uid = (new or cast("JobRecord", old)).uid
         waits = new is not None and new.state is JobState.PENDING
         at = self.deadlines.set
@@ -389,13 +393,21 @@ class State:
         if new is not None and (new.destroy or new.state is GroupState.REMOVING):
             self.leaving_version += 1
         group_id = (new or cast("GroupRecord", old)).group_id
-        self.deadlines.set("group", group_id, 0 if new is None else new.deadline_ms)
-        self.deadlines.set("idle", group_id, 0 if new is None else self._idle_end_ms(new))
+        at_ms = 0 if new is None else new.deadline_ms
+        if at_ms != (0 if old is None else old.deadline_ms):
+            self.deadlines.set("group", group_id, at_ms)
+        if (new is not None and new.idle_since_ms) or (old is not None and old.idle_since_ms):
+            self.deadlines.set("idle", group_id, 0 if new is None else self._idle_end_ms(new))
 
     def _idle_end_ms(self, group: GroupRecord) -> int:
         if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee or group.destroy:
             return 0
         return group.idle_since_ms + _idle_ttl_ms(self.pools.get(group.pool))
+
+
+def _states_time(job: JobRecord) -> bool:
+    """Whether a job states any time by which something is due: few do."""
+    return bool(job.eligible_ms or job.deadline_ms or job.session_ms or job.starving_ms or job.retry_ms)
 
 
 def _idle_ttl_ms(pool: PoolRecord | None) -> int:

@@ -21,7 +21,7 @@ class WorkerIndex:
         self.holding_of_job: dict[str, Members[int]] = {}
         self.in_group: dict[str, Members[int]] = {}
         self.on_node: dict[str, Members[int]] = {}
-        self.leaving_extras: Members[int] = InOrder()
+        self.leaving_extras: InOrder[int, int] = InOrder()
 
     def update(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
         """Follows a worker after its record changed."""

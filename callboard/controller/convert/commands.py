@@ -1,12 +1,11 @@
-"""What is an agent told? The scheduler's commands as messages, with the addresses that only the state knows."""
+"""What is an agent told? The scheduler's commands as messages. No state is asked: it may have moved on since."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
 
-from callboard.model.specs import ComponentSpec, Fencing, WorkerPlace
-from callboard.scheduler import State
+from callboard.model.specs import ComponentSpec, WorkerPlace
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.pool_records import BundleRecord
@@ -21,18 +20,18 @@ PORTS = 10_000
 _ANYWHERE = WorkerPlace(node_id="")
 
 AddressOf = Callable[[str], str]
-"""Node id → address under which other nodes reach it; empty: unknown."""
+"""Node id → address that its agent's stream comes from; empty: it has none."""
 
 
-def command_message(command: Command, state: State, address_of: AddressOf) -> agent_pb2.SessionResponse:
-    """The message of a command, as it is after the batch that decided it."""
-    message = agent_pb2.Command(command_id=command.command_id, term=state.meta.term)
+def command_message(command: Command, term: int, address_of: AddressOf) -> agent_pb2.SessionResponse:
+    """The message of a command in a term of the controller."""
+    message = agent_pb2.Command(command_id=command.command_id, term=term)
     if isinstance(command, StartWorker):
-        message.start_worker.CopyFrom(_start_worker(command, state, address_of))
+        message.start_worker.CopyFrom(_start_worker(command, address_of))
     elif isinstance(command, StopWorker):
         message.stop_worker.CopyFrom(_stop_worker(command))
     elif isinstance(command, CreateGroup):
-        message.create_placement_group.CopyFrom(_create_group(command, state))
+        message.create_placement_group.CopyFrom(_create_group(command))
     elif isinstance(command, RemoveGroup):
         message.remove_placement_group.CopyFrom(
             agent_pb2.RemovePlacementGroup(
@@ -65,12 +64,11 @@ def shares(devices: Iterable[DeviceShare]) -> list[common_pb2.DeviceShare]:
     return [common_pb2.DeviceShare(index=share.index, id=share.id, milli=share.milli) for share in devices]
 
 
-def bundle(record: BundleRecord, state: State) -> agent_pb2.Bundle:
+def bundle(record: BundleRecord, ray_node_id: str) -> agent_pb2.Bundle:
     """What one bundle books where."""
-    node = state.nodes.get(record.node_id)
     return agent_pb2.Bundle(
         node_id=record.node_id,
-        ray_node_id=node.ray.ray_node_id if node is not None and node.ray is not None else "",
+        ray_node_id=ray_node_id,
         resources=resources_to_proto(record.resources),
         devices=shares(record.devices),
     )
@@ -85,9 +83,8 @@ def rendezvous_port(job: str, component: str, attempt: int) -> int:
     return FIRST_PORT + int.from_bytes(digest) % PORTS
 
 
-def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> agent_pb2.StartWorker:
+def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.StartWorker:
     worker, component = command.worker, command.component
-    spec = state.specs.get(worker.job)
     place = component.place_of(worker.rank) or _ANYWHERE
     message = agent_pb2.StartWorker(
         worker=worker_key(worker),
@@ -106,18 +103,17 @@ def _start_worker(command: StartWorker, state: State, address_of: AddressOf) -> 
         local_rank=command.local_rank,
         local_world_size=command.local_world_size,
         node_rank=command.node_rank,
-        master_address=address_of(command.master_node_id),
+        master_address=command.master_ip or address_of(command.master_node_id) or command.master_hostname,
         master_port=rendezvous_port(worker.job, component.name, worker.attempt),
         interpreter=component.interpreter or place.interpreter,
         start_timeout_ms=command.start_timeout_ms,
         job_name=command.job_name,
         in_bundle=component.in_bundle,
         alias=component.alias,
-        strict=spec is not None and spec.spec.fencing is Fencing.STRICT,
+        strict=command.strict,
         observes_devices=place.observes,
         progress_timeout_ms=component.progress_timeout_ms,
-        node_group=place.node_group
-        or (state.nodes[worker.node_id].node_group if worker.node_id in state.nodes else ""),
+        node_group=place.node_group or command.node_group,
         hardware_json=place.hardware_json,
         members=[_member(member) for member in component.members],
         secret_names=[name for name, _ in component.secret_env],
@@ -139,11 +135,6 @@ def _member(member: ComponentSpec) -> agent_pb2.WorkerMember:
     )
 
 
-def _group_of(node_id: str, state: State) -> str:
-    node = state.nodes.get(node_id)
-    return "" if node is None else node.node_group
-
-
 def _checkpoint(record: CheckpointRecord) -> agent_pb2.Checkpoint:
     if record.uri:
         return agent_pb2.Checkpoint(uri=record.uri)
@@ -161,10 +152,10 @@ def _stop_worker(command: StopWorker) -> agent_pb2.StopWorker:
     )
 
 
-def _create_group(command: CreateGroup, state: State) -> agent_pb2.CreatePlacementGroup:
+def _create_group(command: CreateGroup) -> agent_pb2.CreatePlacementGroup:
     return agent_pb2.CreatePlacementGroup(
         placement_group_id=command.group_id,
         attempt=command.attempt,
-        bundles=[bundle(record, state) for record in command.bundles],
+        bundles=[bundle(*pair) for pair in zip(command.bundles, command.ray_node_ids, strict=True)],
         timeout_ms=command.timeout_ms,
     )

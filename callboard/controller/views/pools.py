@@ -5,6 +5,7 @@ from __future__ import annotations
 from callboard.controller.convert.commands import bundle
 from callboard.controller.views.common import timestamp
 from callboard.scheduler import GroupStats, State
+from callboard.scheduler.orders import ray_node_ids
 from callboard.scheduler.pool_records import GroupCounts, GroupRecord, PoolRecord
 from callboard.v1 import placement_group_pb2, pool_pb2
 from callboard.wire.amounts import resources_to_proto
@@ -54,7 +55,7 @@ def group_message(group: GroupRecord, state: State) -> placement_group_pb2.Place
         pool=group.pool,
         kind=to_wire(placement_group_pb2.PlacementGroupKind, group.group_kind),
         state=to_wire(placement_group_pb2.PlacementGroupState, group.state),
-        bundles=[bundle(record, state) for record in group.bundles],
+        bundles=[bundle(*pair) for pair in zip(group.bundles, ray_node_ids(state, group), strict=True)],
         job=_job_name(group.job, state),
         nominee=_job_name(group.nominee, state),
         uses=group.users,
