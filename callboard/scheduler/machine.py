@@ -10,7 +10,8 @@ from the records goes on exactly as the one that lived through the history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,25 +79,61 @@ class Scheduler:
         tx = Transaction(self.state, event.now_ms, event.cause)
         try:
             result = HANDLERS[type(event)](tx, event)
-            passes.run(tx)
-            self._trim_history(tx)
-            tx.close()
+            self._follow_up(tx)
         except BaseException:
             tx.fail()
             raise
         return Outcome(tuple(tx.changes), tuple(tx.commands), tuple(tx.events), result)
 
-    def rehearse(self, event: ev.Event) -> None:
-        """Decides one event and takes everything back, for ``validate_only``.
+    # ---- questions: none leaves a trace ----
+
+    @contextmanager
+    def fork(self, event: ev.Event) -> Iterator[Transaction]:
+        """The state as it would be if an event came now. Everything is taken back at the end, so that nobody can tell
+        that it was asked: an undo is the identity.
 
         Raises:
-            Refusal: the request would be refused.
+            Refusal: the event would be refused.
         """
         tx = Transaction(self.state, event.now_ms, event.cause)
         try:
-            HANDLERS[type(event)](tx, event)
+            yield tx
         finally:
             tx.undo()
+
+    def rehearse(self, event: ev.Event) -> Outcome:
+        """What an event would lead to.
+
+        Raises:
+            Refusal: it would be refused.
+        """
+        with self.fork(event) as tx:
+            result = HANDLERS[type(event)](tx, event)
+            self._follow_up(tx)
+            return Outcome(tuple(tx.changes), tuple(tx.commands), tuple(tx.events), result)
+
+    def what_if(self, event: ev.JobSubmitted) -> explaining.Explanation:
+        """What would become of a job, on the way that its submission takes.
+
+        Raises:
+            Refusal: it would be refused.
+        """
+        with self.fork(event) as tx:
+            uid = str(HANDLERS[type(event)](tx, event))
+            account = explaining.explain(tx.state, uid, tx.now_ms)
+            if uid == event.uid:
+                self._follow_up(tx)
+                job = tx.state.jobs[uid]
+                if account.workers and job.state is JobState.PENDING and not job.nominated:
+                    # Those who wait already take what it would have had.
+                    return explaining.explain(tx.state, uid, tx.now_ms)
+            return account
+
+    def _follow_up(self, tx: Transaction) -> None:
+        """What comes after every event, whatever it was."""
+        passes.run(tx)
+        self._trim_history(tx)
+        tx.close()
 
     def owed_commands(self, node_id: str) -> list[Command]:
         """What the agent of a node must still do, as far as it has not answered."""
@@ -113,13 +150,6 @@ class Scheduler:
     def explain_spec(self, spec: JobSpec, now_ms: int) -> explaining.Explanation:
         """What would become of a job that was not submitted."""
         return explaining.explain_spec(self.state, spec, max(now_ms, self.state.meta.now_ms))
-
-    def check_spec(self, spec: JobSpec) -> None:
-        """Raises the Refusal that a submission of ``spec`` would meet by the pools, quotas and nodes there are."""
-        tx = Transaction(self.state, self.state.meta.now_ms, "")
-        requests.check_spec(tx, spec)
-        if spec.wait_for_nodes_ms is None:
-            requests.refuse_unschedulable(tx, spec)
 
     def _trim_history(self, tx: Transaction) -> None:
         if not tx.changes:

@@ -150,6 +150,11 @@ class TestJobs:
             request = job_pb2.SubmitJobRequest(spec=job("a", gpu=3000), validate_only=True)
             error = await refusal_of(api.jobs.SubmitJob(request))
             assert (error.code, error.reason) == ("FAILED_PRECONDITION", ErrorReason.UNSCHEDULABLE)
+            await api.submit(job("a", gpu=1000))
+            for validate_only in (True, False):
+                request = job_pb2.SubmitJobRequest(spec=job("a", gpu=1000), validate_only=validate_only)
+                error = await refusal_of(api.jobs.SubmitJob(request))
+                assert (error.code, error.reason) == ("ALREADY_EXISTS", ErrorReason.ALREADY_EXISTS)
 
     async def test_a_waiting_one_says_why(self, controller: Controller, api: Api) -> None:
         await api.pools.CreatePool(pool(cpu=1500))

@@ -12,11 +12,16 @@ import grpc
 import grpc.aio
 import pytest
 
+from callboard.controller.convert.commands import command_message
 from callboard.controller.server import Controller
+from callboard.model.specs import Fencing
 from callboard.scheduler import check_invariants
+from callboard.scheduler.commands import StartWorker
+from callboard.scheduler.node_record import RayInfo
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.errors import CallError, ErrorReason, parse_error
 from tests.controller.support import Api, api_at, job, options_for, pool, running
+from tests.scheduler.world import World
 from tests.support.fake_agent import (
     FakeAgent,
     group_ready,
@@ -466,3 +471,25 @@ class TestOneAgentDelaysNoOther:
                     await good.heartbeat()
                 assert (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats.nodes
             await stuck.cut()
+
+
+class TestCommands:
+    def test_one_that_is_sent_late_says_what_was_decided_whatever_became_of_its_job_and_node_since(self) -> None:
+        world = World({"n1": 1}, auto=False)
+        world.pool()
+        world.submit("a", fencing=Fencing.STRICT, ttl_after_finished_ms=0)
+        (create,) = world.held
+        world.answer(lambda command: command is create)
+        (start,) = [command for command in world.held if isinstance(command, StartWorker)]
+        # In the same batch its job ends and is forgotten, and its node comes back as another.
+        world.cancel("a")
+        world.answer(lambda command: command is not start)
+        world.tick(10)
+        world.join("n1", 1, node_group="other", ray=RayInfo(gcs_address="h:1", session="t", ray_node_id="new"))
+        assert not world.state.jobs
+        sent = command_message(start, 7, lambda _: "10.0.0.9").command
+        assert (sent.term, sent.start_worker.job_name, sent.start_worker.node_group) == (7, "a", "")
+        assert sent.start_worker.strict, "or a copy of it would outlive its lease"
+        assert sent.start_worker.master_address == "10.0.0.9"
+        made = command_message(create, 7, lambda _: "").command.create_placement_group
+        assert [bundle.ray_node_id for bundle in made.bundles] == ["ray-n1"]

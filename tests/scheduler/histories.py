@@ -39,10 +39,12 @@ class TwinWorld(World):
 class History:
     """One random history; ``placed``: many jobs name the nodes and devices of their workers."""
 
+    world_type: type[World] = TwinWorld
+
     def __init__(self, seed: int, *, placed: bool = False) -> None:
         self.random = random.Random(seed)
         self.placed = placed
-        self.world = TwinWorld()
+        self.world = self.world_type()
         self.world.auto = False
         self.story: list[str] = []
         self.names = 0

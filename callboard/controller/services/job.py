@@ -69,7 +69,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         spec = job_spec_from_proto(request.spec)
         request_id = text_of(request.request_id, "request_id", MAX_REQUEST_ID)
         if request.validate_only:
-            return job_pb2.SubmitJobResponse(plan=await self._plan(spec))
+            return job_pb2.SubmitJobResponse(plan=await self._plan(spec, request_id))
         uid = self._new_uid()
         job = await self._driver.ask(
             lambda now_ms, cause: JobSubmitted(
@@ -233,13 +233,20 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             except TimeoutError:
                 raise DeadlineExceeded(f"nothing was taken for {MOST_STALLED_S:.0f} s; read on from there") from None
 
-    async def _plan(self, spec: JobSpec) -> job_pb2.Explanation:
-        self._driver.check_serving()
-        scheduler = self._driver.scheduler
-        spec = self._placed(spec)
-        scheduler.check_spec(spec)
-        account = await self._driver.read(lambda _: scheduler.explain_spec(spec, self._driver.now_ms()))
-        return explanation_message(account)
+    async def _plan(self, spec: JobSpec, request_id: str) -> job_pb2.Explanation:
+        """What would become of a job: its submission, decided and taken back."""
+
+        def build(_state: State) -> job_pb2.Explanation:
+            event = JobSubmitted(
+                now_ms=self._driver.now_ms(),
+                cause="trial",
+                uid=self._new_uid(),
+                spec=self._placed(spec, request_id),
+                request_id=request_id,
+            )
+            return explanation_message(self._driver.scheduler.what_if(event))
+
+        return await self._driver.read(build)
 
     def _placed(self, spec: JobSpec, request_id: str = "") -> JobSpec:
         """The job as it is scheduled: its placement text resolved against the nodes of this moment, when it is decided
