@@ -39,7 +39,8 @@ def _failure(error: LocalError) -> Failure:
         case PortTaken():
             return Failure(
                 f"Port {error.port} on {error.host} is in use.",
-                f"It is the one for {error.needed_by}.",
+                f"It is the one for {error.needed_by}"
+                + (f"; the controller of cluster {error.cluster} listens there." if error.cluster else "."),
                 "Choose another (--port, --ray-port, --dashboard-port, --port-base), or end what listens there.",
             )
         case ChildEnded():

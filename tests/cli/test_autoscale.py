@@ -240,6 +240,33 @@ class TestLoop:
         await loop.added()
         assert machines.added == ["more-0"]
 
+    @pytest.mark.parametrize("state", [NodeState.NODE_STATE_JOINING, NodeState.NODE_STATE_READY])
+    async def test_ft_g3_a_node_that_is_long_in_joining_is_counted_once(
+        self, cluster: RealCluster, state: NodeState.ValueType
+    ) -> None:
+        machines, clock, said = Machines(cluster), Clock(), list[str]()
+        loop = scaler(cluster, machines, clock, said, least=2)
+        machines.gate.clear()
+        there = cluster.client.list_nodes
+        await loop.look()
+
+        async def with_one_that_joins() -> list[Node]:
+            return [*await there(), node("more-0", state=state)]
+
+        cluster.client.list_nodes = with_one_that_joins  # type: ignore[method-assign]
+        for _ in range(4):
+            clock.now += 100
+            await loop.look()
+        assert (len(machines.waiting), machines.taken_back) == (1, 0), "it is neither too many nor too few"
+        cluster.client.list_nodes = there  # type: ignore[method-assign]
+        machines.gate.set()
+        await loop.added()
+        for _ in range(4):
+            clock.now += 100
+            await loop.look()
+        assert (machines.added, machines.removed) == (["more-0"], [])
+        assert [line for line in said if "adding" in line] == ["adding 1 node to have the fewest"]
+
     async def test_a_controller_that_is_away_is_waited_for_once_it_was_there(self, cluster: RealCluster) -> None:
         machines, said = Machines(cluster), list[str]()
         loop = scaler(cluster, machines, Clock(), said)

@@ -173,12 +173,17 @@ def test_a_dashboard_is_promised_only_where_there_is_one(
     assert len(told) == bool(said), "nobody asked"
 
 
-def test_a_second_cluster_of_one_name_is_refused(machine: Machine) -> None:
+def test_ft_g4_a_cluster_that_runs_already_is_named_as_such(machine: Machine) -> None:
     machine.up()
-    shown = machine.run("up", "--runtime", "process", "--port", str(free_port()))
+    port = machine.clusters()[0].controller.rpartition(":")[2]
+    for stated in (str(free_port()), port):
+        shown = machine.run("up", "--runtime", "process", "--port", stated)
+        assert shown.returncode == 1
+        assert "is up already" in shown.stderr, "also where it holds the port that was asked for"
+        assert "callboard down local" in shown.stderr
+    shown = machine.run("up", "--runtime", "process", "--name", "other", "--port", port)
     assert shown.returncode == 1
-    assert "is up already" in shown.stderr
-    assert "callboard down local" in shown.stderr
+    assert "the controller of cluster local listens there" in shown.stderr
 
 
 def test_an_agent_that_ends_is_reported_with_its_last_words(machine: Machine) -> None:

@@ -97,6 +97,8 @@ class Autoscaler:
     tell: Callable[[str], None]
     clock: Callable[[], float]
     _adding: dict[asyncio.Task[None], None] = field(default_factory=dict)  # the oldest first
+    _settled: set[str] = field(default_factory=set)
+    """Nodes that came by no addition that is under way."""
     _unwanted_since: float | None = None
     _idle_since: dict[str, float] = field(default_factory=dict)
     _not_before: float = float("-inf")
@@ -126,7 +128,7 @@ class Autoscaler:
     async def look(self) -> None:
         """One look, and what follows from it."""
         nodes = [node for node in await self.client.list_nodes() if node.state not in _GONE]
-        serving = [node for node in nodes if node.state != NodeState.NODE_STATE_DRAINING]
+        serving = self._without_arriving([node for node in nodes if node.state != NodeState.NODE_STATE_DRAINING])
         demands = await self.client.demand()
         here, coming = len(serving), len(self._adding)
         new, grow = self.provider.new_room(nodes), self.limits.grow_elastic
@@ -142,6 +144,15 @@ class Autoscaler:
             await self._take_back(min(coming - needed, here + coming - self.limits.least))
         elif not sizing.nodes and not sizing.waiting:
             await self._shrink(serving)
+
+    def _without_arriving(self, nodes: list[Node]) -> list[Node]:
+        """The nodes less those of additions under way: these are counted with their additions, from the moment they
+        were asked for until they take work, and only there."""
+        if not self._adding:
+            self._settled = {_id(node) for node in nodes}
+        new = [_id(node) for node in nodes if _id(node) not in self._settled and self.provider.owns(_id(node))]
+        arriving = set(new[: len(self._adding)])
+        return [node for node in nodes if _id(node) not in arriving]
 
     async def added(self) -> None:
         """Returns when no addition is under way."""
@@ -182,6 +193,7 @@ class Autoscaler:
             self._not_before = self.clock() + RETRY_S
             self.tell(f"a node could not be added: {error}")
         else:
+            self._settled.add(node_id)
             self.tell(f"{node_id} takes work")
 
     def _note_idle(self, nodes: Sequence[Node]) -> None:

@@ -23,11 +23,11 @@ from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.plan_file import write_plan
 from callboard.cli.local.ports import is_taken
-from callboard.cli.local.records import UP_ROLE, claim_directory
+from callboard.cli.local.records import UP_ROLE, check_free, claim_directory
 from callboard.cli.local.taking_down import end_cluster, sweep
 from callboard.cli.local.turns import turn
 from callboard.client.client import Client
-from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, write_record
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, running_clusters, write_record
 from callboard.client.processes import identify
 from callboard.v1.node_pb2 import Node, NodeState
 
@@ -41,13 +41,15 @@ class PortTaken(Exception):
         host: address of the port.
         port: the port.
         needed_by: who needs it.
+        cluster: name of the cluster of this machine whose controller listens there; empty: somebody else does.
     """
 
-    def __init__(self, host: str, port: int, needed_by: str) -> None:
+    def __init__(self, host: str, port: int, needed_by: str, cluster: str = "") -> None:
         super().__init__(f"port {port} on {host}, needed by {needed_by}, is in use")
         self.host = host
         self.port = port
         self.needed_by = needed_by
+        self.cluster = cluster
 
 
 class NotReady(Exception):
@@ -114,10 +116,14 @@ class LocalCluster:
             ChildEnded: a program ended by itself.
             NotReady: it took longer than ``timeout_s``.
         """
+        # Before its ports: a cluster of this name that runs holds them, and is the reason a person can act on.
+        base = self.plan.directory.parent
+        check_free(self.plan.directory)
         if is_taken("127.0.0.1", self.plan.port):
-            raise PortTaken("127.0.0.1", self.plan.port, "the controller")
+            there = [each.name for each in running_clusters(base) if each.controller == self.plan.controller]
+            raise PortTaken("127.0.0.1", self.plan.port, "the controller", there[0] if there else "")
         self._check_ray_ports()
-        await sweep(self.plan.directory.parent)
+        await sweep(base)
         self._claim()
         # Whoever adds a node waits until the record is whole.
         async with turn(self.plan.directory, "`callboard up`, which starts the cluster"):

@@ -24,6 +24,16 @@ class AlreadyUp(Exception):
         self.record = record
 
 
+def check_free(directory: Path) -> None:
+    """
+    Raises:
+        AlreadyUp: a cluster of that name runs.
+    """
+    record = read_record(directory) if directory.is_dir() else None
+    if record is not None and any(entry.process.is_running() for entry in record.processes):
+        raise AlreadyUp(record)
+
+
 def claim_directory(directory: Path) -> None:
     """Makes the directory of a cluster; what a dead cluster of that name left is removed first.
 
@@ -31,9 +41,7 @@ def claim_directory(directory: Path) -> None:
         AlreadyUp: a cluster of that name runs.
     """
     make_private(directory.parent)
-    record = read_record(directory) if directory.is_dir() else None
-    if record is not None and any(entry.process.is_running() for entry in record.processes):
-        raise AlreadyUp(record)
+    check_free(directory)
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(mode=0o700)
