@@ -6,6 +6,7 @@ positions in that list are what placements count (GV-01), the ids in it are what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,10 +24,28 @@ class Vendor:
     """Variables that select devices; the first one set is the agent's visible list, and a worker gets all."""
     order: tuple[tuple[str, str], ...] = ()
     """Further variables that make indices mean the same everywhere."""
+    names: str = ""
+    """Pattern of the ids beside indices; empty: there are none."""
+    spelling: str = "indices (0, 1, …)"
+    """How people write ids."""
 
 
-CUDA = Vendor("cuda", ("CUDA_VISIBLE_DEVICES",), (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),))
-ROCM = Vendor("rocm", ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"))
+_UUID = "[0-9A-Fa-f-]{1,64}"
+"""The beginning of one is enough."""
+
+CUDA = Vendor(
+    "cuda",
+    ("CUDA_VISIBLE_DEVICES",),
+    (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),),
+    names=f"GPU-{_UUID}|MIG-(?:GPU-)?{_UUID}(?:/[0-9]{{1,4}}/[0-9]{{1,4}})?",
+    spelling="indices (0, 1, …), UUIDs (GPU-…) or MIG ids (MIG-…)",
+)
+ROCM = Vendor(
+    "rocm",
+    ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    names=f"GPU-{_UUID}",
+    spelling="indices (0, 1, …) or UUIDs (GPU-…)",
+)
 ASCEND = Vendor("ascend", ("ASCEND_RT_VISIBLE_DEVICES",))
 VENDORS = (CUDA, ROCM, ASCEND)
 
@@ -61,19 +80,39 @@ Probe = Callable[[], Sequence[DeviceFacts]]
 """Lists the devices that a driver knows, parts of partitioned ones beside the whole; empty when there is no driver."""
 
 
-def parse_visible(text: str) -> tuple[str, ...]:
-    """The ids in a visible list: "" is none, `-1` ends the list, blanks are ignored.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,3}")
+_NEGATIVE = re.compile(r"-0*[1-9][0-9]*")
+_NO_DEVICES = "NoDevFiles"
+"""What Slurm sets for a step without devices."""
+
+_SHOWN = 80
+"""Characters of a refused text that are shown."""
+
+
+def parse_visible(text: str, vendor: Vendor = CUDA, variable: str = "") -> tuple[str, ...]:
+    """The ids in a visible list. The empty text and `NoDevFiles` stand for none, a negative number ends the list,
+    blanks are ignored.
+
+    Args:
+        text: the list.
+        vendor: whose list it is.
+        variable: where it stands; empty: the vendor's first one.
 
     Raises:
-        DeviceError: an id is named twice.
+        DeviceError: an entry is no device's id, or is named twice.
     """
     ids: list[str] = []
     for part in text.split(","):
         name = part.strip()
-        if name == "-1":
+        if name == _NO_DEVICES or _NEGATIVE.fullmatch(name):
             break
         if not name:
             continue
+        if not (_INDEX.fullmatch(name) or re.fullmatch(vendor.names or "(?!)", name)):
+            raise DeviceError(
+                f"{variable or vendor.variables[0]} is {text[:_SHOWN]!r}, and {name[:_SHOWN]!r} is no device; list "
+                f"{vendor.spelling} with commas between them, or nothing at all to offer none"
+            )
         if name in ids:
             raise DeviceError(f"device {name} is named twice in {text!r}")
         ids.append(name)
@@ -117,14 +156,15 @@ def find_devices(
     return NodeDevices(vendor, visible[:count], left_out=left_out)
 
 
-def _listed(environment: Mapping[str, str], vendor: Vendor) -> str | None:
-    return next((environment[name] for name in vendor.variables if name in environment), None)
+def _listed(environment: Mapping[str, str], vendor: Vendor) -> tuple[str, ...] | None:
+    """The ids that the agent's own visible list names; None: no list is set."""
+    variable = next((name for name in vendor.variables if name in environment), None)
+    return None if variable is None else parse_visible(environment[variable], vendor, variable)
 
 
 def _simulated(environment: Mapping[str, str], vendor: Vendor, count: int) -> tuple[DeviceFacts, ...]:
     """Ids from the visible list where one is set, so that simulated nodes can number as real ones do."""
-    listed = _listed(environment, vendor)
-    ids = parse_visible(listed) if listed else tuple(str(index) for index in range(count))
+    ids = _listed(environment, vendor) or tuple(str(index) for index in range(count))
     if count > len(ids):
         raise DeviceError(f"{count} simulated GPUs asked for, but {vendor.variables[0]} names {len(ids)}")
     return tuple(DeviceFacts(id=name, model="simulated") for name in ids[:count])
@@ -134,19 +174,19 @@ def _visible(
     environment: Mapping[str, str], vendor: Vendor, probe: Probe
 ) -> tuple[tuple[DeviceFacts, ...], tuple[DeviceFacts, ...]]:
     """What may be offered; and, where no list says what, what the driver lists beside it that can't be."""
-    listed = _listed(environment, vendor)
-    if listed is None:
+    ids = _listed(environment, vendor)
+    if ids is None:
         known = probe()
         usable = tuple(_named(device.id, device, known) for device in known if not device.fault)
         return usable, tuple(device for device in known if device.fault)
-    ids = parse_visible(listed)
-    known = probe() if ids else ()
+    # The only driver that is asked knows nothing of other vendors' devices.
+    known = probe() if ids and vendor is CUDA else ()
     found: dict[str, DeviceFacts] = {}
     for name in ids:
         device = _described(name, known)
         same = found.setdefault(device.uuid or name, device)
         if same is not device:
-            raise DeviceError(f"{name} and {same.id} are one device, named twice in {listed!r}")
+            raise DeviceError(f"{name} and {same.id} are one device, named twice in {','.join(ids)!r}")
     return tuple(found.values()), ()
 
 
@@ -160,7 +200,8 @@ def _described(name: str, known: Sequence[DeviceFacts]) -> DeviceFacts:
         raise DeviceError(f"device {name} can't be offered: {matches[0].fault}")
     if matches:
         return _named(name, matches[0], known)
-    if known and (name.isdigit() or name.startswith("GPU-")):
+    # Parts have an older name, of their whole and two numbers, which drivers take but don't tell.
+    if known and "/" not in name:
         raise DeviceError(f"device {name} isn't there; the driver knows {', '.join(device.id for device in known)}")
     return DeviceFacts(id=name)
 

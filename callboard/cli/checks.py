@@ -26,32 +26,46 @@ def check_name(name: str) -> None:
         raise typer.BadParameter(f"{name!r} is no name: a letter, then letters, digits, _ . -", param_hint="--name")
 
 
-def check_gpus(stated: str, gpus: Sequence[int]) -> MachineGpus:
-    """The GPUs to deal out. Raises BadParameter for what can't be meant; ends the program when there are too few.
-
-    Args:
-        stated: the option.
-        gpus: of each node.
-    """
+def gpus_here(stated: str) -> MachineGpus:
+    """The GPUs that `--machine-gpus` names. Raises BadParameter for what can't be meant."""
     try:
-        found = machine_gpus(stated)
+        return machine_gpus(stated)
     except BadGpus as error:
         raise typer.BadParameter(str(error), param_hint="--machine-gpus") from error
-    needed = sum(gpus)
-    if stated and not needed:
+
+
+def check_gpus(found: MachineGpus, shapes: Sequence[NodeShape], *, agents: int, gpus: int) -> None:
+    """Ends the program when there are fewer GPUs than are dealt out; raises BadParameter when none are.
+
+    Args:
+        found: the GPUs to deal out.
+        shapes: of the nodes; empty: there are ``agents`` of ``gpus`` GPUs.
+    """
+    if not found.ids:
+        return
+    if shapes:
+        each, needed = "The nodes", sum(shape.gpus for shape in shapes)
+    else:
+        each, needed = f"{_counted(agents, 'node')} of {_counted(gpus, 'GPU')}", agents * gpus
+    if not needed:
         raise typer.BadParameter("nodes without GPUs are dealt none", param_hint="--machine-gpus")
-    if found.ids and needed > len(found.ids):
-        each = f"{len(gpus)} nodes of {gpus[0]} GPUs" if len(set(gpus)) == 1 else "The nodes"
+    if needed > len(found.ids):
+        kind = "GPU" if found.real else "simulated GPU"
+        one = "Start fewer nodes, or nodes with fewer GPUs"
         with failing_in_words():
             raise CommandFailed(
                 Failure(
-                    f"GPU {len(found.ids)} is not available.",
-                    f"{each} need {needed}; this machine has "
-                    f"{'' if found.real else 'simulated '}{', '.join(found.ids)}.",
-                    "Start fewer nodes; `nvidia-smi -L` lists real GPUs, --machine-gpus N simulates N.",
+                    f"GPU {len(found.ids)} is not available: this machine has {_counted(len(found.ids), kind)}.",
+                    f"{each} need{'s' if agents == 1 and not shapes else ''} {needed}; there "
+                    f"{'is' if len(found.ids) == 1 else 'are'} {_counted(len(found.ids), kind)}, with the "
+                    f"{'id' if len(found.ids) == 1 else 'ids'} {', '.join(found.ids)}.",
+                    f"{one} (--agents, --gpus-per-node); `nvidia-smi -L` lists real GPUs, --machine-gpus N simulates N.",
                 )
             )
-    return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def check_nodes(

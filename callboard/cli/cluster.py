@@ -131,7 +131,8 @@ def up(
             "--machine-gpus",
             metavar="auto|N",
             help="Deal out this machine's GPUs, each to one node: auto, the real ones (8 simulated where there are "
-            "none), or N simulated ones. Default: every node has simulated GPUs of its own.",
+            "none), or N simulated ones. Without --agents or --gpus-per-node they are shared equally, by at most 3 "
+            "nodes. Default: every node has simulated GPUs of its own.",
             show_default=False,
         ),
     ] = "",

@@ -43,10 +43,47 @@ def ids(devices: NodeDevices) -> list[str]:
         ("1,-1,2", ("1",)),
         ("-1", ()),
         ("GPU-8f2c,MIG-1/2/0", ("GPU-8f2c", "MIG-1/2/0")),
+        ("MIG-GPU-8f2c-99/3/0,GPU-8f2c-", ("MIG-GPU-8f2c-99/3/0", "GPU-8f2c-")),
+        ("NoDevFiles", ()),
+        ("0,-2,1", ("0",)),
+        ("-7", ()),
     ],
 )
 def test_a_visible_list_is_read_as_cuda_reads_it(text: str, expected: tuple[str, ...]) -> None:
     assert parse_visible(text) == expected
+
+
+ODD = ("none", "void", "all", "0,1,banana", "0;1", "00,01", "0 1", "+1", "-0", "1.0", "0x1", "0-3", "\u0661", "gpu-8f2c", "GPU-")
+
+
+@pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", *ROCM.variables, *ASCEND.variables])
+@pytest.mark.parametrize("text", [*ODD, "GPU-xyz", "MIG-", "x" * 10_000])
+@pytest.mark.parametrize("simulate", [None, 1])
+def test_ft_g5_what_is_no_device_is_refused_with_its_text(variable: str, text: str, simulate: int | None) -> None:
+    with pytest.raises(DeviceError, match=f"{variable} is ") as refused:
+        find_devices({variable: text}, count=None, simulate=simulate, probe=tuple)
+    assert repr(text[:80]) in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_ft_g5_other_vendors_ids_are_no_names_of_a_device() -> None:
+    assert ids(find_devices({"ROCR_VISIBLE_DEVICES": "GPU-8f2c,1"}, count=None, simulate=None, probe=tuple)) == [
+        "GPU-8f2c",
+        "1",
+    ]
+    for variable, text in (("HIP_VISIBLE_DEVICES", "MIG-8f2c"), ("ASCEND_RT_VISIBLE_DEVICES", "GPU-8f2c")):
+        with pytest.raises(DeviceError, match="is no device"):
+            find_devices({variable: text}, count=None, simulate=None, probe=tuple)
+
+
+def test_ft_g5_the_driver_of_one_vendor_is_not_asked_for_the_devices_of_another() -> None:
+    found = find_devices({"HIP_VISIBLE_DEVICES": "7"}, count=None, simulate=None, probe=lambda: FOUR)
+    assert found.devices == (DeviceFacts(id="7"),)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "NoDevFiles"])
+def test_ft_g5_an_empty_list_offers_none(text: str) -> None:
+    assert ids(offered(text)) == []
 
 
 def test_a_device_named_twice_is_refused() -> None:

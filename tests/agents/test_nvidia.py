@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from typer.testing import CliRunner
 
 from callboard.agents.devices import DeviceError, DeviceFacts, NodeDevices, find_devices
 from callboard.agents.nvidia import probe_nvml
 from callboard.cli.local.machine_gpus import machine_gpus
+from callboard.cli.main import app
 from tests.support.nvml_library import GIB, Gpu, Library, install
 
 LOST = {"": pynvml.NVML_ERROR_GPU_IS_LOST}
@@ -106,26 +108,36 @@ class TestADeviceThatIsLost:
             offered(count=3)
 
 
+def test_a_machine_with_one_gpu_says_that_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Library([Gpu("GPU-aa")]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    result = CliRunner().invoke(app, ["up", "--agents", "2", "--machine-gpus", "auto", "--name", "never"])
+    assert result.exit_code == 1
+    text = " ".join(result.output.split())
+    assert "GPU 1 is not available: this machine has 1 GPU." in text
+    assert "2 nodes of 1 GPU need 2; there is 1 GPU, with the id 0." in text
+
+
 class TestAPartitionedDevice:
     @pytest.fixture(autouse=True)
     def library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        parts = [Gpu(f"MIG-{name}", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10 * GIB) for name in ("x", "y")]
+        parts = [Gpu(f"MIG-{name}", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10 * GIB) for name in ("a1", "b1")]
         gap = [parts[0], None, parts[1]]
         install(monkeypatch, Library([Gpu("GPU-aa"), Gpu("GPU-bb", parts=gap, bus_id="00000000:0B:00.0")]))
 
     def test_offers_its_parts_and_not_itself(self) -> None:
         devices = offered()
-        assert ids(devices) == ["GPU-aa", "MIG-x", "MIG-y"]
+        assert ids(devices) == ["GPU-aa", "MIG-a1", "MIG-b1"]
         part = devices.devices[1]
         assert (part.memory_bytes, part.bus_id) == (10 * GIB, "00000000:0B:00.0")
         assert part.model.endswith("MIG 1g.10gb")
         (whole,) = devices.left_out
-        assert whole.fault == "it is partitioned (MIG), and only its parts can be used: MIG-x, MIG-y"
+        assert whole.fault == "it is partitioned (MIG), and only its parts can be used: MIG-a1, MIG-b1"
 
     def test_is_refused_by_index_with_the_names_of_its_parts(self) -> None:
-        with pytest.raises(DeviceError, match=r"device 1 can't be offered.*MIG-x, MIG-y"):
+        with pytest.raises(DeviceError, match=r"device 1 can't be offered.*MIG-a1, MIG-b1"):
             offered("1")
-        assert [(device.id, device.memory_bytes) for device in offered("MIG-y").devices] == [("MIG-y", 10 * GIB)]
+        assert [(device.id, device.memory_bytes) for device in offered("MIG-b1").devices] == [("MIG-b1", 10 * GIB)]
 
     def test_without_parts_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         install(monkeypatch, Library([Gpu("GPU-aa", parts=[])]))
@@ -133,9 +145,9 @@ class TestAPartitionedDevice:
         assert offered().left_out[0].fault.endswith("it has none yet")
 
     def test_a_part_of_another_container_is_passed_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        closed = Gpu("MIG-x", fails={"": pynvml.NVML_ERROR_NO_PERMISSION})
-        install(monkeypatch, Library([Gpu("GPU-aa", parts=[closed, Gpu("MIG-y")])]))
-        assert ids(offered()) == ["MIG-y"]
+        closed = Gpu("MIG-a1", fails={"": pynvml.NVML_ERROR_NO_PERMISSION})
+        install(monkeypatch, Library([Gpu("GPU-aa", parts=[closed, Gpu("MIG-b1")])]))
+        assert ids(offered()) == ["MIG-b1"]
 
 
 class TestAList:
@@ -152,7 +164,13 @@ class TestAList:
         with pytest.raises(DeviceError, match=f"device {name} isn't there; the driver knows 0, 1, 2"):
             offered(name)
 
-    def test_a_beginning_of_several_is_refused(self) -> None:
-        with pytest.raises(DeviceError, match="GPU- is the beginning of several: GPU-aa, GPU-bb, GPU-cc"):
-            offered("GPU-")
+    def test_a_beginning_of_several_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(monkeypatch, Library([Gpu("GPU-aa"), Gpu("GPU-ab"), Gpu("GPU-cc")]))
+        with pytest.raises(DeviceError, match="GPU-a is the beginning of several: GPU-aa, GPU-ab"):
+            offered("GPU-a")
         assert ids(offered("GPU-c,0")) == ["GPU-c", "0"]
+
+    def test_ft_g5_a_part_that_the_driver_does_not_know_is_refused(self) -> None:
+        with pytest.raises(DeviceError, match="device MIG-0 isn't there"):
+            offered("MIG-0")
+        assert ids(offered("MIG-GPU-aa/1/0")) == ["MIG-GPU-aa/1/0"], "the older name, which drivers don't tell"

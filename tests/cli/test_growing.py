@@ -16,7 +16,7 @@ import pytest
 
 from callboard.cli.local.cluster import PortTaken
 from callboard.cli.local.growth import _check_ports, running_workers
-from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
+from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan
 from callboard.cli.local.plan_file import read_plan, write_plan
 from callboard.cli.local.ports import free_port
@@ -108,7 +108,9 @@ class TestPlaces:
         shown = machine.run("up", "--agents", "3", "--machine-gpus", "2", "--gpus-per-node", "1")
         assert shown.returncode == 1
         assert "GPU 2 is not available" in shown.stderr
-        assert "simulated 0, 1" in shown.stderr
+        assert "this machine has 2 simulated GPUs" in shown.stderr
+        assert "3 nodes of 1 GPU need 3" in shown.stderr
+        assert "with the ids 0, 1" in shown.stderr
         assert not machine.run_dir.exists()
 
 
@@ -289,6 +291,25 @@ class TestPlan:
         write_plan(plan)
         assert read_plan(tmp_path) == plan
         assert read_plan(tmp_path / "nowhere") is None
+
+    @pytest.mark.parametrize(
+        ("found", "asked", "stated", "given"),
+        [
+            (1, (3, 2), (), (1, 1)),
+            (2, (3, 2), (), (2, 1)),
+            (8, (3, 2), (), (3, 2)),
+            (8, (2, 2), ("agents",), (2, 4)),
+            (1, (2, 2), ("agents",), (2, 1)),
+            (4, (3, 4), ("gpus_per_node",), (1, 4)),
+            (1, (3, 4), ("gpus_per_node",), (1, 4)),
+            (1, (3, 0), ("gpus_per_node",), (3, 0)),
+            (1, (2, 2), ("agents", "gpus_per_node"), (2, 2)),
+        ],
+    )
+    def test_what_is_not_stated_follows_from_the_gpus_of_the_machine(
+        self, found: int, asked: tuple[int, int], stated: tuple[str, ...], given: tuple[int, int]
+    ) -> None:
+        assert shares(found, agents=asked[0], gpus=asked[1], stated=stated) == given
 
     def test_gpus_are_those_stated_the_real_ones_or_eight_simulated(self) -> None:
         assert machine_gpus("") == MachineGpus((), real=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 SIMULATED = 8
@@ -27,6 +27,21 @@ class MachineGpus:
 
     ids: tuple[str, ...]
     real: bool
+
+
+def shares(found: int, *, agents: int, gpus: int, stated: Collection[str]) -> tuple[int, int]:
+    """How many nodes share the GPUs of a machine, and how many each gets: what isn't stated follows from what is there.
+
+    Args:
+        found: GPUs of the machine.
+        agents: nodes to start; unless "agents" is among ``stated``, at most so many.
+        gpus: of each node; unless "gpus_per_node" is among ``stated``, an equal share for each.
+        stated: which of the two somebody asked for.
+    """
+    if "gpus_per_node" not in stated:
+        agents = agents if "agents" in stated else min(agents, found)
+        return agents, max(1, found // agents)
+    return (agents if "agents" in stated or not gpus else max(1, min(agents, found // gpus))), gpus
 
 
 def machine_gpus(stated: str, environ: Mapping[str, str] = os.environ) -> MachineGpus:
