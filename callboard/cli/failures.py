@@ -19,6 +19,7 @@ from callboard.wire.refusals import (
     AlreadyExists,
     CallboardError,
     DeadlineExceeded,
+    ErrorReason,
     EtagMismatch,
     InternalError,
     InvalidRequest,
@@ -129,13 +130,20 @@ def _unreachable(error: Unreachable) -> Failure:
 
 
 def _unavailable(error: CallboardError) -> Failure:
-    return Failure("The controller can't take the call now.", str(error), "Try again in a moment.", UNREACHABLE)
+    reason = error.error.reason
+    if reason is ErrorReason.STORE_FAILED:
+        remedy = "Look at the controller's log and at the disk of its state directory; then restart it."
+    elif reason is ErrorReason.STOPPING:
+        remedy = "It is being stopped; try again once it runs again."
+    else:
+        remedy = "Try again in a moment; `callboard node list` shows which agents are there."
+    return Failure("The controller answered that it can't do this now.", _sentence(str(error)), remedy, UNREACHABLE)
 
 
 def _deadline(error: CallboardError) -> Failure:
     return Failure(
-        "The controller did not answer in time.",
-        str(error) or "The deadline of the call passed.",
+        "The call was not finished in time.",
+        _sentence(str(error)) if str(error) else "Its deadline passed.",
         "Look at `callboard status`; the call may have had its effect.",
         UNREACHABLE,
     )

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
-from callboard.wire.errors import CallboardError, error_from_rpc
+from callboard.wire.errors import CallboardError, error_from_rpc, is_answer
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -84,7 +84,8 @@ class Connection:
 
         Raises:
             RequestTooLarge: the request is larger than a message may be; nothing was sent.
-            Unreachable: the controller did not answer.
+            Unreachable: nobody answered.
+            Unavailable: the controller answered that it, or the node it asked, can't; the text says why.
             CallboardError: it refused; the type says why.
         """
         if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
@@ -148,6 +149,7 @@ class Connection:
         return True
 
     def _translated(self, error: grpc.aio.AioRpcError) -> CallboardError:
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
+        # A controller that says why it can't is there: what it said is the reason.
+        if error.code() is grpc.StatusCode.UNAVAILABLE and not is_answer(error):
             return Unreachable(address=self.address, detail=error.details() or "")
         return error_from_rpc(error)

@@ -34,7 +34,7 @@ class SeveralControllers(Exception):
 
 
 class Unreachable(Unavailable):
-    """The controller did not answer.
+    """Nobody answered. A controller that answers that it can't raises :class:`Unavailable` itself.
 
     Attributes:
         address: its address.

@@ -163,6 +163,17 @@ def parse_error(failed: FailedCall) -> CallError:
     )
 
 
+def is_answer(failed: FailedCall) -> bool:
+    """Whether a controller sent the status, and not gRPC in its place: because nobody answered, or answered in time."""
+    status = _details_of(failed)
+    if status is None:
+        return False
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        _unpack(detail, info)
+    return info.domain == DOMAIN
+
+
 def error_from_rpc(failed: FailedCall) -> CallboardError:
     """The exception to raise for a failed call: ``raise error_from_rpc(failed) from failed``."""
     return exception_for(parse_error(failed))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from callboard.cli import words
+from callboard.cli import session, words
 from callboard.cli.actions import status
-from callboard.client import methods
+from callboard.client import methods, watching
 from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import ListEventsResponse
 from callboard.v1.inspection_pb2 import NodeInspection, RayObjectStore
@@ -34,9 +34,10 @@ from callboard.v1.node_pb2 import (
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
+from callboard.wire.errors import ErrorReason, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
-from tests.support.fake_api import FakeApi
+from tests.support.fake_api import ALL_METHODS, FakeApi
 
 READS = [
     ("job", "list"),
@@ -245,3 +246,51 @@ def test_a_quota_of_nothing_is_shown_as_a_quota() -> None:
     nothing = Resources(cpu_milli=1500)
     assert words.limits(nothing, ["gpu", "cpu"]) == "1.5 CPU, 0 GPU"
     assert words.limits(nothing, []) == ""
+
+
+class TestAReasonThatWasSent:
+    """What the controller says of why it can't is shown; that nobody answers is said only where nobody does."""
+
+    VERBS = [
+        *READS,
+        ("top",),
+        ("doctor",),
+        ("job", "env", "train-00"),
+        ("job", "explain", "train-00"),
+        ("job", "logs", "train-00"),
+        ("job", "cancel", "train-00"),
+        ("job", "preempt", "train-00"),
+        ("events", "--follow"),
+        ("policy", "get"),
+        ("node", "drain", "node-1"),
+        ("pool", "delete", "rlhf"),
+        ("demand",),
+    ]
+
+    @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+    def test_ft_c4_a_journal_that_fails_is_the_reason_of_every_verb(
+        self, api: FakeApi, run: Run, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(session, "RETRY_S", 0.05)
+        monkeypatch.setattr(watching, "AWAY_S", 0.1)
+
+        def refuse(_: Any) -> Any:
+            raise Unavailable("the controller can't use its journal: the disk is full", reason=ErrorReason.STORE_FAILED)
+
+        for method in ALL_METHODS.values():
+            api.on(method, refuse)
+        result = run(*verb)
+        assert result.exit_code == 4, result.output
+        assert "The controller can't use its journal: the disk is full." in result.output
+        assert "o controller answers" not in result.output
+
+    def test_ft_c4_an_agent_that_does_not_answer_is_named_with_what_it_did(self, api: FakeApi, run: Run) -> None:
+        def stopped(_: Any) -> Any:
+            raise Unavailable("the agent of node node-1 did not answer within 10 s; try again")
+
+        api.on(methods.INSPECT_NODE, stopped)
+        for verb in (("top", "--once"), ("doctor",), ("job", "env", "train-00"), ("status",)):
+            output = " ".join(run(*verb).output.split())
+            assert "o controller answers" not in output
+            if verb != ("status",):
+                assert "the agent of node node-1 did not answer within 10 s" in output, verb
