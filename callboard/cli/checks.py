@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import typer
 
 from callboard.agents.options import AgentOptions, OptionError
 from callboard.cli.failing import CommandFailed, Failure
-from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus
+from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import NodeShape
 from callboard.cli.session import failing_in_words
 from callboard.model.cluster_text import NodeText
@@ -26,42 +26,43 @@ def check_name(name: str) -> None:
         raise typer.BadParameter(f"{name!r} is no name: a letter, then letters, digits, _ . -", param_hint="--name")
 
 
-def gpus_here(stated: str) -> MachineGpus:
-    """The GPUs that `--machine-gpus` names. Raises BadParameter for what can't be meant."""
-    try:
-        return machine_gpus(stated)
-    except BadGpus as error:
-        raise typer.BadParameter(str(error), param_hint="--machine-gpus") from error
-
-
-def check_gpus(found: MachineGpus, shapes: Sequence[NodeShape], *, agents: int, gpus: int) -> None:
-    """Ends the program when there are fewer GPUs than are dealt out; raises BadParameter when none are.
+def deal_gpus(
+    option: str, shapes: Sequence[NodeShape], *, agents: int, gpus: int, stated: Collection[str]
+) -> tuple[MachineGpus, int, int]:
+    """The GPUs to deal out, to how many nodes, and how many to each. Raises BadParameter for what can't be meant; ends
+    the program when there are too few.
 
     Args:
-        found: the GPUs to deal out.
+        option: `--machine-gpus`.
         shapes: of the nodes; empty: there are ``agents`` of ``gpus`` GPUs.
+        agents: number of nodes.
+        gpus: of each.
+        stated: which of the two somebody asked for.
     """
+    try:
+        found = machine_gpus(option)
+    except BadGpus as error:
+        raise typer.BadParameter(str(error), param_hint="--machine-gpus") from error
     if not found.ids:
-        return
-    if shapes:
-        each, needed = "The nodes", sum(shape.gpus for shape in shapes)
-    else:
-        each, needed = f"{_counted(agents, 'node')} of {_counted(gpus, 'GPU')}", agents * gpus
+        return found, agents, gpus
+    if not shapes:
+        agents, gpus = shares(len(found.ids), agents=agents, gpus=gpus, stated=stated)
+    needed = sum(shape.gpus for shape in shapes) if shapes else agents * gpus
     if not needed:
         raise typer.BadParameter("nodes without GPUs are dealt none", param_hint="--machine-gpus")
     if needed > len(found.ids):
-        kind = "GPU" if found.real else "simulated GPU"
-        one = "Start fewer nodes, or nodes with fewer GPUs"
+        here = _counted(len(found.ids), "GPU" if found.real else "simulated GPU")
+        wanted = "The nodes" if shapes else f"{_counted(agents, 'node')} of {_counted(gpus, 'GPU')}"
         with failing_in_words():
             raise CommandFailed(
                 Failure(
-                    f"GPU {len(found.ids)} is not available: this machine has {_counted(len(found.ids), kind)}.",
-                    f"{each} need{'s' if agents == 1 and not shapes else ''} {needed}; there "
-                    f"{'is' if len(found.ids) == 1 else 'are'} {_counted(len(found.ids), kind)}, with the "
-                    f"{'id' if len(found.ids) == 1 else 'ids'} {', '.join(found.ids)}.",
-                    f"{one} (--agents, --gpus-per-node); `nvidia-smi -L` lists real GPUs, --machine-gpus N simulates N.",
+                    f"GPU {len(found.ids)} is not available: this machine has {here}.",
+                    f"{wanted} would take {needed}; the ids of those that are there: {', '.join(found.ids)}.",
+                    "Start fewer nodes (--agents), or with fewer GPUs each (--gpus-per-node); `nvidia-smi -L` lists "
+                    "real GPUs, --machine-gpus N simulates N.",
                 )
             )
+    return found, agents, gpus
 
 
 def _counted(count: int, what: str) -> str:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from callboard.cli import screen, words
-from callboard.model.quantities import format_milli
+from callboard.model.quantities import format_memory, format_milli
 from callboard.v1.node_pb2 import DeviceUse, Node
 
 
@@ -60,11 +60,38 @@ def node_view(node: Node, *, wide: bool) -> Group:
         ]
     parts: list[RenderableType] = [screen.facts((name, value) for name, value in found if value not in ("", "nothing"))]
     if node.devices:
-        parts += ["", screen.table(["GPU", "USED", "KEPT", "QUARANTINED", "WORKERS"], map(_device_row, node.devices))]
+        columns = ["GPU", *(_HARDWARE if wide else ()), "USED", "KEPT", "QUARANTINED", "WORKERS"]
+        rows = [_device_row(use, wide=wide) for use in node.devices]
+        parts += ["", screen.table(columns, rows, right=("INDEX", "NUMA"))]
     return Group(*parts)
 
 
-def _device_row(use: DeviceUse) -> list[RenderableType]:
+def device_table(nodes: Sequence[Node]) -> Table:
+    """A row per GPU of every node: where a placement's position leads, and which hardware that is."""
+    rows = [[words.node_id(node), *_device_row(use, wide=True)] for node in nodes for use in node.devices]
+    columns = ["NODE", "GPU", *_HARDWARE, "USED", "KEPT", "QUARANTINED", "WORKERS"]
+    return screen.table(columns, rows, right=("INDEX", "NUMA"))
+
+
+_HARDWARE = ("INDEX", "UUID", "BUS ID", "MODEL", "MEMORY", "NUMA")
+"""The index is the position in the node's visible list, by which placements count; GPU is what workers see it as."""
+
+
+def _device_row(use: DeviceUse, *, wide: bool) -> list[RenderableType]:
+    device = use.device
+    hardware = [
+        str(device.index),
+        device.uuid,
+        device.bus_id,
+        device.model,
+        format_memory(device.memory_bytes) if device.memory_bytes else "",
+        str(device.numa_node) if device.numa_node >= 0 else "",
+    ]
     workers = ", ".join(f"{worker.job}/{worker.component}/{worker.rank}" for worker in use.workers)
     amounts = (use.used_milli, use.held_milli, use.quarantined_milli)
-    return [use.device.id, *(format_milli(amount) if amount else "" for amount in amounts), workers]
+    return [
+        device.id,
+        *(hardware if wide else ()),
+        *(format_milli(amount) if amount else "" for amount in amounts),
+        workers,
+    ]

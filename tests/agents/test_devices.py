@@ -53,7 +53,23 @@ def test_a_visible_list_is_read_as_cuda_reads_it(text: str, expected: tuple[str,
     assert parse_visible(text) == expected
 
 
-ODD = ("none", "void", "all", "0,1,banana", "0;1", "00,01", "0 1", "+1", "-0", "1.0", "0x1", "0-3", "\u0661", "gpu-8f2c", "GPU-")
+ODD = (
+    "none",
+    "void",
+    "all",
+    "0,1,banana",
+    "0;1",
+    "00,01",
+    "0 1",
+    "+1",
+    "-0",
+    "1.0",
+    "0x1",
+    "0-3",
+    "\u0661",
+    "gpu-8f2c",
+    "GPU-",
+)
 
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", *ROCM.variables, *ASCEND.variables])

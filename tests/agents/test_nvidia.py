@@ -115,7 +115,7 @@ def test_a_machine_with_one_gpu_says_that_it_has_one(monkeypatch: pytest.MonkeyP
     assert result.exit_code == 1
     text = " ".join(result.output.split())
     assert "GPU 1 is not available: this machine has 1 GPU." in text
-    assert "2 nodes of 1 GPU need 2; there is 1 GPU, with the id 0." in text
+    assert "2 nodes of 1 GPU would take 2; the ids of those that are there: 0." in text
 
 
 class TestAPartitionedDevice:

@@ -109,8 +109,7 @@ class TestPlaces:
         assert shown.returncode == 1
         assert "GPU 2 is not available" in shown.stderr
         assert "this machine has 2 simulated GPUs" in shown.stderr
-        assert "3 nodes of 1 GPU need 3" in shown.stderr
-        assert "with the ids 0, 1" in shown.stderr
+        assert "3 nodes of 1 GPU would take 3; the ids of those that are there: 0, 1." in shown.stderr
         assert not machine.run_dir.exists()
 
 

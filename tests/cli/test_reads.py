@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from callboard.agents.inventory import inventory, node_devices
+from callboard.agents.options import AgentOptions
 from callboard.cli import session, words
 from callboard.cli.actions import status
 from callboard.client import methods, watching
@@ -37,7 +39,9 @@ from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
 from callboard.wire.errors import ErrorReason, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
+from tests.support import nvml_library
 from tests.support.fake_api import ALL_METHODS, FakeApi
+from tests.support.nvml_library import Gpu, Library
 
 READS = [
     ("job", "list"),
@@ -248,10 +252,30 @@ def test_a_quota_of_nothing_is_shown_as_a_quota() -> None:
     assert words.limits(nothing, []) == ""
 
 
+@pytest.mark.parametrize("verb", [("node", "get", "node-1"), ("status",)], ids=" ".join)
+def test_ft_c13_wide_shows_which_hardware_each_gpu_is(
+    api: FakeApi, run: Run, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Gpu(f"GPU-{letter * 8}", bus_id=f"00000000:0{number}:00.0") for number, letter in enumerate("abcd")]
+    nvml_library.install(monkeypatch, Library(gpus))
+    options = AgentOptions(node_id="node-1")
+    found = node_devices(options, {"CUDA_VISIBLE_DEVICES": "3,1,0"})
+    node = objects.node()
+    node.ClearField("devices")
+    node.devices.extend(DeviceUse(device=device) for device in inventory(options, found).devices)
+    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node]))
+    api.on(methods.GET_NODE, GetNodeResponse(node=node))
+    lines = run(*verb, "-o", "wide").stdout.splitlines()
+    for index, (device, letter) in enumerate((("3", "d"), ("1", "b"), ("0", "a"))):
+        words_of = [device, str(index), f"GPU-{letter * 8}", f"00000000:0{device}:00.0", "NVIDIA", "H100", "80GB"]
+        assert any(" ".join(line.split()).find(" ".join(words_of)) >= 0 for line in lines), (words_of, lines)
+    assert "GPU-dddd" not in run(*verb).stdout
+
+
 class TestAReasonThatWasSent:
     """What the controller says of why it can't is shown; that nobody answers is said only where nobody does."""
 
-    VERBS = [
+    VERBS = (
         *READS,
         ("top",),
         ("doctor",),
@@ -265,7 +289,7 @@ class TestAReasonThatWasSent:
         ("node", "drain", "node-1"),
         ("pool", "delete", "rlhf"),
         ("demand",),
-    ]
+    )
 
     @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
     def test_ft_c4_a_journal_that_fails_is_the_reason_of_every_verb(

@@ -10,13 +10,12 @@ import typer
 from rich.text import Text
 
 from callboard.cli import screen
-from callboard.cli.checks import check_gpus, check_name, check_nodes, gpus_here, shapes_of
+from callboard.cli.checks import check_name, check_nodes, deal_gpus, shapes_of
 from callboard.cli.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
-from callboard.cli.local.machine_gpus import shares
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
@@ -77,10 +76,7 @@ def up(
     shapes = _shapes(nodes, said.nodes, roles, counted=counted, cpus=cpus, memory=memory, runtime=runtime)
     if shapes:
         agents = len(shapes)
-    dealt = gpus_here(machine_gpus)
-    if dealt.ids and not shapes:
-        agents, gpus = shares(len(dealt.ids), agents=agents, gpus=gpus, stated=counted)
-    check_gpus(dealt, shapes, agents=agents, gpus=gpus)
+    dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=gpus, stated=counted)
 
     def tell(text: str) -> None:
         if not quiet:

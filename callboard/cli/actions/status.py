@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from callboard.cli import job_views, pool_views, printing, screen, words
+from callboard.cli import job_views, node_views, pool_views, printing, screen, words
 from callboard.cli.gpu_picture import gpu_picture
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
@@ -87,6 +87,8 @@ def _view(
     parts: list[RenderableType] = [_headline(address, stats), *_object_stores(stores, wide=wide), ""]
     if nodes:
         parts += [gpu_picture(nodes), *_troubles(nodes)]
+        if wide and any(node.devices for node in nodes):
+            parts += ["", node_views.device_table(nodes)]
     else:
         parts.append("No nodes yet: `callboard agent --controller …` joins one.")
     if pools:
