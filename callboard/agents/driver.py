@@ -34,7 +34,7 @@ from callboard.agents.worker_host import WorkerHost
 NAMESPACE = "callboard"
 
 CONTROL_GROUP = "control"
-CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report")
+CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report", "secrets")
 _CONTROL_CALLS = 64
 """Control calls at once in one host; hanging hooks hold theirs, so more than a host has hooks."""
 

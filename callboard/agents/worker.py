@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from callboard.agents.process_tree import ProcessId, is_living, start_ms
 from callboard.agents.progress_watch import watch_progress
 from callboard.agents.runtime import Hosted, HostError
@@ -21,6 +23,8 @@ from callboard.agents.worker_reports import NotStarted
 from callboard.agents.worker_signals import First
 from callboard.agents.worker_start import WorkerStart
 from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
 
 
 class Worker:
@@ -165,10 +169,19 @@ class Worker:
 
     async def _attach(self, process: ProcessId, address: str) -> None:
         try:
-            self._facts.learn_host(await self._facts.site.runtime.attach(address, process))
+            hosted = await self._facts.site.runtime.attach(address, process)
+            self._facts.learn_host(hosted)
+            self._facts.signals.watch(self._learn_secrets(hosted))
         except HostError as error:
             away = "it ended while no agent was there"
             self._facts.signals.end(str(error) if is_living(process) else away)
+
+    async def _learn_secrets(self, hosted: Hosted) -> None:
+        """They stand in no record; only its process knows them."""
+        try:
+            self._facts.secrets = await hosted.control("secrets")
+        except HostError as error:
+            _log.info("secrets_unknown", worker=self.order.launch.name, why=str(error))
 
     def _unclaimed(self, first: First) -> NotStarted:
         if self._facts.process is None:

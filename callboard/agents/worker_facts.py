@@ -37,6 +37,7 @@ class WorkerFacts:
         tree: the process tree as last seen, for the day it dies alone.
         peak_bytes: most memory that the tree was seen to hold.
         beside_bytes: memory of the tree beside its own process, when the tree was last seen.
+        secrets: what is masked in what it wrote, of one that was taken over; None: not known.
         oom_kills: processes that the kernel had ended here for lack of memory when the worker began.
     """
 
@@ -55,6 +56,7 @@ class WorkerFacts:
         self.peak_bytes = 0
         self.beside_bytes = 0
         self.oom_kills = oom_kills()
+        self.secrets: list[str] | None = None
 
     @property
     def order(self) -> WorkerOrder:
@@ -130,11 +132,11 @@ class WorkerFacts:
         return "ended" if self.hosted is None else self.hosted.exit_message()
 
     def stderr_tail(self) -> str:
-        """The end of what it wrote to stderr, its secrets masked as far as they are known: an agent that took it over
-        knows none, and what Python code printed was masked before it was written."""
+        """The end of what it wrote to stderr, its secrets masked, also where a child of it wrote them. Empty where they
+        aren't known: of a worker that ended before the agent which took it over could ask."""
         plan = self.order.plan
-        secrets = [plan["env"][name] for name in plan.get("secrets", ())] if plan else []
-        return self.site.outputs.stderr_tail(self.order.output, hiding(secrets))
+        secrets = [plan["env"][name] for name in plan.get("secrets", ())] if plan else self.secrets
+        return "" if secrets is None else self.site.outputs.stderr_tail(self.order.output, hiding(secrets))
 
     def cut_short(self, first: First, during: str) -> NotStarted:
         """What it means that something else came first while it was starting."""

@@ -6,7 +6,7 @@ the user's object (or one for each member of a colocation group) and calls it. W
 standard library. The same class is a detached Ray actor (`driver`) and a plain process (`worker_main`); there is one
 host per process and one assignment per host.
 
-Guaranteed: the control methods (`assign, ping, cancel, checkpoint, progress, report`) never wait behind a
+Guaranteed: the control methods (`assign, ping, cancel, checkpoint, progress, report, secrets`) never wait behind a
 busy method of the user: those run in threads of their own. Not guaranteed: an answer while
 native code holds the GIL, which is why liveness is the pid and not a ping (docs/agents.md).
 """
@@ -105,6 +105,7 @@ class WorkerHost:
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
         self._hide: Hide = str
+        self._secrets: list[str] = []
         self._visibility_variable = ""
 
     # Default group: what the user's callers ask for.
@@ -180,6 +181,10 @@ class WorkerHost:
                 answer |= checkpoint_answer(states.get(""))
         return answer
 
+    async def secrets(self) -> list[str]:
+        """Values that are masked in what this process tells: for an agent that took it over, and tells of it too."""
+        return self._secrets
+
     async def progress(self) -> dict[str, Any]:
         """Calls in flight, and what `progress()` says; of a group by member."""
         members = self._members
@@ -250,6 +255,7 @@ class WorkerHost:
 
     def _hide_secrets(self, values: list[str]) -> None:
         """From now on, in what this host answers and in what the user's code prints."""
+        self._secrets = values
         if any(values):
             self._hide = hiding(values)
             streams: Any = sys

@@ -72,18 +72,12 @@ class _Server:
             case "stream":
                 items = host.stream(argument["method"], *argument["args"], **argument["kwargs"])
                 return [item async for item in items]
-            case "ping":
-                return await host.ping()
             case "assign":
                 return await host.assign(argument)
-            case "cancel":
-                return await host.cancel()
             case "checkpoint":
                 return await host.checkpoint(argument["wait_s"], argument["take"])
-            case "progress":
-                return await host.progress()
-            case "report":
-                return await host.report()
+            case "ping" | "cancel" | "progress" | "report" | "secrets":
+                return await getattr(host, method)()
             case _:
                 raise ValueError(f"unknown method {method!r}")
 

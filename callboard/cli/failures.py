@@ -204,9 +204,10 @@ def _refused(error: CallboardError) -> Failure:
 
 def _job_ended(error: JobEnded) -> Failure:
     trace = f"\n{error.traceback.rstrip()}" if error.traceback else ""
+    stderr = f"\nIts stderr ends with:\n{error.stderr_tail.rstrip()}" if error.stderr_tail else ""
     return Failure(
         f"Job {error.job} ended as {error.state} before it ran.",
-        f"{error.reason}{trace}",
+        f"{error.reason}{trace}{stderr}",
         f"`callboard job get {error.job}` shows what it has been through.",
     )
 

@@ -55,14 +55,16 @@ class JobEnded(Exception):
         state: SUCCEEDED, FAILED or CANCELLED.
         reason: why, one sentence.
         traceback: of the worker that failed it; empty: none.
+        stderr_tail: end of what that worker wrote to stderr; empty: nothing.
     """
 
-    def __init__(self, *, job: str, state: str, reason: str, traceback: str = "") -> None:
+    def __init__(self, *, job: str, state: str, reason: str, traceback: str = "", stderr_tail: str = "") -> None:
         super().__init__(f"job {job} ended as {state}: {reason}")
         self.job = job
         self.state = state
         self.reason = reason
         self.traceback = traceback
+        self.stderr_tail = stderr_tail
 
 
 class WaitTimeout(TimeoutError):

@@ -76,7 +76,13 @@ class JobHandle:
         """
         job = await self.until(lambda job: job.state == JobState.JOB_STATE_RUNNING, "RUNNING", timeout)
         if self.state in ENDED:
-            raise JobEnded(job=self.name, state=self.state, reason=job.state_reason, traceback=job.traceback)
+            raise JobEnded(
+                job=self.name,
+                state=self.state,
+                reason=job.state_reason,
+                traceback=job.traceback,
+                stderr_tail=job.stderr_tail,
+            )
         return job
 
     async def finished(self, timeout: float | None = None) -> Job:

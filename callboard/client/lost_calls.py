@@ -97,12 +97,15 @@ def _answer(called: Called) -> Future[str]:
 
 def watch(actor: Any, called: Called) -> None:
     """From now on calls of this process to this actor that are cut off say whose they were."""
+    # The only name of an actor that Ray's error has whatever happened; a Ray without it keeps its own words.
+    actor_id = getattr(actor, "_actor_id", None)
+    if actor_id is None:
+        return
     _install()
     known = _known()
     if len(known) >= _KNOWN:
         known.pop(next(iter(known)), None)
-    # The only name of an actor that Ray's error has whatever happened.
-    known[actor._actor_id.hex()] = called  # noqa: SLF001
+    known[actor_id.hex()] = called
 
 
 @lru_cache(maxsize=1)

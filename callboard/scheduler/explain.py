@@ -22,6 +22,9 @@ from callboard.scheduler.states import JobState
 from callboard.scheduler.view import Assumption, View
 from callboard.scheduler.wording import join, time_left
 
+LAST_WORDS = 5
+"""Lines of stderr in an account; the job itself has more."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorker:
@@ -69,7 +72,8 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
             if worker.attempt == job.attempt
         )
         summary = f"{job.name} is {job.state}: {job.reason}"
-        return Explanation("NONE", summary, waiting_workers(state, job), (), workers, victims)
+        reasons = (*waiting_workers(state, job), *_last_words(job))
+        return Explanation("NONE", summary, reasons, (), workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
         reasons = (
@@ -99,6 +103,15 @@ def _waits_for_nodes(job: JobRecord, found: Explanation, now_ms: int) -> Explana
     return replace(
         found, verdict="WAIT", summary=f"{job.name} {message}; {found.summary}", reasons=(reason, *found.reasons)
     )
+
+
+def _last_words(job: JobRecord) -> tuple[Reason, ...]:
+    """The end of what the worker that failed the job wrote to stderr: often the cause that its exception only hints
+    at."""
+    if job.state not in (JobState.FAILED, JobState.RECOVERING, JobState.STOPPING) or not job.stderr_tail:
+        return ()
+    lines = "".join(f"\n    {line}" for line in job.stderr_tail.splitlines()[-LAST_WORDS:])
+    return (Reason("STDERR", f"jobs/{job.name}", f"the worker that failed it wrote last to stderr:{lines}"),)
 
 
 def explain_spec(state: State, spec: JobSpec, now_ms: int) -> Explanation:

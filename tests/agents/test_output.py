@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from callboard.v1 import agent_pb2, common_pb2
 from callboard.v1.common_pb2 import OUTPUT_STREAM_STDERR, OUTPUT_STREAM_STDOUT, OutputChunk
 from tests.agents.conftest import StartAgent
 from tests.agents.test_adoption import Lineage
-from tests.support.fake_controller import FakeController, FakeSession, start_worker, stop_worker
+from tests.support.fake_controller import FakeController, FakeSession, start_worker
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -336,7 +337,8 @@ class TestWorkers:
     ) -> None:
         node = Lineage(controller, tmp_path)
         await node.begin(output_worker_bytes=MIB)
-        ready = (await controller.do(start_worker=start_worker("Printer"))).worker_ready
+        start = start_worker("Printer", env={"ENGINE_TOKEN": "hunter22"})
+        ready = (await controller.do(start_worker=start)).worker_ready
         async with called(node.run_dir, ready) as worker:
             await call(worker, "say", "before")
             await node.kill()
@@ -346,10 +348,13 @@ class TestWorkers:
                 await asyncio.sleep(0.05)  # Its host looks once a second.
             await node.begin(output_worker_bytes=MIB)
             await call(worker, "say", "after")
+            await call(worker, "complain", "engine hunter22 failed")
         chunks = await controller.all_output("job-1")
         assert text_of(chunks).endswith(" \nafter\n")
         assert sum(chunk.discarded_bytes for chunk in chunks) > 6 * MIB
-        await controller.do(stop_worker=stop_worker(start_worker("Printer")))
+        os.kill(ready.pid, signal.SIGKILL)
+        dead = await controller.said("worker_exited")
+        assert dead.stderr_tail == "engine ******** failed", "its secrets are asked of a worker that is taken over"
         await node.leave()
 
     async def test_ft_a1_a_reader_that_takes_nothing_holds_up_no_worker_heartbeat_or_other_reader(

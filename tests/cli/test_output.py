@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from callboard.client.errors import JobEnded
 from callboard.client.jobs import JobHandle
 from callboard.client.output import MISSING, LogLine
 from callboard.client.sync import SyncClient
@@ -66,8 +67,12 @@ class TestReading:
         assert "see root cause above" in failed.state_reason
         assert "ValueError: no such device" in failed.stderr_tail
         assert "hunter22" not in failed.stderr_tail
-        shown = await verb(cluster, "job", "get", "engine")
-        assert "ValueError: no such device" in shown.stdout
+        for what in ("get", "explain"):
+            shown = await verb(cluster, "job", what, "engine")
+            assert "ValueError: no such device" in shown.stdout, what
+        with pytest.raises(JobEnded) as ended:
+            await handle.running()
+        assert "ValueError: no such device" in ended.value.stderr_tail
         logs = await verb(cluster, "job", "logs", "engine")
         assert (logs.exit_code, "ValueError: no such device" in logs.stdout) == (0, True), logs.output
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -85,6 +85,8 @@ class FakeAgent:
         self.bootstraps: list[agent_pb2.RayBootstrap] = []
         self.spare_targets: list[int] = []
         self.inquiries: list[agent_pb2.Inquiry] = []
+        self.reads: list[agent_pb2.ReadOutput] = []
+        self.forgotten: list[str] = []
         self.acked: set[str] = set()
         self.replies: set[int] = set()
         self.ended: asyncio.Future[grpc.StatusCode] | None = None
@@ -185,6 +187,15 @@ class FakeAgent:
         await self.until(lambda: report_id in self.acked)
         return report_id
 
+    @contextlib.asynccontextmanager
+    async def sending(self, read_id: str) -> AsyncIterator[Any]:
+        """A stream of output that answers a read."""
+        channel = grpc.aio.insecure_channel(self.address, options=(("grpc.enable_http_proxy", 0),))
+        async with channel:
+            call = agent_pb2_grpc.AgentServiceStub(channel).SendOutput()
+            await call.write(agent_pb2.SendOutputRequest(read_id=read_id))
+            yield call
+
     # ---- waiting ----
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -243,6 +254,10 @@ class FakeAgent:
             self.spare_targets.append(message.spare_target.count)
         elif what == "inquiry":
             self.inquiries.append(message.inquiry)
+        elif what == "read_output":
+            self.reads.append(message.read_output)
+        elif what == "forget_jobs":
+            self.forgotten += message.forget_jobs.job_ids
         async with self._changed:
             self._changed.notify_all()
 
