@@ -1,7 +1,8 @@
-"""What does an iteration look like, GPU axis × time? Bars, and a chart of them in lines of text.
+"""The picture of an iteration, GPU axis × time: bars, and a chart of them in lines of text.
 
-A bar is one component's stay on a contiguous range of GPUs. Bars never overlap (one thing at a time on a GPU), which
-is what lets every label stay inside its own bar.
+A bar is one component's stay on a contiguous range of GPUs. A GPU does one thing at a time, so bars overlap only where
+the members of a cycle take turns on the same GPUs for the whole stage; those lie above one another in lanes of their
+own. That is what lets every label stay inside its own bar.
 """
 
 from __future__ import annotations
@@ -71,6 +72,20 @@ def bars_of(plan: Plan) -> tuple[Bar, ...]:
     )
 
 
+def lanes_of(bars: Sequence[Bar]) -> tuple[tuple[int, int], ...]:
+    """(lane, lanes) of each bar: which part of its GPUs' height it takes, of how many equal parts."""
+    found: list[tuple[int, int]] = []
+    for bar in bars:
+        together = [other for other in bars if other is bar or _overlap(bar, other)]
+        found.append((together.index(bar), len(together)))
+    return tuple(found)
+
+
+def _overlap(one: Bar, other: Bar) -> bool:
+    on_same_gpus = one.first_gpu < other.first_gpu + other.gpus and other.first_gpu < one.first_gpu + one.gpus
+    return on_same_gpus and one.start_seconds < other.end_seconds and other.start_seconds < one.end_seconds
+
+
 def rank_text(first: int, count: int) -> str:
     """ "0-31", "7" or "no GPU"."""
     if count == 0:
@@ -89,7 +104,15 @@ def chart_lines(bars: Sequence[Bar], *, gpus: int, seconds: float, width: int) -
     """
     bands = list(_bands(bars, gpus))
     labels = [f"GPU {rank_text(first, count)}" for first, count in bands]
-    rows = [(label, [bar for bar in bars if _covers(bar, band)]) for label, band in zip(labels, bands, strict=True)]
+    lanes = dict(zip(bars, lanes_of(bars), strict=True))
+    rows = []
+    for label, band in zip(labels, bands, strict=True):
+        inside = [bar for bar in bars if _covers(bar, band)]
+        # A bar that has its GPUs to itself is as high as they are.
+        rows += [
+            (label * (not lane), [bar for bar in inside if lanes[bar][1] == 1 or lanes[bar][0] == lane])
+            for lane in range(max((lanes[bar][1] for bar in inside), default=1))
+        ]
     rows += [("no GPU", [bar]) for bar in bars if bar.gpus == 0]
     label_width = max(len(label) for label, _ in rows)
     columns = max(width, MIN_WIDTH) - label_width - 3

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from callboard.autoplace.gantt import Bar, nice_step, rank_text, seconds_text
+from callboard.autoplace.gantt import Bar, lanes_of, nice_step, rank_text, seconds_text
 
 FONT_WIDTH = 0.61
 """Width of a character of a monospace font, as a share of its size (DejaVu Sans Mono, Menlo, Courier: 0.60)."""
@@ -96,7 +96,7 @@ class _Scale:
         """Of a moment."""
         return _LEFT + (moment / self.seconds if self.seconds > 0 else 0) * _CHART_WIDTH
 
-    def y(self, rank: int) -> float:
+    def y(self, rank: float) -> float:
         """Of the upper edge of a rank."""
         return _TOP + rank / max(self.gpus, 1) * _CHART_HEIGHT
 
@@ -119,7 +119,7 @@ def draw(bars: Sequence[Bar], *, gpus: int, seconds: float, title: str) -> Pictu
     lanes = [bar for bar in bars if bar.gpus == 0]
     names = list(dict.fromkeys(bar.component for bar in bars))
     chart_height = (_CHART_HEIGHT if gpus else 0) + len(lanes) * _LANE_HEIGHT
-    boxes = [_box(bar, scale, names, lanes) for bar in bars]
+    boxes = [_box(bar, scale, names, lanes, part) for bar, part in zip(bars, lanes_of(bars), strict=True)]
     listed = list(_list(bars, names))
     marks = list(_list_marks(bars, names))
     labels = [
@@ -139,10 +139,11 @@ def draw(bars: Sequence[Bar], *, gpus: int, seconds: float, title: str) -> Pictu
     )
 
 
-def _box(bar: Bar, scale: _Scale, names: Sequence[str], lanes: Sequence[Bar]) -> Box:
+def _box(bar: Bar, scale: _Scale, names: Sequence[str], lanes: Sequence[Bar], part: tuple[int, int]) -> Box:
     left, right = scale.x(bar.start_seconds), scale.x(bar.end_seconds)
     if bar.gpus:
-        top, bottom = scale.y(bar.first_gpu), scale.y(bar.first_gpu + bar.gpus)
+        lane, of = part
+        top, bottom = (scale.y(bar.first_gpu + bar.gpus * edge / of) for edge in (lane, lane + 1))
     else:
         top = scale.y(scale.gpus) * (scale.gpus > 0) + _TOP * (scale.gpus == 0) + lanes.index(bar) * _LANE_HEIGHT
         bottom = top + _LANE_HEIGHT

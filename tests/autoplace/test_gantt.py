@@ -29,6 +29,31 @@ EIGHT = (
 )
 
 
+CYCLE = (
+    Bar("simulator", 0, 28, 0, 8, False),
+    Bar("policy", 0, 28, 0, 8, True),
+    Bar("critic", 0, 28, 0, 8, False),
+    Bar("actor", 28, 36, 0, 8, False),
+)
+
+
+def test_ft_h3_every_member_of_a_cycle_is_shown() -> None:
+    lines, _ = chart_lines(CYCLE, gpus=8, seconds=36, width=80)
+    assert [line.label.strip() for line in lines] == ["GPU 0-7", "", ""]
+    for line, member in zip(lines, ("simulator", "policy", "critic"), strict=True):
+        shown = {piece.component: len(piece.text) for piece in line.pieces if piece.component}
+        assert list(shown) == [member, "actor"]
+        assert shown[member] > 50, "for as long as it runs, not one column of it"
+    picture = draw(CYCLE, gpus=8, seconds=36, title="cycle")
+    boxes = picture.boxes[: len(CYCLE)]
+    assert len({(box.y, box.height) for box in boxes[:3]}) == 3
+    assert sum(box.height for box in boxes[:3]) == pytest.approx(boxes[3].height)
+    for one, other in combinations(boxes, 2):
+        apart = one.x + one.width <= other.x + 1e-9 or other.x + other.width <= one.x + 1e-9
+        assert apart or one.y + one.height <= other.y + 1e-9 or other.y + other.height <= one.y + 1e-9
+    assert overlaps(picture) == []
+
+
 def overlap(one: Label, other: Label) -> bool:
     left, top, right, bottom = one.extent
     other_left, other_top, other_right, other_bottom = other.extent
