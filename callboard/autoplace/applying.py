@@ -34,7 +34,8 @@ def section_text(num_nodes: int, placement: Mapping[str, PlacementValue]) -> str
 def with_placement(text: str, num_nodes: int, placement: Mapping[str, PlacementValue]) -> str:
     """``text``, a YAML file, with this placement below ``cluster``; everything else is as it was, byte for byte.
 
-    An entry whose components stay together keeps its line and gets its new value; comments of entries that go stay.
+    An entry whose components stay together keeps its line and gets its new value. Comments of an entry that goes, those
+    right above it included, move to the entry that places its components now.
 
     Args:
         text: the file.
@@ -205,14 +206,32 @@ def _merge_block(
             else:
                 editor.replace(start, end, _value(value))
     indent = " " * old[0].key.start_mark.column
-    at = editor.line_start((gone or old)[0].key.start_mark.index)
-    if new:
-        editor.replace(at, at, "".join(f"{indent}{_key(key)}: {_value(value)}\n" for key, value in new.items()))
-    for entry in gone:
-        start = editor.line_start(entry.key.start_mark.index)
-        end = editor.line_end(editor.value_span(entry)[1])
-        comments = list(_comments(editor.text[entry.key.start_mark.index : end], _inside(entry)))
-        editor.replace(start, end, "".join(f"{indent}{comment}\n" for comment in comments))
+    spans = {entry: (_with_lead(editor, entry), editor.line_end(editor.value_span(entry)[1])) for entry in gone}
+    said = {
+        entry: list(_comments(editor.text[slice(*spans[entry])], _inside(entry, spans[entry][0]))) for entry in gone
+    }
+    lines = []
+    for key, value in new.items():
+        described = [entry for entry in said if entry.names & _names(key)]
+        lines += [comment for entry in described for comment in said.pop(entry)]
+        lines.append(f"{_key(key)}: {_value(value)}")
+    at = min((start for start, _ in spans.values()), default=editor.line_start(old[0].key.start_mark.index))
+    editor.replace(at, at, "".join(f"{indent}{line}\n" for line in lines))
+    for entry, span in spans.items():
+        # What describes a component that has no place any more stays, by its name: the next entry is another's.
+        orphans = [f"{indent}# {entry.key.value}: {comment.lstrip('# ')}\n" for comment in said.get(entry, ())]
+        editor.replace(*span, "".join(orphans))
+
+
+def _with_lead(editor: _Editor, entry: _Entry) -> int:
+    """Where an entry begins with the comments right above it, which describe it."""
+    start = editor.line_start(entry.key.start_mark.index)
+    while start:
+        above = editor.line_start(start - 1)
+        if not editor.text[above:start].lstrip().startswith("#"):
+            break
+        start = above
+    return start
 
 
 def _comments(text: str, scalars: tuple[tuple[int, int], ...]) -> Iterator[str]:
@@ -222,8 +241,8 @@ def _comments(text: str, scalars: tuple[tuple[int, int], ...]) -> Iterator[str]:
             yield match.group().rstrip()
 
 
-def _inside(entry: _Entry) -> tuple[tuple[int, int], ...]:
-    origin = entry.key.start_mark.index
+def _inside(entry: _Entry, origin: int | None = None) -> tuple[tuple[int, int], ...]:
+    origin = entry.key.start_mark.index if origin is None else origin
     return tuple(
         (node.start_mark.index - origin, node.end_mark.index - origin) for node in (entry.key, *_scalars(entry.value))
     )

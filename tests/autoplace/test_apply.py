@@ -52,10 +52,60 @@ class TestInPlace:
             "-    actor: 0-15     # training",
             "-    rollout: 16-55",
             "-    inference: 56-63    # log-probabilities",
-            "+    rollout,actor: all",
             "+    # training",
-            "+    # log-probabilities",
+            "+    rollout,actor: all",
+            "+    # inference: log-probabilities",
         ]
+
+    @pytest.mark.parametrize("newline", ["\n", "\r\n"])
+    def test_ft_h2_comments_stay_with_the_components_that_they_describe(self, newline: str) -> None:
+        text = """\
+cluster:
+  component_placement:
+    # Written by hand.
+
+    # The trainer.
+    actor: 0-3
+    # Generates.
+    # On its own GPUs.
+    rollout: 4-6  # three of them
+    # Rewards.
+    reward: 7
+    # The end.
+"""
+        together = """\
+cluster:
+  num_nodes: 1
+  component_placement:
+    # Written by hand.
+
+    # Generates.
+    # On its own GPUs.
+    # three of them
+    # Rewards.
+    rollout,reward: 0-7
+    # The trainer.
+    actor: 0-3
+    # The end.
+"""
+        placement = {"rollout,reward": "0-7", "actor": "0-3"}
+        numbered = text.replace("cluster:\n", "cluster:\n  num_nodes: 1\n")
+        after = with_placement(numbered.replace("\n", newline), 1, placement).replace(newline, "\n")
+        order = [line for line in after.splitlines() if "rollout" in line or "actor" in line]
+        assert order == ["    actor: 0-3", "    rollout,reward: 0-7"], "what stays keeps its place"
+        assert sorted(after.splitlines()) == sorted(together.splitlines())
+        for component, comments in (
+            ("actor", ["# The trainer."]),
+            ("rollout", ["# Generates.", "# On its own GPUs.", "# three of them", "# Rewards."]),
+        ):
+            lines = after.splitlines()
+            at = next(place for place, line in enumerate(lines) if line.lstrip().startswith(component))
+            assert [line.strip() for line in lines[at - len(comments) : at]] == comments
+        split = with_placement(after, 1, {"actor": "0-3", "rollout": "4-6", "reward": "7"})
+        assert split.count("#") == after.count("#")
+        assert (
+            split.index("# The trainer.") < split.index("actor") < split.index("# Generates.") < split.index("rollout:")
+        )
 
     def test_entries_that_stay_keep_their_place_and_get_new_values(self) -> None:
         after = with_placement(CONFIG, 4, {"rollout": "0-9", "inference": "10-11", "actor": "12-31", "reward": "0-9"})
@@ -150,7 +200,7 @@ class TestInPlace:
             (
                 "a: &x 0-3\ncluster:\n  component_placement:\n    actor: *x  # first\n    env: *x  # second\nb: *x\n",
                 (
-                    "a: &x 0-3\ncluster:\n  component_placement:\n    rollout,actor: all\n    # first\n"
+                    "a: &x 0-3\ncluster:\n  component_placement:\n    # first\n    rollout,actor: all\n"
                     "    env: 4-5  # second\nb: *x\n"
                 ),
             ),
@@ -192,7 +242,7 @@ class TestInPlace:
     def test_lines_that_end_in_another_way_than_their_neighbours_stay(self) -> None:
         text = "a: 1\ncluster:\r\n  component_placement:\r\n    actor: 0-3  # why\r\nb: 2\nc: 3\n"
         assert with_placement(text, 1, {"rollout": "all"}) == (
-            "a: 1\ncluster:\r\n  component_placement:\r\n    rollout: all\r\n    # why\r\nb: 2\nc: 3\n"
+            "a: 1\ncluster:\r\n  component_placement:\r\n    rollout: all\r\n    # actor: why\r\nb: 2\nc: 3\n"
         )
 
     def test_a_file_that_is_no_yaml_is_refused(self) -> None:
@@ -240,7 +290,7 @@ def test_any_placement_can_replace_any_other_and_nothing_else_changes(
     written = {frozenset(key.split(",")): value for key, value in read["cluster"]["component_placement"].items()}
     wanted = {frozenset(key.split(",")): value for key, value in new.items()}
     assert {key: as_text(value) for key, value in written.items()} == {key: as_text(v) for key, v in wanted.items()}
-    assert after.count("# why") == before.count("# why")
+    assert after.count("why") == before.count("why")
 
 
 def as_text(value: Any) -> Any:
