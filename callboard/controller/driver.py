@@ -2,10 +2,11 @@
 
 Take what arrived → let the scheduler decide → one journal commit for the batch → tell agents, watchers and callers.
 
-Guaranteed: nothing leaves before it is journaled; what arrived first is decided first; a refused call changes nothing
-for others. When the journal fails, everything is refused with STORE_FAILED and the state in memory, which may be ahead
-of the disk, is thrown away: the loop goes on from the last good state once the journal can be written, exactly as
-after a restart. Not guaranteed: that a call whose caller went away had no effect.
+Guaranteed: nothing leaves before it is journaled; what arrived first is decided first, and so is a report that came
+before its deadline, however late it is looked at; a refused call changes nothing for others. When the journal fails,
+everything is refused with STORE_FAILED and the state in memory, which may be ahead of the disk, is thrown away: the
+loop goes on from the last good state once the journal can be written, exactly as after a restart. Not guaranteed: that
+a call whose caller went away had no effect.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from callboard.controller.clock import Clock
 from callboard.controller.commits import Commits, store_failed
 from callboard.controller.inbox import Ask, Inbox, Make, new_cause
 from callboard.controller.journal import Journal
+from callboard.controller.liveness import HELD_UP_S
 from callboard.controller.state_dir import StoreFailed
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
@@ -99,12 +101,14 @@ class Driver:
         self._measured = measured
         self._ended_jobs = ended_jobs
         self._newest_events = newest_events
-        self._inbox = Inbox(inbox, new_cause)
+        self._inbox = Inbox(inbox, self.now_ms, new_cause)
         self._inbox.closed = _stopping("starting")
         self._listeners: list[Listener] = []
         self._scheduler = Scheduler()
         self._clock = new_clock(0)
         self._timer: asyncio.TimerHandle | None = None
+        self._not_before_s = 0.0
+        """Nothing is judged to be overdue before, by the loop's clock."""
         self._stop = asyncio.Event()
 
     # ---- what others use ----
@@ -244,25 +248,37 @@ class Driver:
         decided: Decided = []
         clock = asyncio.get_running_loop().time
         enough = clock() + BATCH_BUDGET_S
-        self._pass_time(decided)
+        self._notice_hold_up(clock())
         ask = first
         while True:
             if ask is not None:
+                # What was due before it came is judged before it, and nothing that came after.
+                self._pass_time(decided, ask.came_ms)
                 self._decide(ask, decided)
             if clock() >= enough or self._inbox.empty():
                 break
             ask = self._inbox.get_nowait()
+        if self._inbox.empty():
+            self._pass_time(decided, self.now_ms())
         await self._commit(decided)
         self._publish(decided)
         await self._commits.compact(self.state)
         self._arm()
 
-    def _pass_time(self, decided: Decided) -> None:
+    def _notice_hold_up(self, now_s: float) -> None:
+        """Lets nothing be overdue for a while after this program was held up (stopped, swapped out): the reports that
+        came meanwhile lie unread in its sockets."""
+        if self._timer is not None and now_s - self._timer.when() > HELD_UP_S:
+            log.warning("held up: deadlines wait for what was reported meanwhile", seconds=now_s - self._timer.when())
+            self._not_before_s = now_s + HELD_UP_S
+
+    def _pass_time(self, decided: Decided, until_ms: int) -> None:
+        """Judges what was due by a time by which everything that came was decided."""
         wake_ms = self._scheduler.next_wake_ms()
-        if wake_ms is None or wake_ms > self.now_ms():
+        if wake_ms is None or wake_ms > until_ms or asyncio.get_running_loop().time() < self._not_before_s:
             return
         try:
-            decided.append((None, self._scheduler.handle(Tick(now_ms=self.now_ms(), cause=self._new_cause("tick")))))
+            decided.append((None, self._scheduler.handle(Tick(now_ms=until_ms, cause=self._new_cause("tick")))))
         except Exception:
             log.exception("a defect: the passing of time could not be handled; nothing changed")
 
@@ -339,8 +355,9 @@ class Driver:
         self._disarm()
         wake_ms = self._scheduler.next_wake_ms()
         if wake_ms is not None and not self._stop.is_set():
-            wait_s = max(wake_ms - self.now_ms(), 1) / 1000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._inbox.wake)
+            loop = asyncio.get_running_loop()
+            wait_s = max((wake_ms - self.now_ms()) / 1000, self._not_before_s - loop.time(), 0.001)
+            self._timer = loop.call_later(wait_s, self._inbox.wake)
 
     def _disarm(self) -> None:
         if self._timer is not None:

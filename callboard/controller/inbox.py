@@ -27,12 +27,14 @@ class Ask(Generic[T]):
         then: makes the answer; called once the outcome is journaled, whether or not somebody still waits for it.
         cause: id that threads through everything the event leads to.
         answer: what ``then`` returned, or why there is none.
+        came_ms: when it came, in the controller's time.
     """
 
     make: Make
     then: Callable[[Outcome], T]
     cause: str
     answer: asyncio.Future[T]
+    came_ms: int
 
     def fail(self, error: Exception) -> None:
         """Answers with an error, unless the caller went away."""
@@ -48,12 +50,14 @@ def new_cause(source: str) -> str:
 class Inbox:
     """The queue. A ``None`` in it only wakes the loop."""
 
-    def __init__(self, bound: int, new_cause: Callable[[str], str] = new_cause) -> None:
+    def __init__(self, bound: int, now_ms: Callable[[], int], new_cause: Callable[[str], str] = new_cause) -> None:
         """
         Args:
             bound: most asks that wait.
+            now_ms: the controller's time.
             new_cause: makes a fresh cause id for what a source asks.
         """
+        self._now_ms = now_ms
         self._new_cause = new_cause
         self._queue: asyncio.Queue[Ask[Any] | None] = asyncio.Queue(bound)
         self.closed: Unavailable | None = None
@@ -121,4 +125,5 @@ class Inbox:
                 ask.fail(error)
 
     def _ask(self, make: Make, then: Callable[[Outcome], T], source: str) -> Ask[T]:
-        return Ask(make, then, self._new_cause(source), asyncio.get_running_loop().create_future())
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return Ask(make, then, self._new_cause(source), answer, self._now_ms())

@@ -182,6 +182,14 @@ def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
     for uid in [uid for uid, job in tx.state.jobs.items() if job.session_ms]:
         # A client could not be heard while nobody listened: every lease begins anew.
         tx.change_job(uid, session_ms=tx.now_ms + tx.state.specs[uid].spec.session_lease_ms)
+    # Nor could agents answer: none is overdue before it can have come back and said so.
+    heard_ms = tx.now_ms + event.grace_ms + groups.ANSWER_MARGIN_MS
+    for worker in list(tx.state.workers.values()):
+        if 0 < worker.deadline_ms < heard_ms:
+            tx.put(evolve(worker, deadline_ms=heard_ms))
+    for group_id in list(tx.state.group_index.by_state[GroupState.CREATING]):
+        if 0 < tx.state.groups[group_id].deadline_ms < heard_ms:
+            tx.change_group(group_id, deadline_ms=heard_ms)
     tx.event("controller.started", "scheduler", "", f"term {term}")
     return term
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ import pytest
 from callboard.controller import driver as driver_module
 from callboard.controller.clock import Clock
 from callboard.controller.driver import Driver
+from callboard.controller.liveness import HELD_UP_S
 from callboard.controller.state_dir import StoreFailed
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, State
-from callboard.scheduler.commands import Command
+from callboard.scheduler.commands import Command, CreateGroup
 from callboard.scheduler.events import (
+    Event,
+    GroupReady,
     JobCancelled,
     JobSubmitted,
     NodeJoined,
@@ -28,6 +32,7 @@ from callboard.scheduler.events import (
 )
 from callboard.scheduler.records import Change, EventRecord, Record
 from callboard.scheduler.refusals import ImpossibleTransition
+from callboard.scheduler.states import JobState, WorkerState
 from callboard.wire.refusals import ErrorReason, InternalError, LimitReached, Unavailable
 
 
@@ -172,6 +177,82 @@ async def submit(driver: Driver, name: str, pool: str = "p") -> str:
         return JobSubmitted(now_ms=now_ms, cause=cause, uid=f"j-{name}", spec=spec(name, pool))
 
     return await driver.ask(make, lambda outcome: str(outcome.result), source="test")
+
+
+async def started(driver: Driver, told: Told) -> Callable[[], Coroutine[Any, Any, None]]:
+    """A job whose worker is asked of its agent; what is returned reports that it started."""
+    await make_pool(driver)
+    await join(driver)
+    await submit(driver, "a")
+    for command in list(told.commands):
+        if isinstance(command, CreateGroup):
+            event = GroupReady(now_ms=driver.now_ms(), group_id=command.group_id, attempt=command.attempt)
+            await driver.ask(partial(replace_time, event), lambda _: None, source="test")
+    (worker,) = driver.state.workers.values()
+    assert worker.state is WorkerState.STARTING
+    event = WorkerStarted(now_ms=0, node_id=worker.node_id, generation=worker.generation)
+
+    async def report() -> None:
+        await driver.ask(partial(replace_time, event), lambda _: None, source="report")
+
+    return report
+
+
+def replace_time(event: Event, now_ms: int, cause: str) -> Event:
+    return replace(event, now_ms=now_ms, cause=cause)
+
+
+class TestWhatCameInTimeIsInTime:
+    async def test_a_report_that_came_before_its_deadline_and_waited_is_decided_before_that_is_judged(self) -> None:
+        journal, time = FakeJournal(), Time()
+        async with driving(journal, new_clock=time.clock) as (driver, told):
+            report = await started(driver, told)
+            journal.gate.clear()
+            journal.waiting.clear()
+            slow = asyncio.create_task(submit(driver, "b"))
+            await journal.waiting.wait()
+            reported = asyncio.create_task(report())
+            await asyncio.sleep(0)
+            time.ms += 10_000_000
+            late = asyncio.create_task(submit(driver, "c"))  # its deadline is over when this comes
+            await asyncio.sleep(0)
+            journal.gate.set()
+            await asyncio.gather(slow, reported, late)
+            assert driver.state.jobs["j-a"].state is JobState.RUNNING
+
+    async def test_nor_is_one_that_lay_unread_while_the_program_was_held_up(self) -> None:
+        journal, time = FakeJournal(), Time()
+        async with driving(journal, new_clock=time.clock) as (driver, told):
+            report = await started(driver, told)
+            loop = asyncio.get_running_loop()
+            driver._disarm()
+            driver._timer = loop.call_at(loop.time() - 10 * HELD_UP_S, driver._inbox.wake)
+            time.ms += 10_000_000
+            await submit(driver, "c")  # what the sockets held is not read at once
+            await report()
+            assert driver.state.jobs["j-a"].state is JobState.RUNNING
+
+    async def test_time_passes_all_the_same(self) -> None:
+        journal, time = FakeJournal(), Time()
+        async with driving(journal, new_clock=time.clock) as (driver, told):
+            report = await started(driver, told)
+            time.ms += 10_000_000
+            await report()
+            assert driver.state.jobs["j-a"].state is not JobState.RUNNING
+
+    async def test_nobody_is_overdue_right_after_a_restart(self) -> None:
+        journal, time = FakeJournal(), Time()
+        async with driving(journal, new_clock=time.clock) as (driver, told):
+            await started(driver, told)
+        time.ms += 10_000_000
+        async with driving(journal, new_clock=time.clock) as (driver, told):
+            await make_pool(driver)
+            (worker,) = driver.state.workers.values()
+            assert worker.state is WorkerState.STARTING, "its agent could not say anything meanwhile"
+            time.ms += 10_000_000
+            await make_pool(driver)
+            (worker,) = driver.state.workers.values()
+            assert worker.state is WorkerState.STOPPING
 
 
 class TestNothingLeavesBeforeItIsJournaled:
