@@ -186,8 +186,8 @@ async def started(driver: Driver, told: Told) -> Callable[[], Coroutine[Any, Any
     await submit(driver, "a")
     for command in list(told.commands):
         if isinstance(command, CreateGroup):
-            event = GroupReady(now_ms=driver.now_ms(), group_id=command.group_id, attempt=command.attempt)
-            await driver.ask(partial(replace_time, event), lambda _: None, source="test")
+            made = GroupReady(now_ms=driver.now_ms(), group_id=command.group_id, attempt=command.attempt)
+            await driver.ask(partial(replace_time, made), lambda _: None, source="test")
     (worker,) = driver.state.workers.values()
     assert worker.state is WorkerState.STARTING
     event = WorkerStarted(now_ms=0, node_id=worker.node_id, generation=worker.generation)
