@@ -32,7 +32,7 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
             await job.running(timeout=120)
 
     Every call has a deadline. While the controller is away, calls that may be made twice are repeated
-    for ``retry`` seconds; a submit carries a request id, so it is one of them. A client belongs to the event loop
+    until their deadline (``retry`` seconds while none has answered yet); a submit carries a request id, so it is one of them. A client belongs to the event loop
     it is made in; threads and notebooks use :class:`callboard.client.SyncClient`.
 
     Attributes:
@@ -53,7 +53,8 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
             address: "host:port" or "host" (port 7700); None: CALLBOARD_CONTROLLER, else the only one
                 that runs on this machine.
             timeout: deadline of each call in seconds.
-            retry: seconds for which calls are repeated while the controller is away.
+            retry: seconds for which calls are repeated while no controller has answered this client yet; one that
+                has answered before is waited for until the deadline. 0: never.
             use_proxy: go through http_proxy of the environment.
 
         Raises:

@@ -1,7 +1,11 @@
-"""How does a call reach the controller? One channel, a deadline on every call, careful repeats.
+"""The client's connection: one channel, a deadline on every call, careful repeats.
 
-Guaranteed: a call ends by its deadline; it is repeated only after UNAVAILABLE and only if doing it
-twice equals doing it once. Not guaranteed: that a call that failed with UNAVAILABLE had no effect.
+A controller signs every status it sends on purpose (the details in the trailer). A status without that signature was
+made by gRPC, a proxy or a torn connection; unless it speaks of the call itself, the connection was lost.
+
+Guaranteed: a call ends by its deadline; a restart of the controller within it is not noticed by calls that may be made
+twice. Not guaranteed: that a call whose connection was lost had no effect; such a call is repeated only if doing it
+twice equals doing it once.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from google.protobuf.message import Message
 
 from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
-from callboard.wire.errors import CallboardError, error_from_rpc, is_answer
+from callboard.wire.errors import CallboardError, ErrorReason, error_from_rpc, is_answer, parse_error
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -27,10 +31,22 @@ DEFAULT_TIMEOUT_S = 30.0
 and not our deadline says what went wrong."""
 
 DEFAULT_RETRY_S = 10.0
-"""How long a call is repeated while the controller is away: a restart takes about two seconds."""
+"""How long a call is repeated while no controller has answered this client yet. One that has answered before comes
+back (a restart takes about two seconds), so it is waited for until the call's deadline."""
 
 MAX_REQUEST_BYTES = 4 << 20
 """Largest request: what a controller takes. Refused here, because its own refusal names no limit (GC-09)."""
+
+_OWN_CODES = frozenset(
+    {
+        grpc.StatusCode.DEADLINE_EXCEEDED,  # our own deadline
+        grpc.StatusCode.UNIMPLEMENTED,  # an older controller, or no controller
+        grpc.StatusCode.RESOURCE_EXHAUSTED,  # an answer that is too large
+        grpc.StatusCode.UNAUTHENTICATED,  # a proxy
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
+"""Codes that mean what they say although no controller signed them: they would come again at every try."""
 
 _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 1.0
@@ -60,6 +76,7 @@ class Connection:
         self.address = address
         self.timeout_s = timeout_s
         self._retry_s = retry_s
+        self._answered = False
         # http_proxy in the environment is meant for the web, not for the cluster (GC-10).
         options = (*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy)))
         self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -93,14 +110,25 @@ class Connection:
         loop = asyncio.get_running_loop()
         start = loop.time()
         deadline = start + (self.timeout_s if timeout_s is None else timeout_s)
-        give_up = min(deadline, start + self._retry_s) if method.repeatable else start
         backoff_s = _FIRST_BACKOFF_S
+        failed: grpc.aio.AioRpcError | None = None
+        maybe_done = False  # a try got as far as the controller, and its answer was lost
         while True:
             try:
-                return await self._call_once(method, request, deadline - loop.time())
+                response = await self._call_once(method, request, deadline - loop.time())
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or loop.time() >= give_up:
+                if maybe_done and method.gone_is_done and parse_error(error).reason is ErrorReason.NOT_FOUND:
+                    return method.response()
+                if failed is not None and loop.time() >= deadline and not is_answer(error):
+                    raise self._translated(failed) from failed  # why there was no answer, not that time is over
+                give_up = deadline if self._comes_back(error) else min(deadline, start + self._retry_s)
+                not_done = _was_not_done(error)
+                if not _is_away(error) or not (not_done or method.may_repeat(request)) or loop.time() >= give_up:
                     raise self._translated(error) from error
+                failed, maybe_done = error, maybe_done or not not_done
+            else:
+                self._answered = True
+                return response
             # Jittered, so that the clients of a restarted controller don't come back as one.
             await asyncio.sleep(min(backoff_s, give_up - loop.time()) * random.uniform(0.5, 1.0))  # noqa: S311
             backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
@@ -112,7 +140,7 @@ class Connection:
         """The responses of a stream, until it ends or ``timeout_s`` is over.
 
         Raises:
-            Unreachable: the controller went away.
+            Unavailable: the controller went away or is stopping; :class:`Unreachable` where it did not say so.
             CallboardError: it refused; the type says why.
         """
         call = self._channel.unary_stream(
@@ -122,6 +150,7 @@ class Connection:
         )(request, timeout=timeout_s)
         try:
             async for response in call:
+                self._answered = True
                 yield response
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from error
@@ -148,8 +177,39 @@ class Connection:
             return False
         return True
 
+    def _comes_back(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether the controller was there and is expected back. One that answers with a trouble of its own, such as
+        a journal it can't write, is not away."""
+        return self._answered and self._retry_s > 0 and (is_lost(error) or parse_error(error).reason in _GOING)
+
     def _translated(self, error: grpc.aio.AioRpcError) -> CallboardError:
-        # A controller that says why it can't is there: what it said is the reason.
-        if error.code() is grpc.StatusCode.UNAVAILABLE and not is_answer(error):
-            return Unreachable(address=self.address, detail=error.details() or "")
+        if is_lost(error):
+            code = error.code()
+            said = error.details() or "the connection was lost"
+            # UNAVAILABLE is the usual way to lose one; any other helps whoever looks into it.
+            return Unreachable(
+                address=self.address,
+                detail=said if code is grpc.StatusCode.UNAVAILABLE else f"{said} ({code.name})",
+            )
         return error_from_rpc(error)
+
+
+_GOING = frozenset({ErrorReason.STOPPING, ErrorReason.UNSPECIFIED})
+"""Reasons of a controller that is UNAVAILABLE for the moment of a restart."""
+
+
+def is_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a status means that the connection was lost: no controller sends it on purpose."""
+    return not is_answer(error) and error.code() not in _OWN_CODES
+
+
+def _is_away(error: grpc.aio.AioRpcError) -> bool:
+    """Whether another try may find a controller that answers."""
+    return is_lost(error) or error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def _was_not_done(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call certainly had no effect: no connection could be made, or the controller took nothing any more."""
+    if is_lost(error):
+        return "failed to connect to all addresses" in (error.details() or "")
+    return parse_error(error).reason is ErrorReason.STOPPING

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from callboard.client import methods
 from callboard.client.client import Client
 from callboard.client.errors import Unreachable
+from callboard.client.methods import Method
 from callboard.model.faults import Fault, InvalidInput
-from callboard.v1.event_pb2 import ListEventsRequest
+from callboard.v1.event_pb2 import Event, ListEventsRequest, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import (
     Job,
     JobSpec,
     ListJobsRequest,
     ListJobsResponse,
     PreemptJobRequest,
+    PreemptJobResponse,
     SubmitJobRequest,
     SubmitJobResponse,
 )
-from callboard.v1.pool_pb2 import CreatePoolRequest, CreatePoolResponse, Pool
+from callboard.v1.pool_pb2 import CreatePoolRequest, CreatePoolResponse, Pool, UpdatePoolResponse
 from callboard.v1.scheduler_pb2 import GetStatsRequest, GetStatsResponse, Stats
 from callboard.wire.errors import (
+    CallboardError,
     DeadlineExceeded,
+    ErrorReason,
     InvalidRequest,
     NotFound,
     QuotaExceeded,
@@ -33,7 +39,7 @@ from callboard.wire.errors import (
     Unavailable,
     Unschedulable,
 )
-from tests.support.fake_api import FakeApi
+from tests.support.fake_api import FakeApi, Unsigned
 
 JOB = {"name": "train", "pool": "rlhf", "components": [{"name": "actor", "actor": "pkg.module:Class"}]}
 
@@ -90,6 +96,124 @@ async def test_nobody_there_is_said_with_the_address() -> None:
         with pytest.raises(Unreachable) as caught:
             await client.stats()
     assert caught.value.address == "127.0.0.1:1"
+
+
+LOST = [
+    (grpc.StatusCode.UNAVAILABLE, "Socket closed"),
+    (grpc.StatusCode.CANCELLED, "CANCELLED"),
+    (grpc.StatusCode.UNKNOWN, "Stream removed"),
+    (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2"),
+    (grpc.StatusCode.ABORTED, ""),
+    (grpc.StatusCode.DATA_LOSS, ""),
+]
+"""What a torn connection, a GOAWAY, a reset stream or a proxy make of a call."""
+
+
+def lost_first(code: grpc.StatusCode, details: str, answer: Any) -> Any:
+    """Twice that status, as no controller sends it, then ``answer``."""
+    left = iter(range(2))
+
+    def respond(_: Any) -> Any:
+        if next(left, None) is not None:
+            raise Unsigned(code, details)
+        return answer
+
+    return respond
+
+
+@pytest.mark.parametrize(("code", "details"), LOST)
+async def test_ft_f1_a_status_that_no_controller_sends_is_a_lost_connection(
+    api: FakeApi, client: Client, code: grpc.StatusCode, details: str
+) -> None:
+    api.on(methods.SUBMIT_JOB, lost_first(code, details, SubmitJobResponse(job=Job(uid="j1"))))
+    await client.submit(JOB)
+    assert len({request.request_id for request in api.seen(SubmitJobRequest)}) == 1
+    api.on(methods.GET_STATS, lost_first(code, details, GetStatsResponse(stats=Stats(revision=7))))
+    assert (await client.stats()).revision == 7
+    api.on(methods.PREEMPT_JOB, lost_first(code, details, None))
+    with pytest.raises(Unreachable) as caught:
+        await client.call(methods.PREEMPT_JOB, PreemptJobRequest(name="jobs/a"))
+    assert details in str(caught.value)
+    assert len(api.seen(PreemptJobRequest)) == 1
+
+
+@pytest.mark.parametrize(("code", "details"), LOST)
+async def test_ft_f1_a_watch_survives_a_status_that_no_controller_sends(
+    api: FakeApi, client: Client, code: grpc.StatusCode, details: str
+) -> None:
+    async def watch(request: WatchRequest) -> AsyncIterator[WatchResponse]:
+        first = request.start_revision
+        yield WatchResponse(revision=first, events=[Event(revision=first)])
+        raise Unsigned(code, details)
+
+    api.on(methods.WATCH, watch)
+    seen = client.watch(start_revision=1)
+    assert [(await anext(seen)).revision for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])
+async def test_ft_f1_what_would_come_again_is_not_repeated(api: FakeApi, client: Client, code: grpc.StatusCode) -> None:
+    api.on(methods.GET_STATS, lost_first(code, "no", GetStatsResponse()))
+    with pytest.raises(CallboardError) as caught:
+        await client.stats()
+    assert (caught.value.error.code, len(api.requests)) == (code.name, 1)
+
+
+async def test_ft_f1_a_removal_whose_answer_was_lost_is_done_when_nothing_is_left(api: FakeApi, client: Client) -> None:
+    answers: list[Exception] = []
+
+    def answer(_: Any) -> Any:
+        raise answers.pop(0)
+
+    removals: list[tuple[Method[Any, Any], Callable[[str], Awaitable[Any]]]] = [
+        (methods.DELETE_POOL, client.delete_pool),
+        (methods.DELETE_PLACEMENT_GROUP, client.delete_placement_group),
+        (methods.REMOVE_NODE, client.remove_node),
+    ]
+    for method, remove in removals:
+        api.on(method, answer)
+        answers[:] = [Unsigned(grpc.StatusCode.UNKNOWN, "Stream removed"), NotFound("there is no such thing")]
+        assert await remove("x") is None
+        answers[:] = [NotFound("there is no such thing")]
+        with pytest.raises(NotFound):
+            await remove("x")
+
+
+async def test_ft_f1_a_change_based_on_an_etag_is_not_repeated_and_any_other_is(api: FakeApi, client: Client) -> None:
+    lost = (grpc.StatusCode.CANCELLED, "")
+    api.on(methods.UPDATE_POOL, lost_first(*lost, UpdatePoolResponse(pool=Pool(name="pools/p"))))
+    spec = {"name": "p", "nominal": {"cpu": 1}}
+    with pytest.raises(Unreachable):
+        await client.update_pool(spec, etag="e1")
+    api.on(methods.UPDATE_POOL, lost_first(*lost, UpdatePoolResponse(pool=Pool(name="pools/p"))))
+    assert (await client.update_pool(spec)).name == "pools/p"
+
+
+async def test_ft_f1_what_the_stopping_controller_refused_is_tried_again_whatever_it_is(
+    api: FakeApi, client: Client
+) -> None:
+    left = iter(range(2))
+
+    def respond(_: Any) -> Any:
+        if next(left, None) is not None:
+            raise Unavailable("the controller is stopping", reason=ErrorReason.STOPPING)
+        return PreemptJobResponse(job=Job(uid="j1"))
+
+    api.on(methods.PREEMPT_JOB, respond)
+    assert (await client.call(methods.PREEMPT_JOB, PreemptJobRequest(name="jobs/a"))).job.uid == "j1"
+
+
+async def test_ft_f1_one_that_answered_before_is_waited_for_until_the_deadline(api: FakeApi) -> None:
+    address = api.address
+    async with Client(address, timeout=30, retry=0.001) as client:
+        await client.stats()
+        await api.stop()
+        api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(revision=7)))
+        waiting = asyncio.create_task(client.stats())
+        done, _ = await asyncio.wait({waiting}, timeout=0.5)
+        assert not done
+        await api.start(address)
+        assert (await waiting).revision == 7
 
 
 async def test_a_controller_that_comes_back_is_waited_for(api: FakeApi) -> None:

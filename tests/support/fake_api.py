@@ -18,6 +18,16 @@ from callboard.wire.errors import CallboardError, status_of
 
 Answer = Callable[..., Any]
 
+
+class Unsigned(Exception):
+    """A status that no controller sends on purpose: gRPC, a proxy or a torn connection made it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
+        super().__init__(f"{code.name} {details}")
+        self.code = code
+        self.details = details
+
+
 ALL_METHODS: dict[str, Method[Any, Any]] = {
     value.full_path: value for value in vars(methods).values() if isinstance(value, Method)
 }
@@ -27,7 +37,8 @@ class FakeApi(grpc.GenericRpcHandler):
     """Answers by functions; keeps every request.
 
     An answer is a message, a function of the request, an async function of it, or an async generator function
-    for streams. A CallboardError that it raises becomes the status the real controller would send.
+    for streams. A CallboardError that it raises becomes the status the real controller would send; Unsigned becomes
+    that status, without the details that a controller adds.
     """
 
     def __init__(self) -> None:
@@ -79,7 +90,7 @@ class FakeApi(grpc.GenericRpcHandler):
                     answer = answer(request)
                 if inspect.isawaitable(answer):
                     answer = await answer
-            except CallboardError as error:
+            except (CallboardError, Unsigned) as error:
                 await _refuse(context, error)
             response: Message = answer if answer is not None else method.response()
             return response
@@ -92,15 +103,18 @@ class FakeApi(grpc.GenericRpcHandler):
             try:
                 async for response in self._answers[method.full_path](request):
                     yield response
-            except CallboardError as error:
+            except (CallboardError, Unsigned) as error:
                 await _refuse(context, error)
 
         return handle
 
 
-async def _refuse(context: Any, error: CallboardError) -> None:
-    status = status_of(error)
-    await context.abort(status.code, status.message, status.trailing_metadata)
+async def _refuse(context: Any, error: CallboardError | Unsigned) -> None:
+    if isinstance(error, Unsigned):
+        await context.abort(error.code, error.details)
+    else:
+        status = status_of(error)
+        await context.abort(status.code, status.message, status.trailing_metadata)
 
 
 class ThreadedApi:
