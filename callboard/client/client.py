@@ -31,9 +31,9 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
             job = await cb.submit({"name": "train", "pool": "rlhf", "components": [...]})
             await job.running(timeout=120)
 
-    Every call has a deadline. While the controller is away, calls that may be made twice are repeated
-    until their deadline (``retry`` seconds while none has answered yet); a submit carries a request id, so it is one of them. A client belongs to the event loop
-    it is made in; threads and notebooks use :class:`callboard.client.SyncClient`.
+    Every call has a deadline. While the controller is away, calls that may be made twice are repeated until then, for
+    ``retry`` seconds while none has answered yet; a submit carries a request id, so it is one of them. A client
+    belongs to the event loop it is made in; threads and notebooks use :class:`callboard.client.SyncClient`.
 
     Attributes:
         target: the controller and how it was found.
