@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -41,15 +42,23 @@ class BackgroundLoop:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a SyncClient can't be used inside its own event loop; use Client there")
-        if self._stopped:
-            work.close()
-            raise RuntimeError("the process is ending; its clients take no more calls")
-        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        running = self.begin(work)
         try:
             return running.result()
         except BaseException:
             running.cancel()
             raise
+
+    def begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Starts ``work``; its result comes in the future, which a caller's own event loop may wait for.
+
+        Raises:
+            RuntimeError: the process ends.
+        """
+        if self._stopped:
+            work.close()
+            raise RuntimeError("the process is ending; its clients take no more calls")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def iterate(self, items: AsyncIterator[Result]) -> Iterator[Result]:
         """The items, each asked for when it is wanted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from callboard.wire.refusals import Unavailable
 
 
@@ -118,3 +120,21 @@ class WorkerGone(Exception):
         super().__init__(f"worker {worker} is gone: {reason}")
         self.worker = worker
         self.reason = reason
+
+    @property
+    def job(self) -> str:
+        """Name of its job."""
+        return self.worker.split("/")[0]
+
+    @property
+    def component(self) -> str:
+        """Its component."""
+        return self.worker.split("/")[1]
+
+    @property
+    def rank(self) -> int:
+        """Its rank there."""
+        return int(self.worker.split("/")[2])
+
+    def __reduce__(self) -> Any:
+        return WorkerGone, (self.worker, self.reason)

@@ -1,4 +1,4 @@
-"""Which actor takes the place of a worker that is gone? The controller knows; asked only when that happens."""
+"""The successor of a worker that is gone. The controller knows it; it is asked only when that happens."""
 
 from __future__ import annotations
 
@@ -11,42 +11,46 @@ _WENT = ("PREEMPTING", "RECOVERING", "STOPPING", "FAILED", "CANCELLED")
 """States of a job whose reason says why workers of it ended."""
 
 
-def next_generation(
-    *, controller: str, uid: str, component: str, rank: int, after: int, label: str, wait_s: float
+async def next_generation(
+    *, controller: str, uid: str, label: str, component: str, rank: int, after: int, wait_s: float
 ) -> Worker:
-    """Waits for a later generation of a worker and returns it. Blocks the calling thread.
+    """Waits for a later generation of a worker and returns it.
 
     Args:
         controller: address to ask.
         uid: id of the job.
+        label: the worker for people, "job/component/rank".
         component: component of the worker.
         rank: rank of the worker.
         after: the generation that is gone.
-        label: the worker for people, "job/component/rank".
         wait_s: seconds to wait for it.
 
     Raises:
         WorkerGone: the job has ended or is forgotten, the controller does not answer, or time is over.
     """
+
     # Here, because it needs gRPC, which a process that only calls workers never loads.
-    from callboard.client.sync import SyncClient  # noqa: PLC0415
+    from callboard.client.client import Client  # noqa: PLC0415
+
+    def gone(reason: str) -> WorkerGone:
+        return WorkerGone(label, reason)
 
     try:
-        with SyncClient(controller, timeout=max(wait_s, 1.0), retry=wait_s) as client:
-            job = client.get_job(uid).until(
-                lambda job: _successor(job, component, rank, after) is not None,
+        async with Client(controller, timeout=max(wait_s, 1.0), retry=wait_s) as client:
+            last = await (await client.get_job(uid)).until(
+                lambda seen: _successor(seen, component, rank, after) is not None,
                 f"a later generation of {component}/{rank}",
                 wait_s,
             )
     except NotFound:
-        raise WorkerGone(label, "its job is no longer known to the controller") from None
+        raise gone("its job is no longer known to the controller") from None
     except WaitTimeout as error:
-        raise WorkerGone(label, str(error)) from error
+        raise gone(str(error)) from error
     except (CallboardError, RequestTooLarge) as error:
-        raise WorkerGone(label, f"and its controller can't say what took its place: {error}") from error
-    found = _successor(job, component, rank, after)
+        raise gone(f"and its controller can't say what took its place: {error}") from error
+    found = _successor(last, component, rank, after)
     if found is None:
-        raise WorkerGone(label, f"its job has ended: {job.state_reason}" if job.state_reason else "its job has ended")
+        raise gone(f"its job has ended: {last.state_reason}" if last.state_reason else "its job has ended")
     return found
 
 

@@ -312,5 +312,5 @@ class JobHandle:
             actor_name=worker.actor_name,
             uid=self.job.uid,
             controller=self._connection.address,
-            ready=worker.state == WorkerState.WORKER_STATE_READY,
+            was_ready=worker.state == WorkerState.WORKER_STATE_READY,
         )

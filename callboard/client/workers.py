@@ -1,25 +1,30 @@
-"""How are the workers of a job called? As Ray actors, by their names: callboard is not in the way.
+"""Calls of the workers of a job: as Ray actors, by their names; callboard is not in the way.
 
 Ray is imported when the first call is made, in the caller's process. A handle holds only names, so it pickles, and it
 works from any process that is connected to the job's Ray cluster, in whatever namespace.
 
 Guaranteed: a call reaches the worker of the handle or, when that is known to be gone, a later generation of it; never
 two. Not guaranteed: that a call in flight when its worker dies had no effect, so it is not repeated: its reference
-raises WorkerGone, which is Ray's ActorDiedError too and says why it died, and the next call follows.
+raises WorkerGone, which is Ray's ActorDiedError too and says why it died, and the next call follows. The caller's event
+loop never waits for a worker to come back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import os
 import sys
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from callboard.client.background import background_loop
 from callboard.client.errors import WorkerGone
 from callboard.client.following import next_generation
+from callboard.v1.job_pb2 import Worker
 
 NAMESPACE = "callboard"
 """Ray namespace of every worker."""
@@ -71,10 +76,16 @@ class Incarnation:
     Attributes:
         actor_name: name of its Ray actor.
         generation: its generation.
+        search: the search for the next one that calls of an event loop share while it goes on, so that they reach the
+            worker in their order; and its loop and the seconds it may take.
     """
 
     actor_name: str = ""
     generation: int = 0
+    search: tuple[asyncio.Task[None], asyncio.AbstractEventLoop, float] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Incarnation, (self.actor_name, self.generation)  # a search stays where it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +96,62 @@ class RemoteMethod:
     method: str
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it. Returns Ray's reference to the result: ``ray.get`` waits for it, ``await`` too.
+        """Calls it and returns at once with Ray's reference to the result: ``ray.get`` waits for it, ``await`` too.
 
-        With ``stream`` Ray's generator of references instead, with ``num_returns`` a list of references. Returns at
-        once, except when the worker is gone: then it blocks until the next generation is there.
+        With ``stream`` Ray's generator of references instead, with ``num_returns`` a list of references.
+
+        A worker that is gone must be waited for. Code without an event loop blocks here until its next generation is
+        there. Where an event loop runs, nothing blocks: what is returned is not a reference but a task (with
+        ``num_returns`` a list of tasks, with ``stream`` an async iterator of references), which waits, calls, and has
+        the result: ``await`` and ``async for`` work as on what Ray gives. ``await handle.ready()`` waits before.
 
         Raises:
-            WorkerGone: the worker is gone, and no later generation came in time (or none was asked for).
+            WorkerGone: the worker is gone, and no later generation came in time (or none was asked for). A task
+                raises it when it is awaited.
             NoActor: it is a plain process.
         """
-        actor, options = self.handle.actor(), self.handle.call_options
+        actor = self.handle._living()  # noqa: SLF001 - of this module, and no name taken from the user
+        if actor is not None:
+            return self._call(actor, args, kwargs)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._call(self.handle.actor(), args, kwargs)
+        self.handle._check_follows()  # noqa: SLF001
+        return self._later(args, kwargs)
+
+    def _call(self, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.handle.name_losses(actor)
+        options = self.handle.call_options
         if options.stream:
             return actor.stream.options(num_returns="streaming").remote(self.method, *args, **kwargs)
         if options.num_returns != 1:
             return actor.call.options(num_returns=options.num_returns).remote(self.method, *args, **kwargs)
         return actor.call.remote(self.method, *args, **kwargs)
+
+    def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call of a worker that must be waited for, begun on the running event loop."""
+
+        async def called() -> Any:
+            return self._call(await self.handle._found(), args, kwargs)  # noqa: SLF001
+
+        options = self.handle.call_options
+        if options.stream:
+            return _items(asyncio.create_task(called()))
+        if options.num_returns == 1:
+            return asyncio.create_task(_result(called()))
+        call = asyncio.create_task(called())
+        return [asyncio.create_task(_result(call, place)) for place in range(options.num_returns)]
+
+
+async def _result(call: Awaitable[Any], place: int | None = None) -> Any:
+    reference = await (asyncio.shield(call) if isinstance(call, asyncio.Task) else call)
+    return await (reference if place is None else reference[place])
+
+
+async def _items(call: Awaitable[Any]) -> AsyncIterator[Any]:
+    async for reference in await call:
+        yield reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +173,8 @@ class WorkerHandle:
             are named "member.method".
         uid: id of the job; empty: calls can't follow.
         controller: address of the controller, as seen from where the handle was made.
-        ready: whether it was ready then. If not, the first call waits until it is, or until another generation takes
-            its place: a worker that is being started or stopped is never called (PC-14).
+        was_ready: whether it was ready then. If not, the first call waits until it is, or until another generation
+            takes its place: a worker that is being started or stopped is never called (PC-14).
         call_options: how calls are made; see :meth:`options`.
         newest: the later generation that calls go to, once one was found.
     """
@@ -138,7 +189,7 @@ class WorkerHandle:
     member: str = ""
     uid: str = ""
     controller: str = ""
-    ready: bool = True
+    was_ready: bool = True
     call_options: CallOptions = CallOptions()
     newest: Incarnation = field(default_factory=Incarnation, compare=False, repr=False)
 
@@ -174,20 +225,63 @@ class WorkerHandle:
         changed: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
         return replace(self, call_options=replace(self.call_options, **changed))
 
-    def actor(self) -> Any:
-        """The Ray actor of the worker, or of its newest generation.
-
-        Blocks only when the actor is gone, or wasn't there yet, and must be waited for.
+    async def ready(self) -> WorkerHandle:
+        """Waits until the worker, or its next generation, can be called, and returns the handle. Other tasks of the
+        event loop go on meanwhile.
 
         Raises:
             WorkerGone: the worker is gone, and no later generation came in time (or none was asked for).
             NoActor: it is a plain process.
         """
-        if self.ready and not self.actor_name:
-            raise NoActor(self._label)
-        while (actor := _living_actor(self._known_actor)) is None:
-            self._move_on()
+        await self._found()
+        return self
+
+    def actor(self) -> Any:
+        """The Ray actor of the worker, or of its newest generation.
+
+        Blocks only when the actor is gone, or wasn't there yet, and must be waited for. Where an event loop runs, use
+        :meth:`ready` before.
+
+        Raises:
+            WorkerGone: the worker is gone, and no later generation came in time (or none was asked for).
+            NoActor: it is a plain process.
+        """
+        while (actor := self._living()) is None:
+            self._check_follows()
+            self._move_on(background_loop().run(self._successor()))
         return actor
+
+    async def _found(self) -> Any:
+        """What :meth:`actor` returns, waited for off the event loop."""
+        while (actor := self._living()) is None:
+            self._check_follows()
+            loop, wait_s, search = asyncio.get_running_loop(), self.call_options.wait, self.newest.search
+            if search is None or search[0].done() or search[1:] != (loop, wait_s):
+                search = self.newest.search = (loop.create_task(self._search()), loop, wait_s)
+            await asyncio.shield(search[0])
+        return actor
+
+    def _living(self) -> Any:
+        """The actor of the newest generation known; None when it is known to be gone.
+
+        Raises:
+            NoActor: it is a plain process.
+        """
+        if self.was_ready and not self.actor_name:
+            raise NoActor(self._label)
+        return _living_actor(self._known_actor)
+
+    def _check_follows(self) -> None:
+        """
+        Raises:
+            WorkerGone: the worker is gone, and its successor is not asked for or can't be.
+        """
+        if not self.call_options.follow:
+            gone = self._known_actor
+            why = f"Ray has no living actor {gone}" if gone else "it was not ready when it was looked up"
+            raise self._gone(f"{why}, and the call was told not to follow")
+        if not self.uid:
+            raise self._gone("the handle names no job of a controller, so no later generation is known")
 
     def name_losses(self, actor: Any) -> None:
         """See to it that a call to `actor` which is cut off says whose it was, and why."""
@@ -208,34 +302,36 @@ class WorkerHandle:
     @property
     def _known_actor(self) -> str:
         """Name of the actor of the newest generation that is known to have been ready; empty: of none."""
-        return self.newest.actor_name or (self.actor_name if self.ready else "")
+        return self.newest.actor_name or (self.actor_name if self.was_ready else "")
 
     @property
     def _label(self) -> str:
         return f"{self.job}/{self.component}/{self.rank}"
 
-    def _move_on(self) -> None:
-        """Find the generation that took the place of the newest one known, which is gone."""
-        newest = self.newest
-        if not self.call_options.follow:
-            gone = self._known_actor
-            why = f"Ray has no living actor {gone}" if gone else "it was not ready when it was looked up"
-            raise WorkerGone(self._label, f"{why}, and the call was told not to follow")
-        if not self.uid:
-            raise WorkerGone(self._label, "the handle names no job of a controller, so no later generation is known")
-        found = next_generation(
+    def _gone(self, reason: str) -> WorkerGone:
+        return WorkerGone(self._label, reason)
+
+    async def _search(self) -> None:
+        # On the loop of the background thread: that of the caller may be busy, and his threads are his (GC-07).
+        self._move_on(await asyncio.wrap_future(background_loop().begin(self._successor())))
+
+    def _successor(self) -> Coroutine[Any, Any, Worker]:
+        """Finds the generation that took the place of the newest one known, which is gone."""
+        return next_generation(
             controller=self.controller,
             uid=self.uid,
+            label=self._label,
             component=self.component,
             rank=self.rank,
             # What wasn't ready may become so.
-            after=max(newest.generation, self.generation if self.ready else self.generation - 1),
-            label=self._label,
+            after=max(self.newest.generation, self.generation if self.was_ready else self.generation - 1),
             wait_s=self.call_options.wait,
         )
+
+    def _move_on(self, found: Worker) -> None:
         if not found.actor_name:
             raise NoActor(self._label)
-        newest.actor_name, newest.generation = found.actor_name, found.generation
+        self.newest.actor_name, self.newest.generation = found.actor_name, found.generation
 
 
 def _living_actor(name: str) -> Any:

@@ -13,7 +13,7 @@ from callboard.cli.local.ports import free_port
 from tests.cli.machine import ROOT, Machine
 
 DRIVER = """
-import json, os, pickle, signal, sys, ray
+import asyncio, json, os, pickle, signal, sys, ray
 from callboard import SyncClient, WorkerGone
 shown = {}
 with SyncClient() as cb:
@@ -42,6 +42,24 @@ with SyncClient() as cb:
     shown["followed"] = ray.get(handle.echo.remote(8), timeout=60)
     ray.get(handle.say.remote("hello from the second"))
     shown["later"] = handle.newest.generation > first
+
+    # FT-F2: whoever must free the room himself is not stopped by his own call.
+    hog = cb.submit({"name": "hog", "pool": "rlhf", "priority": 100,
+                     "components": [{"name": "w", "actor": "tests.support.actors:Plain", "resources": {"cpu": 4}}]})
+    hog.running(timeout=90)
+
+    async def program():
+        calls = [asyncio.ensure_future(handle.options(wait=90).echo.remote(number)) for number in range(2)]
+        calls += handle.options(wait=90, num_returns=2).echo.remote((5, 6))
+        streamed = handle.options(wait=90, stream=True).count.remote(3)
+        await asyncio.sleep(0)
+        shown["waiting"] = sum(not call.done() for call in calls)
+        await asyncio.to_thread(hog.cancel)
+        shown["async"] = await asyncio.gather(*calls)
+        shown["async_stream"] = [await ref async for ref in streamed]
+        shown["ready"] = await (await handle.ready()).echo.remote(9)
+
+    asyncio.run(program())
     shown["ray_address"] = cb.stats().ray_address
 print(json.dumps(shown))
 """
@@ -76,7 +94,7 @@ def drive(program: str, *arguments: str) -> object:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_ft_a6_ft_a7_handles_call_and_follow_and_a_lost_call_says_why(machine: Machine, tmp_path: Path) -> None:
+def test_ft_a6_ft_a7_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(machine: Machine, tmp_path: Path) -> None:
     started = machine.run("up", "--detach", "--agents", "1", "--port", str(free_port()))
     assert started.returncode == 0, started.stderr
     try:
@@ -92,6 +110,8 @@ def test_ft_a6_ft_a7_handles_call_and_follow_and_a_lost_call_says_why(machine: M
         assert "plain/w/0" in pickled
         assert "plain/w/0 is gone" in shown["gone"]
         assert (shown["followed"], shown["later"]) == (8, True)
+        assert (shown["waiting"], shown["async"], shown["async_stream"]) == (4, [0, 1, 5, 6], [0, 1, 2])
+        assert shown["ready"] == 9
         # The handle was pickled in its first generation.
         assert drive(OTHER_DRIVER, handle) == "from another namespace"
         listed = machine.run("worker", "list", "-o", "wide").stdout

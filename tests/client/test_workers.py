@@ -7,6 +7,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,8 @@ from callboard.client import methods, workers
 from callboard.client.errors import WorkerGone
 from callboard.client.workers import NoActor, WorkerHandle
 from callboard.v1.common_pb2 import WorkerKey
-from callboard.v1.event_pb2 import WatchRequest, WatchResponse
-from callboard.v1.job_pb2 import GetJobResponse, Job, JobSpec, JobState, Worker, WorkerState
+from callboard.v1.event_pb2 import Event, WatchRequest, WatchResponse
+from callboard.v1.job_pb2 import GetJobRequest, GetJobResponse, Job, JobSpec, JobState, Worker, WorkerState
 from tests.support.fake_api import FakeApi, ThreadedApi
 
 HANDLE = WorkerHandle(
@@ -159,7 +160,7 @@ class TestAWorkerThatIsGone:
         self, api: FakeApi, actors: dict[str, FakeActor]
     ) -> None:
         dying = actors["cb/j1/train/0/g3"] = FakeActor()
-        handle = replace(self.handle(api), ready=False)
+        handle = replace(self.handle(api), was_ready=False)
         with pytest.raises(WorkerGone, match="was not ready when it was looked up"):
             handle.options(follow=False).run.remote(1)
         actors["cb/j1/train/0/g4"] = FakeActor()
@@ -173,7 +174,7 @@ class TestAWorkerThatIsGone:
     ) -> None:
         actors["cb/spare/n2-7"] = FakeActor()
         api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (3, "cb/spare/n2-7")))
-        replace(self.handle(api), ready=False, actor_name="").run.remote(1)
+        replace(self.handle(api), was_ready=False, actor_name="").run.remote(1)
         assert [args[1] for args, _ in actors["cb/spare/n2-7"].calls] == [1]
 
     def test_one_that_turns_out_to_be_a_plain_process_is_no_actor(
@@ -181,7 +182,7 @@ class TestAWorkerThatIsGone:
     ) -> None:
         api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_RUNNING, (3, "")))
         with pytest.raises(NoActor, match="train-00/train/0"):
-            replace(self.handle(api), ready=False, actor_name="").run.remote(1)
+            replace(self.handle(api), was_ready=False, actor_name="").run.remote(1)
         assert actors == {}
 
     def test_it_is_waited_for(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
@@ -195,6 +196,80 @@ class TestAWorkerThatIsGone:
 
         api.on(methods.WATCH, watch)
         assert self.handle(api).run.remote() == "reference"
+
+    async def test_ft_f2_the_callers_event_loop_goes_on_while_a_worker_is_waited_for(
+        self, api: FakeApi, actors: dict[str, FakeActor]
+    ) -> None:
+        """Its own tasks may be what the worker waits for: here one makes the room."""
+        successor = actors["cb/j1/train/0/g4"] = FakeActor()
+        came = self.job(JobState.JOB_STATE_RUNNING, (4, "cb/j1/train/0/g4"))
+        room = threading.Event()
+        api.on(methods.GET_JOB, lambda _: came if room.is_set() else self.job(JobState.JOB_STATE_PENDING))
+        watched = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def watch(request: WatchRequest) -> AsyncIterator[WatchResponse]:
+            loop.call_soon_threadsafe(watched.set)
+            await asyncio.to_thread(room.wait)
+            yield WatchResponse(revision=6, events=[Event(revision=6)])
+            await asyncio.Event().wait()
+
+        api.on(methods.WATCH, watch)
+        handle = self.handle(api, wait=60)
+        first, second = handle.run.remote(1), handle.run.remote(2)
+        pair = handle.options(num_returns=2).run.remote(3)
+        items = handle.options(stream=True).run.remote(4)
+        ready = asyncio.create_task(handle.ready())
+        await watched.wait()
+        assert successor.calls == []
+        room.set()
+        assert await ready is handle
+        for call in (first, second, *pair):
+            with pytest.raises(TypeError):  # the reference of the fake is a text, which nobody can await
+                await call
+        with pytest.raises(TypeError):
+            await anext(items)
+        assert [args[1] for args, _ in successor.calls] == [1, 2, 3, 4], "in their order"
+        assert len(api.seen(WatchRequest)) == 1, "looked for once"
+        assert handle.run.remote(5) == "reference", "Ray's own reference again"
+
+    async def test_ft_f2_what_became_of_it_is_raised_by_the_await(
+        self, api: FakeApi, actors: dict[str, FakeActor]
+    ) -> None:
+        api.on(methods.GET_JOB, self.job(JobState.JOB_STATE_FAILED, reason="out of memory"))
+        call = self.handle(api).run.remote()
+        with pytest.raises(WorkerGone, match="out of memory") as caught:
+            await call
+        assert (caught.value.job, caught.value.component, caught.value.rank) == ("train-00", "train", 0)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        with pytest.raises(WorkerGone, match="not to follow"):
+            self.handle(api, follow=False).run.remote()
+        with pytest.raises(WorkerGone):
+            await self.handle(api, follow=False).ready()
+        assert actors == {}
+
+    async def test_ft_f2_who_gives_up_waiting_does_not_end_the_search_of_the_others(
+        self, api: FakeApi, actors: dict[str, FakeActor]
+    ) -> None:
+        actors["cb/j1/train/0/g4"] = FakeActor()
+        came, asked = threading.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def get(_: object) -> GetJobResponse:
+            loop.call_soon_threadsafe(asked.set)
+            await asyncio.to_thread(came.wait)
+            return self.job(JobState.JOB_STATE_RUNNING, (4, "cb/j1/train/0/g4"))
+
+        api.on(methods.GET_JOB, get)
+        handle = self.handle(api)
+        impatient, patient = asyncio.create_task(handle.ready()), asyncio.create_task(handle.ready())
+        await asked.wait()
+        impatient.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await impatient
+        came.set()
+        assert await patient is handle
+        assert len(api.seen(GetJobRequest)) == 2, "one search: the handle of the job, then the job"
 
     def test_who_does_not_follow_is_told_at_once(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
         with pytest.raises(WorkerGone, match=r"train-00/train/0 is gone.*not to follow"):
