@@ -171,7 +171,7 @@ class Session:
         hello = self._handler.hello(self.epoch)
         sent_s = self._lease.now_s()
         await _in_time(stream.write(agent_pb2.SessionRequest(hello=hello)), stream)
-        answer = await _in_time(stream.read(), stream)
+        answer = _decoded(await _in_time(stream.read(), stream))
         if not isinstance(answer, agent_pb2.SessionResponse):  # grpc.aio.EOF
             code, details = await stream.code(), await stream.details()
             if code in REFUSALS:
@@ -201,7 +201,7 @@ class Session:
 
     async def _receive(self, stream: _Stream) -> None:
         while True:
-            response = await _or_lost(stream.read(), stream)
+            response = _decoded(await _or_lost(stream.read(), stream))
             if not isinstance(response, agent_pb2.SessionResponse):  # grpc.aio.EOF
                 raise _Lost(f"{(await stream.code()).name}: {await stream.details()}")
             # First act on what ran out while nothing was heard (this process may have been stopped).
@@ -296,6 +296,13 @@ class Session:
         if self._logged_at is None or now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
             _log.warning("session_lost", controller=self._controller, why=why)
+
+
+def _decoded(message: _T) -> _T:
+    """What was read. grpc.aio gives None for what it can't decode, of a stream that goes on."""
+    if message is None:
+        raise _Lost("the controller sent a message that can't be decoded; is it of another version?")
+    return message
 
 
 async def _or_lost(work: Awaitable[_T], stream: _Stream) -> _T:

@@ -21,7 +21,14 @@ from google.protobuf.message import Message
 
 from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
-from callboard.wire.errors import CallboardError, ErrorReason, error_from_rpc, is_answer, parse_error
+from callboard.wire.errors import (
+    CallboardError,
+    ErrorReason,
+    InternalError,
+    error_from_rpc,
+    is_answer,
+    parse_error,
+)
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -128,7 +135,7 @@ class Connection:
                 failed, maybe_done = error, maybe_done or not not_done
             else:
                 self._answered = True
-                return response
+                return _decoded(method, response)
             # Jittered, so that the clients of a restarted controller don't come back as one.
             await asyncio.sleep(min(backoff_s, give_up - loop.time()) * random.uniform(0.5, 1.0))  # noqa: S311
             backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
@@ -151,7 +158,7 @@ class Connection:
         try:
             async for response in call:
                 self._answered = True
-                yield response
+                yield _decoded(method, response)
         except grpc.aio.AioRpcError as error:
             raise self._translated(error) from error
         finally:
@@ -196,6 +203,13 @@ class Connection:
 
 _GOING = frozenset({ErrorReason.STOPPING, ErrorReason.UNSPECIFIED})
 """Reasons of a controller that is UNAVAILABLE for the moment of a restart."""
+
+
+def _decoded(method: Method[Request, Response], response: Response | None) -> Response:
+    """The response. grpc.aio gives None for what it can't decode."""
+    if response is None:
+        raise InternalError(f"the answer to {method.path} can't be decoded; is the controller of another version?")
+    return response
 
 
 def is_lost(error: grpc.aio.AioRpcError) -> bool:

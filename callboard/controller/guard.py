@@ -1,12 +1,13 @@
-"""How does every call end? With an answer or a status, in time, and counted until its last line has run.
+"""The guard around every call: it ends with an answer or a status, in time, and is counted until its last line has run.
 
-grpc.aio has three habits that this interceptor makes good for all services at once:
+grpc.aio has four habits that this interceptor makes good for all services at once:
 
 - A handler whose inner task was cancelled raises ``CancelledError`` and its caller never hears of it (GC-04): here it
   becomes a status.
 - ``server.stop()`` returns before the handlers' ``finally`` blocks have run (GC-01): here each handler is counted, and
   :meth:`Guard.idle` waits for the last.
 - A handler runs as long as it likes: here unary calls have a bound.
+- Bytes that are no message of the method end as UNKNOWN with a traceback: here they are refused as any wrong input.
 """
 
 from __future__ import annotations
@@ -19,19 +20,56 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from callboard.controller.answers import error_of
 from callboard.model.faults import InvalidInput
 from callboard.scheduler.refusals import Refusal
 from callboard.wire.errors import status_of
-from callboard.wire.refusals import CallboardError, DeadlineExceeded, ErrorReason, InternalError, Unavailable
+from callboard.wire.refusals import (
+    CallboardError,
+    DeadlineExceeded,
+    ErrorReason,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "ServerReflectionInfo")
 """First parts of the names of methods that change nothing; every other call is written to the log (audit)."""
 
+LOG_UNDECODABLE_S = 60.0
+"""Shortest time between two lines about messages that can't be decoded: their sender may try again for ever."""
+
 log = structlog.get_logger(__name__)
+
+
+class _Undecodable:
+    """Stands for a message that can't be decoded."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+class _NoMessage(InvalidRequest):
+    """A message can't be decoded."""
+
+
+class _Messages:
+    """The messages of a stream, each read by a function that may raise in its place. No generator: that would have to
+    be closed."""
+
+    def __init__(self, messages: AsyncIterator[Any], read: Callable[[Any], Any]) -> None:
+        self._messages = messages
+        self._read = read
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._read(await anext(self._messages))
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -51,6 +89,8 @@ class Guard(grpc.aio.ServerInterceptor):
         self._call_timeout_s = call_timeout_s
         self._called = called
         self._running: set[asyncio.Task[Any]] = set()
+        self._undecodable = 0
+        self._logged_undecodable_s = -LOG_UNDECODABLE_S
 
     async def intercept_service(
         self,
@@ -63,7 +103,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler
         method = str(handler_call_details.method)
         serializers = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _tolerant(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary is not None:
@@ -129,7 +169,7 @@ class Guard(grpc.aio.ServerInterceptor):
             assert task is not None
             self._running.add(task)
             try:
-                answer = await behaviour(request, context)
+                answer = await behaviour(self._readable(request, context, method), context)
             except asyncio.CancelledError:
                 if task.cancelling():
                     raise  # the call itself was cancelled: its caller went away, nobody waits for a status
@@ -152,6 +192,42 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return counted
 
+    def _readable(self, request: Any, context: Context, method: str) -> Any:
+        """The request; for a stream its messages."""
+
+        def read(message: Any) -> Any:
+            if not isinstance(message, _Undecodable):
+                return message
+            self._note_undecodable(method, context.peer(), message.why)
+            raise _NoMessage(
+                f"a message to {method} can't be decoded ({message.why}); its sender speaks another protocol or version"
+            )
+
+        return _Messages(request, read) if isinstance(request, AsyncIterator) else read(request)
+
+    def _note_undecodable(self, method: str, peer: str, why: str) -> None:
+        self._undecodable += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_undecodable_s >= LOG_UNDECODABLE_S:
+            log.warning(
+                "messages can't be decoded", newest=method, peer=peer, why=why, since_last_line=self._undecodable
+            )
+            self._logged_undecodable_s, self._undecodable = now_s, 0
+
+
+def _tolerant(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Decodes; gives :class:`_Undecodable` where that fails, so that the handler's side can answer."""
+    if decode is None:
+        return None
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError as error:
+            return _Undecodable(" ".join(str(error).split())[:200])
+
+    return decoded
+
 
 def _subject(request: Any) -> str:
     """What a request is about, for the audit: its resource name, or the name of what it makes."""
@@ -161,7 +237,7 @@ def _subject(request: Any) -> str:
 
 async def _abort(context: Context, error: CallboardError, method: str) -> None:
     status = status_of(error)
-    quiet = error.error.reason is ErrorReason.STOPPING
+    quiet = error.error.reason is ErrorReason.STOPPING or isinstance(error, _NoMessage)
     note = log.debug if quiet or method.startswith(READ_ONLY) else log.info
     known = error.error
     note("call", method=method, peer=context.peer(), code=known.code, reason=known.reason.value, why=str(error))

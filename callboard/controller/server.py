@@ -58,7 +58,7 @@ FINISH_S = 2.0
 
 EXIT_FAILED = 1
 
-_SERVICES = (
+SERVICES = (
     agent_pb2,
     node_pb2,
     pool_pb2,
@@ -232,16 +232,7 @@ class Controller:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
-            for module in (
-                agent_pb2,
-                node_pb2,
-                pool_pb2,
-                job_pb2,
-                placement_group_pb2,
-                placement_pb2,
-                scheduler_pb2,
-                event_pb2,
-            )
+            for module in SERVICES
             for name in module.DESCRIPTOR.services_by_name
         ]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

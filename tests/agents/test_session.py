@@ -71,6 +71,29 @@ class TestOpening:
         await controller.start()
         await joining
 
+    async def test_ft_i1_a_controller_that_sends_no_message_is_tried_again(
+        self, controller: FakeController, start_agent: StartAgent
+    ) -> None:
+        await controller.stop()
+        opened = asyncio.Queue[None]()
+
+        async def garbage(_requests: Any, context: Any) -> None:
+            await context.write(b"\xff\xff")
+            opened.put_nowait(None)
+            await asyncio.Event().wait()
+
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers: dict[str, Any] = {"Session": grpc.stream_stream_rpc_method_handler(garbage)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("callboard.v1.AgentService", handlers),))
+        server.add_insecure_port(controller.address)
+        await server.start()
+        joining = asyncio.ensure_future(start_agent())
+        for _ in range(2):
+            await opened.get()
+        await server.stop(0)
+        await controller.start()
+        await joining
+
     async def test_gc_10_proxy_variables_do_not_capture_it(
         self, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -95,7 +95,7 @@ def drive(program: str, *arguments: str) -> object:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ft_a6_ft_a7_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(machine: Machine, tmp_path: Path) -> None:
-    started = machine.run("up", "--detach", "--agents", "1", "--port", str(free_port()))
+    started = machine.run("up", "--detach", "--agents", "1", "--cpus-per-node", "4", "--port", str(free_port()))
     assert started.returncode == 0, started.stderr
     try:
         handle = str(tmp_path / "handle")
