@@ -64,7 +64,7 @@ def become_subreaper() -> None:
 
 
 def load_class(path: str) -> type:
-    """The class at "pkg.module:Class"."""
+    """The class at "pkg.module:Class"; the plain one of what `@ray.remote` made of it."""
     module, _, name = path.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -75,8 +75,9 @@ def load_class(path: str) -> type:
         raise ModuleNotFoundError(f"{error}; {where}", name=error.name) from None
     for part in name.split("."):
         found = getattr(found, part)
+    found = getattr(found, "__ray_actor_class__", found)
     if not isinstance(found, type):
-        raise TypeError(f"{path} is not a plain class but {type(found).__name__}")
+        raise TypeError(f"{path} is not a class but {type(found).__name__}; name the class itself")
     return found
 
 

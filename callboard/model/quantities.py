@@ -21,6 +21,10 @@ MAX_MILLI = 10**12
 MAX_MEMORY_BYTES = 1 << 60
 """Largest amount of memory in bytes."""
 
+UNITLESS_FROM_BYTES = 1 << 20
+"""Smallest amount of memory that may be written without a unit. Nothing real is smaller, so whoever writes
+``memory: 2048`` means MiB."""
+
 _UNITS = {
     "": 1,
     "B": 1,
@@ -85,7 +89,7 @@ def parse_memory(value: Number) -> int:
     """Bytes of an amount of memory such as ``"8GiB"``, ``"2048MiB"`` or ``1073741824``.
 
     Raises:
-        QuantityError: no such amount, negative, or not a whole number of bytes.
+        QuantityError: no such amount, negative, not a whole number of bytes, or less than 1 MiB without a unit.
     """
     if isinstance(value, bool):
         raise QuantityError(f"{value!r} is not an amount of memory; write e.g. 8GiB")
@@ -99,6 +103,12 @@ def parse_memory(value: Number) -> int:
     exact = Decimal(digits) * factor
     if exact != exact.to_integral_value():
         raise QuantityError(f"{value!r} is not a whole number of bytes")
+    if not unit and 0 < exact < UNITLESS_FROM_BYTES:
+        likely = "GiB" if exact < 512 else "MiB"
+        raise QuantityError(
+            f"{digits} without a unit means bytes, which is less than any worker or pool needs; "
+            f"write {digits}{likely}, or {digits}B if bytes are meant"
+        )
     if exact > MAX_MEMORY_BYTES:
         raise QuantityError(f"{value!r} is larger than {format_memory(MAX_MEMORY_BYTES)}")
     return int(exact)

@@ -57,7 +57,8 @@ class ComponentSpec(_Request):
 
     Attributes:
         name: name, once per job.
-        actor: import path ``pkg.module:Class``.
+        actor: import path ``pkg.module:Class``, or the class itself, which must be in a module that workers can
+            import. Of a class of ``@ray.remote`` the plain class counts, not the options given there.
         workers: number of workers; or ``min_workers`` and ``max_workers`` for an elastic component.
         resources: of each worker: ``{"cpu": 2, "gpu": 1, "memory": "2GiB"}``.
         args: positional arguments of the constructor, JSON values.
@@ -82,7 +83,7 @@ class ComponentSpec(_Request):
     """
 
     name: str
-    actor: str
+    actor: str | type | Any  # Ray's type of a decorated class is known to Ray only
     workers: int | None = None
     resources: Mapping[str, Amount] | None = None
     args: Sequence[Any] | None = None

@@ -20,6 +20,7 @@ from callboard.agents.runtime import HostError, Launch
 from callboard.agents.worker_env import NodeIdentity, import_path, worker_environment, worker_name, worker_plan
 from callboard.agents.worker_process import load_class
 from callboard.v1 import agent_pb2
+from tests.support.actors import Plain
 from tests.support.fake_controller import start_worker
 
 Assigned: TypeAlias = tuple[HostedProcess, dict[str, Any]]
@@ -248,3 +249,12 @@ def test_where_a_module_is_looked_for_is_said_when_it_is_not_found(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'missing_in_it'$"):
         load_class("found_but_broken:Actor")
+
+
+def test_ft_i3_a_class_of_rays_decorator_is_unwrapped() -> None:
+    found = load_class("tests.support.ray_actor:Decorated")
+    assert isinstance(found, type)
+    assert found().echo(3) == 3
+    assert load_class("tests.support.actors:Plain") is Plain
+    with pytest.raises(TypeError, match="is not a class but ActorOptionWrapper"):
+        load_class("tests.support.ray_actor:WithOptions")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import ray
 
 import callboard
+from callboard.agents.worker_process import load_class
 from callboard.model import requests
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec
@@ -20,6 +24,8 @@ from callboard.model.inputs.reading import Input, keys_of
 from callboard.model.names import is_name
 from callboard.model.quantities import Resources
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, PreemptionPolicy
+from tests.support import ray_actor
+from tests.support.actors import Plain
 
 TRAIN = ComponentSpec("train", "my_pkg.workers:Trainer", workers=4, resources={"cpu": 2, "gpu": 1})
 
@@ -98,3 +104,46 @@ class TestNamesOfThePackage:
             assert name in dir(model)
         with pytest.raises(AttributeError, match="no attribute 'Jobspec'"):
             _ = model.Jobspec
+
+
+class TestClassesForTheirPaths:
+    """FT-I3: a class, plain or decorated, is as good as its import path, if workers can import it."""
+
+    @staticmethod
+    def path_of(actor: object) -> str:
+        spec = job_spec(JobSpec(name="j", pool="p", components=[ComponentSpec("w", actor)]))
+        assert job_spec({"name": "j", "pool": "p", "components": [{"name": "w", "actor": actor}]}) == spec
+        return spec.components[0].actor
+
+    @staticmethod
+    def why_not(actor: object) -> str:
+        with pytest.raises(InvalidInput) as caught:
+            job_spec(JobSpec(name="j", pool="p", components=[ComponentSpec("w", actor)]))
+        (fault,) = caught.value.faults
+        assert fault.field == "components[0].actor"
+        return fault.message
+
+    def test_ft_i3_a_class_is_accepted_and_unwrapped(self) -> None:
+        assert self.path_of(Plain) == "tests.support.actors:Plain"
+        assert self.path_of(ray_actor.Decorated) == "tests.support.ray_actor:Decorated"
+        assert self.path_of(ray.remote(Plain)) == "tests.support.actors:Plain"
+        inner = load_class("tests.support.ray_actor:Decorated.Inner")
+        assert self.path_of(inner) == "tests.support.ray_actor:Decorated.Inner"
+
+    @pytest.mark.parametrize("decorate", [lambda found: found, ray.remote])
+    def test_ft_i3_a_class_that_no_worker_can_import_is_refused_with_what_to_do(
+        self, decorate: Callable[[type], object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Local:
+            pass
+
+        assert "defined inside" in (why := self.why_not(decorate(Local)))
+        assert "'tests.model.test_requests:Local'" in why or "'test_requests:Local'" in why
+        in_main = type("InMain", (), {"__module__": "__main__"})
+        assert re.search(r"__main__.*move it to a module.*write '.*:InMain'", self.why_not(decorate(in_main)))
+        made = type("Plain", (), {"__module__": "tests.support.actors"})
+        assert "holds another Plain" in self.why_not(decorate(made))
+
+    @pytest.mark.parametrize("what", [ray_actor.WithOptions, len, Plain(), 3], ids=lambda what: type(what).__name__)
+    def test_ft_i3_what_is_no_class_is_refused(self, what: object) -> None:
+        assert "is neither an import path nor a class" in self.why_not(what)

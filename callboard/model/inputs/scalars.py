@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -21,6 +22,9 @@ DAY_MS = 86_400_000
 
 LONGEST_MS = 366 * DAY_MS
 """Longest duration of anything else."""
+
+_RAY_CLASS = "__ray_actor_class__"
+"""Where what ``@ray.remote`` makes of a class keeps the class; Ray itself is not imported for it."""
 
 MAX_PRIORITY_MILLI = 1_000_000
 """Largest priority, either way: ±1000."""
@@ -52,11 +56,41 @@ def label(value: object) -> str:
 
 
 def actor(value: object) -> str:
-    """An import path. It is never imported here."""
-    read = text(value)
+    """An import path, or the class itself, plain or of ``@ray.remote``. It is never imported here."""
+    plain = getattr(value, _RAY_CLASS, value)  # Ray's decorator keeps the class that it was given
+    if not isinstance(plain, type | str):
+        raise Refused(f"{shown(value)} is neither an import path nor a class; write pkg.module:Class")
+    read = _class_path(plain) if isinstance(plain, type) else text(value)
     if not names.is_actor_path(read):
         raise Refused(f"{shown(read)} is not an import path; write pkg.module:Class")
     return read
+
+
+def _class_path(found: type) -> str:
+    """Where a worker finds a class: workers are other processes, so only what a module holds by name is found."""
+    module, name_there = found.__module__, found.__qualname__
+    if module == "__main__":
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        instead = f"'{spec.name}:{name_there}'" if spec is not None else f"'your_module:{name_there}'"
+        raise Refused(
+            f"{name_there} is defined in the program itself (__main__), which workers don't run; "
+            f"move it to a module that they can import, and write {instead}"
+        )
+    if "<locals>" in name_there:
+        function = name_there.partition(".<locals>")[0]
+        raise Refused(
+            f"{found.__name__} is defined inside {function}(), where no worker can import it; "
+            f"move it to the top of {module} and write '{module}:{found.__name__}'"
+        )
+    held: Any = sys.modules.get(module)
+    for part in name_there.split("."):
+        held = getattr(held, part, None)
+    if getattr(held, _RAY_CLASS, held) is not found:
+        raise Refused(
+            f"{module} holds another {name_there} than this class, which was made at run time or replaced; "
+            f"workers import by name: bind the class to its name in {module}"
+        )
+    return f"{module}:{name_there}"
 
 
 def method(value: object) -> str:
