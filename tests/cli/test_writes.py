@@ -205,3 +205,23 @@ def test_a_dead_address_is_named() -> None:
     shown = CliRunner().invoke(app, ["status", "--controller", "127.0.0.1:1"])
     assert shown.exit_code == 4
     assert "127.0.0.1:1" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pool", "create", "p", "--memory", "2048"),
+        ("up", "--memory-per-node", "2048"),
+        ("demo", "rlhf", "--memory-per-node", "2048"),
+        ("agent", "--memory", "2048"),
+        ("autoscale", "--node", "cpu=4,memory=2048"),
+    ],
+    ids=" ".join,
+)
+def test_ft_i2_no_option_takes_memory_without_a_unit_for_bytes(
+    run: Run, api: FakeApi, arguments: tuple[str, ...]
+) -> None:
+    refused = run(*arguments)
+    assert refused.exit_code == 2
+    assert "2048MiB" in refused.stderr
+    assert not api.seen(CreatePoolRequest)

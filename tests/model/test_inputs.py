@@ -11,6 +11,7 @@ import pytest
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec, preemption_policy
+from callboard.model.inputs.roles import role_file
 from callboard.model.names import NAME_PATTERN
 from callboard.model.policy import Aggressiveness, PolicyOverrides
 from callboard.model.quantities import Resources
@@ -51,6 +52,32 @@ class TestHumanForms:
     @pytest.mark.parametrize("text", ["2GiB", "2048MiB", 2 * GIB, "2Gi", "2 gib"])
     def test_memory(self, text: Any) -> None:
         assert job_spec(component(resources={"memory": text})).components[0].resources.memory_bytes == 2 * GIB
+
+    @pytest.mark.parametrize(
+        ("read", "field"),
+        [
+            (lambda memory: job_spec(component(resources={"memory": memory})), "components[0].resources.memory"),
+            (lambda memory: job_spec(component(ray_options={"memory": memory})), "components[0].ray_options.memory"),
+            (lambda memory: pool_spec(POOL | {"nominal": {"memory": memory}}), "nominal.memory"),
+            (
+                lambda memory: pool_spec(POOL | {"pg_pool": {"reserved": [{"cpu": 1, "memory": memory}]}}),
+                "pg_pool.reserved[0].memory",
+            ),
+            (lambda memory: role_file({"roles": {"r": {"memory": memory}}}), "roles.r.memory"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("memory", "meant"),
+        [(2048, "2048MiB"), ("2048", "2048MiB"), (16, "16GiB"), (1.0, "1.0GiB"), (2**20 - 1, "MiB")],
+        ids=repr,
+    )
+    def test_ft_i2_memory_that_forgot_its_unit_is_refused(self, read: Any, field: str, memory: Any, meant: str) -> None:
+        fault = only_fault(read, memory)
+        assert fault.field == field
+        assert "without a unit means bytes" in fault.message
+        assert meant in fault.message
+        for written in ("2048B", "2KiB", "1MiB", 2**20, str(2**20)):
+            read(written)
 
     @pytest.mark.parametrize(
         ("text", "ms"),
