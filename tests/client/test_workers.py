@@ -34,6 +34,7 @@ class FakeActor:
         self.calls: list[tuple[Any, ...]] = []
         self.asked: list[dict[str, Any]] = []
         self.call = self.stream = self
+        self._actor_id = id(self).to_bytes(16, "big")
 
     def options(self, **options: Any) -> FakeActor:
         self.asked.append(options)

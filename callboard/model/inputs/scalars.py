@@ -59,7 +59,7 @@ def actor(value: object) -> str:
     """An import path, or the class itself, plain or of ``@ray.remote``. It is never imported here."""
     plain = getattr(value, _RAY_CLASS, value)  # Ray's decorator keeps the class that it was given
     if not isinstance(plain, type | str):
-        raise Refused(f"{shown(value)} is neither an import path nor a class; write pkg.module:Class")
+        raise Refused(f"{shown(value)} is not a text with an import path, nor a class; write pkg.module:Class")
     read = _class_path(plain) if isinstance(plain, type) else text(value)
     if not names.is_actor_path(read):
         raise Refused(f"{shown(read)} is not an import path; write pkg.module:Class")
