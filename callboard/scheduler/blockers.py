@@ -16,7 +16,7 @@ from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, lacks, lacks_for_all, shortfall
 from callboard.scheduler.slots import INTERPRETER, Slot
 from callboard.scheduler.state import State
-from callboard.scheduler.states import GroupKind
+from callboard.scheduler.states import GroupKind, NodeState
 from callboard.scheduler.view import View
 from callboard.scheduler.wording import labelled, missing
 
@@ -127,23 +127,10 @@ def unallowed_interpreter(nodes: Iterable[NodeRecord], selector: Labels) -> str:
 def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement: Strategy) -> list[Reason]:
     """What a node lacks for the workers that find no room, beside those that do."""
     subject, view = f"nodes/{node.node_id}", short.view
-    labels = dict(node.labels)
     # Where the first of them asks for labels of its own, nodes without them are no help.
-    for key, value in (*wanted.required, *short.rest.slots[0].selector):
-        if key == INTERPRETER:
-            if value not in node.interpreters:
-                message = f"{node.node_id} does not allow the interpreter {value}"
-                return [Reason("INTERPRETER_NOT_ALLOWED", subject, message)]
-            continue
-        own = {"node": node.node_id, "node_group": node.node_group}
-        if labels.get(key, own.get(key)) != value:
-            return [Reason("LABEL_MISMATCH", subject, f"{node.node_id} lacks the label {key}={value}")]
-    ever = view.assumption.empty and could_return(node)
-    if node.cordoned and not ever:
-        return [Reason("CORDONED", subject, f"{node.node_id} is cordoned")]
-    if not node.usable and not ever:
-        why = "still ends unwanted workers" if node.ghosts else f"is {node.state}"
-        return [Reason("NODE_STATE", subject, f"{node.node_id} {why}")]
+    closed = node_closed(node, (*wanted.required, *short.rest.slots[0].selector))
+    if closed and not (view.assumption.empty and could_return(node) and closed[0].code in OPENS_AGAIN):
+        return closed
     room = short.room(node)
     if placement is not Strategy.STRICT_SPREAD:
         lacking = lacks_for_all(room, short.rest)
@@ -162,6 +149,32 @@ def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement:
         )
         for resource, asked, have in lacking
     ]
+
+
+OPENS_AGAIN = ("DRAINING", "CORDONED", "NODE_STATE")
+"""Codes of what may pass without another machine, if the node isn't gone."""
+
+
+def node_closed(node: NodeRecord, labels: Labels) -> list[Reason]:
+    """Why nothing may be placed on a node, whatever is free there; empty: it may."""
+    subject, name = f"nodes/{node.node_id}", node.node_id
+    own = {"node": node.node_id, "node_group": node.node_group, **dict(node.labels)}
+    for key, value in labels:
+        if key == INTERPRETER:
+            if value not in node.interpreters:
+                return [Reason("INTERPRETER_NOT_ALLOWED", subject, f"{name} does not allow the interpreter {value}")]
+        elif own.get(key) != value:
+            return [Reason("LABEL_MISMATCH", subject, f"{name} lacks the label {key}={value}")]
+    reasons = []
+    if node.state is NodeState.DRAINING:
+        reasons.append(Reason("DRAINING", subject, f"{name} is draining"))
+    elif node.cordoned:
+        reasons.append(Reason("CORDONED", subject, f"{name} is cordoned"))
+    if node.state not in (NodeState.READY, NodeState.DRAINING):
+        reasons.append(Reason("NODE_STATE", subject, f"{name} is {node.state}"))
+    elif node.ghosts:
+        reasons.append(Reason("NODE_STATE", subject, f"{name} still ends unwanted workers"))
+    return reasons
 
 
 def _quarantined(view: View, node: NodeRecord, resource: str) -> str:

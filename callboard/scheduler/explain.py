@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from callboard.model.specs import JobSpec
 from callboard.scheduler.asks import asks_of
 from callboard.scheduler.awaited import awaited, backoff, leaving_beside, living_copies, waiting_workers
-from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
+from callboard.scheduler.blockers import blockers
 from callboard.scheduler.node_record import DeviceShare
+from callboard.scheduler.obstacles import obstacles, start_by_time, waits_for_time
 from callboard.scheduler.planning import Blocked, Plan, best_case, could_ever_fit, plan
-from callboard.scheduler.preemption import claims_of, lost_work_ms, may_yield, policy_for
+from callboard.scheduler.preemption import lost_work_ms, policy_for, policy_owner
 from callboard.scheduler.records import JobRecord, PreemptionRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.remedies import remedies
@@ -144,7 +145,7 @@ def _account(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: int) 
         return _planned(state, uid, spec, found, now_ms)
     if not could_ever_fit(state, spec):
         return unschedulable(state, spec)
-    return _waits(state, uid, spec, found, now_ms)
+    return _waits(state, uid, spec, found, since_ms, now_ms=now_ms)
 
 
 def _reconciling(state: State) -> tuple[Reason, ...]:
@@ -166,21 +167,7 @@ def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) ->
         for use in found.uses
         for slot, index in zip(use.ask.slots, use.bundle_of, strict=True)
     )
-    victims = tuple(
-        PreemptionRecord(
-            number=0,
-            victim=victim.uid,
-            victim_name=state.jobs[victim.uid].name,
-            preemptor=uid,
-            preemptor_name=spec.name,
-            pool=state.specs[victim.uid].spec.pool,
-            rule=victim.rule,
-            reason=victim.reason,
-            decided_ms=now_ms,
-            lost_work_ms=lost_work_ms(state.jobs[victim.uid], now_ms),
-        )
-        for victim in found.victims
-    )
+    victims = _victims(state, uid, spec, found, now_ms)
     reasons = [
         Reason("VICTIM", f"jobs/{record.victim_name}", f"{record.victim_name} yields: {record.reason}")
         for record in victims
@@ -206,41 +193,49 @@ def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) ->
     return Explanation("START", f"{spec.name} starts on {nodes} at once", tuple(reasons), (), workers)
 
 
-def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, now_ms: int) -> Explanation:
+def _victims(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) -> tuple[PreemptionRecord, ...]:
+    """The preemptions that a plan would decide."""
+    return tuple(
+        PreemptionRecord(
+            number=0,
+            victim=victim.uid,
+            victim_name=state.jobs[victim.uid].name,
+            preemptor=uid,
+            preemptor_name=spec.name,
+            pool=state.specs[victim.uid].spec.pool,
+            rule=victim.rule,
+            reason=victim.reason,
+            decided_ms=now_ms,
+            lost_work_ms=lost_work_ms(state.jobs[victim.uid], now_ms),
+        )
+        for victim in found.victims
+    )
+
+
+def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, since_ms: int, *, now_ms: int) -> Explanation:
     view = View(state, Assumption(subject=uid))
     reasons = blockers(state, view, spec)
+    later = start_by_time(state, uid, spec, since_ms, now_ms)
+    if later is not None:
+        summary, why = waits_for_time(state, spec, later, now_ms)
+        reasons = [*why, *reasons, *obstacles(state, uid, spec, found, later, now_ms=now_ms)]
+        change = f"wait {time_left(later.at_ms - now_ms)}"
+        return Explanation(
+            "WAIT", summary, tuple(reasons), (change,), (), _victims(state, uid, spec, later.plan, now_ms)
+        )
     first = join([reason.message for reason in reasons])
     changes = remedies(state, spec, View(state, best_case(state, uid, spec, now_ms)))
     if found.too_many:
         most = policy_for(state, spec.pool).max_victims_per_round
         message = f"{found.too_many} would have to yield to {spec.name}, and by the policy at most {most} may at once"
         reasons.append(Reason("TOO_MANY_VICTIMS", "policy", message, "", found.too_many, most))
-        changes = (*changes, f"raise max_victims_per_round to {found.too_many}")
-    reasons += _others(state, uid, spec, now_ms)
-    if found.retry_ms:
-        message = f"is looked at again in {max(0, found.retry_ms - now_ms)} ms, when preemption may become possible"
-        reasons.append(Reason("LATER", f"jobs/{spec.name}", message))
+        whose = policy_owner(state, spec.pool, "max_victims_per_round")
+        changes = (*changes, f"raise max_victims_per_round{whose} to {found.too_many}")
+    reasons += obstacles(state, uid, spec, found, None, now_ms=now_ms)
     if not changes:
         # Time alone may help. Whoever can't wait may make room.
         changes = remedies(state, spec, view)
     return Explanation("WAIT", f"{spec.name} waits: {first or 'nobody yields to it'}", tuple(reasons), changes)
-
-
-def _others(state: State, uid: str, spec: JobSpec, now_ms: int) -> list[Reason]:
-    """Running jobs that need not yield, and those that would in vain, with the rule."""
-    reasons = []
-    claims = claims_of(state, spec, uid)
-    holding = [*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING]]
-    for other in holding[:MAX_SUBJECTS]:
-        verdict = may_yield(state, state.jobs[other], spec, uid, now_ms, claims=claims)
-        name = state.jobs[other].name
-        if verdict.rule is None:
-            reasons.append(Reason("WILL_NOT_YIELD", f"jobs/{name}", f"{name} need not yield: {verdict.reason}"))
-        elif not spec.never_preempts:
-            reasons.append(
-                Reason("NOT_ENOUGH", f"jobs/{name}", f"{name} would yield, but that is not enough: {verdict.reason}")
-            )
-    return reasons
 
 
 def _nominated_workers(state: State, job: JobRecord, spec: JobSpec) -> tuple[PlannedWorker, ...]:

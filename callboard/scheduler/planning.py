@@ -196,27 +196,32 @@ class _Search:
         found, retry_ms = candidates(state, self._spec, self._uid, now_ms, claims)
         if not found:
             return Blocked(retry_ms)
-        choice = self._choose(base, found, max_victims)
-        if choice is None:
+        chosen = self._choose(base, found, max_victims)
+        if chosen is None:
             return Blocked(retry_ms)
-        plan_found = None
-        if choice.best is not None:
-            in_order = sorted(choice.best, key=lambda unit: (unit.priority_milli, unit.cost))
-            plan_found = self._evicting(base, in_order)
-        if plan_found is not None:
-            return plan_found
-        return Blocked(retry_ms, limited=True, too_many=choice.fewest if choice.fewest > max_victims > 0 else 0)
+        if isinstance(chosen, int):
+            return Blocked(retry_ms, limited=True, too_many=chosen)
+        plan_found = self._evicting(base, sorted(chosen, key=lambda unit: (unit.priority_milli, unit.cost)))
+        return Blocked(retry_ms, limited=True) if plan_found is None else plan_found
 
-    def _choose(self, base: Assumption, found: list[Candidate], max_victims: int) -> Choice | None:
-        """The victims of the lowest possible level from whom least is taken away; None: all together are too few."""
+    def _choose(self, base: Assumption, found: list[Candidate], max_victims: int) -> list[Candidate] | int | None:
+        """The victims of the lowest possible level from whom least is taken away; None: all together are too few. A
+        number: only so many together would be enough, and fewer may yield at once; 0: not more than is owed may."""
         state = self._state
 
         def enough(units: Sequence[Candidate]) -> bool:
             return self._try(without(base, units)) is not None
 
+        fewest = 0
+
         def allowed(units: Sequence[Candidate]) -> bool:
-            within = not max_victims or len(units) <= max_victims
-            return within and takes_only_what_is_owed(state, self._uid, units)
+            nonlocal fewest
+            if not takes_only_what_is_owed(state, self._uid, units):
+                return False
+            if not max_victims or len(units) <= max_victims:
+                return True
+            fewest = min(fewest or len(units), len(units))
+            return False
 
         level = self._lowest_level(found, enough)
         if level is None:
@@ -236,7 +241,7 @@ class _Search:
         for order in (level, guessed, level[::-1]):
             choice.offer_shortest_run(order)
         choice.improve(guessed)
-        return choice
+        return fewest if choice.best is None else choice.best
 
     def _evicting(self, base: Assumption, units: Sequence[Candidate]) -> Plan | None:
         """A plan in which exactly these yield; None if it isn't enough or takes back more quota than was lent."""

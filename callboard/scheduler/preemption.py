@@ -11,6 +11,7 @@ from callboard.scheduler.records import JobRecord
 from callboard.scheduler.state import State
 from callboard.scheduler.states import ENDED, GroupKind, JobState, Rule
 from callboard.scheduler.view import Assumption, View
+from callboard.scheduler.wording import time_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,17 @@ class Verdict:
         rule: what says yes; None: it need not yield.
         reason: why, as a sentence.
         retry_ms: when the answer may change by itself; 0: only by a change of something else.
+        code: what protects it, in one word, where it need not yield.
     """
 
     rule: Rule | None
     reason: str
     retry_ms: int = 0
+    code: str = ""
+
+
+def _no(code: str, reason: str, retry_ms: int = 0) -> Verdict:
+    return Verdict(None, reason, retry_ms, code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,12 @@ NO_CLAIMS = Claims()
 def policy_for(state: State, pool: str) -> PreemptionPolicy:
     """The cluster's policy with a pool's overrides."""
     return state.policy_for(pool)
+
+
+def policy_owner(state: State, pool: str, field: str) -> str:
+    """ " of pool p" where a pool states a field of the policy for itself, else nothing: the cluster's value holds."""
+    record = state.pools.get(pool)
+    return f" of pool {pool}" if record and getattr(record.spec.preemption, field) is not None else ""
 
 
 def may_yield(
@@ -85,15 +98,15 @@ def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) ->
     if outside and all(pool in claims.reclaimable for pool in outside):
         return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
     if shielded(policy, spec, preemptor):
-        return Verdict(None, f"a label rule puts {spec.name} above {preemptor.name}")
+        return _no("LABEL_SHIELD", f"a label rule puts {spec.name} above {preemptor.name}")
     guarded = [pool for pool in outside if is_protected(state, policy, pool)]
     if guarded:
-        return Verdict(None, f"pool {guarded[0]} is protected")
+        return _no("PROTECTED_POOL", f"pool {guarded[0]} is protected")
     owners = [pool for pool in outside if pool in claims.owners]
     if owners:
-        return Verdict(None, f"pool {owners[0]} uses only what is its own, and {preemptor.name} would borrow")
+        return _no("OWN_QUOTA", f"pool {owners[0]} uses only what is its own, and {preemptor.name} would borrow")
     if outside and not policy.enable_cross_pool:
-        return Verdict(None, f"{spec.name} is in pool {outside[0]} and preemption across pools is off")
+        return _no("CROSS_POOL_OFF", f"{spec.name} is in pool {outside[0]} and preemption across pools is off")
     return _by_gap(policy, spec, preemptor, outside=bool(outside))
 
 
@@ -124,8 +137,8 @@ def _by_gap(policy: PreemptionPolicy, spec: JobSpec, preemptor: JobSpec, *, outs
     if gap >= threshold:
         return Verdict(rule, f"{where} and {_gap(gap)} ≥ {_milli(threshold)}")
     if label and label_threshold < threshold:
-        return Verdict(None, f"{label}, but {_gap(gap)} < {_milli(label_threshold)}")
-    return Verdict(None, f"{where} and {_gap(gap)} < {_milli(threshold)}")
+        return _no("GAP_TOO_SMALL", f"{label}, but {_gap(gap)} < {_milli(label_threshold)}")
+    return _no("GAP_TOO_SMALL", f"{where} and {_gap(gap)} < {_milli(threshold)}")
 
 
 def claims_of(state: State, preemptor: JobSpec, preemptor_uid: str) -> Claims:
@@ -156,18 +169,20 @@ def _guarded(
 ) -> Verdict | None:
     """What keeps a job from yielding whoever asks, or None."""
     if victim.uid == preemptor_uid:
-        return Verdict(None, "a job never preempts itself")
+        return _no("OWN_JOB", "a job never preempts itself")
     if yielded_before(state, preemptor_uid, victim.uid):
-        return Verdict(None, f"{preemptor.name} yielded to {victim.name}, or to one that did")
+        return _no("YIELDED_BEFORE", f"{preemptor.name} yielded to {victim.name}, or to one that did")
     if not spec.preemptible:
-        return Verdict(None, f"{victim.name} is not preemptible")
+        return _no("NOT_PREEMPTIBLE", f"{victim.name} is not preemptible")
     own = policy_for(state, spec.pool)
     if own.max_preemptions_per_job and victim.preemptions >= own.max_preemptions_per_job:
-        return Verdict(None, f"{victim.name} was preempted {victim.preemptions} times already, which is the limit")
+        limit = f"which is the limit (max_preemptions_per_job of pool {spec.pool})"
+        return _no("MAX_PREEMPTIONS", f"{victim.name} was preempted {victim.preemptions} times already, {limit}")
     min_runtime_ms = max(own.min_runtime_ms, spec.min_runtime_ms)
     if victim.state is JobState.RUNNING and now_ms < victim.running_ms + min_runtime_ms:
         until_ms = victim.running_ms + min_runtime_ms
-        return Verdict(None, f"{victim.name} has not run for its minimal runtime yet", until_ms)
+        left = f"{time_left(until_ms - now_ms)} of {time_left(min_runtime_ms)}"
+        return _no("MIN_RUNTIME", f"{victim.name} has not run for its min_runtime yet, {left} are left", until_ms)
     return None
 
 

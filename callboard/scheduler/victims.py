@@ -45,15 +45,12 @@ class Choice:
         self._enough = enough
         self._allowed = allowed
         self.best: list[Candidate] | None = None
-        self.fewest = 0
-        """Fewest units of a set that would be enough and is not allowed; 0: there was none."""
 
     def offer(self, units: Units) -> None:
         """Takes a set that is enough, without those that turn out unnecessary, if none as good is known."""
         needed = irreducible(list(units), self._enough)
-        if not self._allowed(needed):
-            self.fewest = min(self.fewest or len(needed), len(needed))
-        elif self.best is None or cost_of(needed, self._capacity) < cost_of(self.best, self._capacity):
+        better = self.best is None or cost_of(needed, self._capacity) < cost_of(self.best, self._capacity)
+        if self._allowed(needed) and better:
             self.best = needed
 
     def offer_shortest_run(self, order: Units) -> None:
