@@ -241,6 +241,8 @@ class _Output:
                     left -= found
                     upto = begin if left > 0 else first
                     starts[stream] = begin + begins
+                if left > 0 and first > start:
+                    starts[stream] = start  # More was asked for than is left: reading says how much is gone.
         return starts
 
     def place(self, stream: Stream, offset: int) -> common_pb2.OutputChunk:

@@ -102,6 +102,7 @@ class WorkerHost:
         self._members: Members | None = None
         self._building = ""
         self._job_name = ""
+        self._label = "the worker"
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
         self._hide: Hide = str
@@ -226,6 +227,7 @@ class WorkerHost:
         enter_environment(plan["env"])
         become_subreaper()
         self._job_name = plan["context"]["job_name"]
+        self._label = f"worker {self._job_name}/{plan['context']['component']}/{plan['context']['rank']}"
         self._visibility_variable = plan["visibility_variable"]
         self._hide_secrets([plan["env"][name] for name in plan.get("secrets", ()) if name in plan["env"]])
         members = Members(plan)
@@ -276,9 +278,9 @@ class WorkerHost:
 
     def _callable(self, method: str) -> tuple[Member, Callable[..., Any]]:
         if self._members is None:
-            raise NotAssigned("the worker is not ready yet")
+            raise NotAssigned(f"{self._label} is not ready yet")
         if self._stopping:
-            raise WorkerStopping("the worker is being stopped and takes no more calls")
+            raise WorkerStopping(f"{self._label} is being stopped and takes no more calls")
         member, own = self._members.called(method)
         return member, member.method(own)
 

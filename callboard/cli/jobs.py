@@ -193,9 +193,17 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.", show_default=False)
     ] = False,
     tail: Annotated[
-        int,
-        typer.Option("--tail", "-n", metavar="N", help="Start with the last N lines of each worker; -1: all.", min=-1),
-    ] = 100,
+        int | None,
+        typer.Option(
+            "--tail",
+            "-n",
+            metavar="N",
+            help="Start with the last N lines of each worker; -1: all. Default: 100, or all with --since.",
+            min=-1,
+            max=2**31 - 1,
+            show_default=False,
+        ),
+    ] = None,
     attempt: Annotated[
         int,
         typer.Option("--attempt", metavar="N", help="Attempt of the job, from 1. Default: the newest.", min=0),

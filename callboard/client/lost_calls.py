@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from callboard.client.errors import WorkerGone
 from callboard.client.following import why_gone
@@ -52,14 +52,18 @@ class CallLost(WorkerGone, ActorDiedError):
         reason: what became of it, as its controller says; reading it may wait for some seconds.
     """
 
-    def __init__(self, called: Called, cause: Any = None) -> None:
+    def __init__(self, called: Called, cause: Any = None, reason: str = "") -> None:
         ActorDiedError.__init__(self, cause)
         self.worker = called.label
-        self._answer = _answer(called)
+        self._called = called
+        self._reason = reason
+        self._answer = None if reason else _answer(called)
 
     @property
     def reason(self) -> str:  # type: ignore[override]
         """What became of the worker."""
+        if self._answer is None:
+            return self._reason
         try:
             asyncio.get_running_loop()
             wait_s = _WAIT_IN_LOOP_S
@@ -74,8 +78,23 @@ class CallLost(WorkerGone, ActorDiedError):
         return f"worker {self.worker} ended in the middle of a call: {self.reason}"
 
     def __reduce__(self) -> Any:
-        # As text: another process can't wait for the answer.
-        return WorkerGone, (self.worker, self.reason)
+        # In another process, which needn't ask again.
+        return CallLost, (self._called, None, self.reason)
+
+
+class CallUnsure(ActorUnavailableError):
+    """A worker could not be reached in the middle of a call. It may be alive, and the call may have had an effect."""
+
+    def __init__(self, called: Called, message: str, actor_id: bytes | None) -> None:
+        super().__init__(message, actor_id)
+        self._given = (called, message, actor_id)
+
+    def __str__(self) -> str:
+        called, message, _ = self._given
+        return f"worker {called.label} can't be reached; the call may have had an effect: {message}"
+
+    def __reduce__(self) -> Any:
+        return CallUnsure, self._given
 
 
 @lru_cache(maxsize=_KNOWN)
@@ -85,11 +104,10 @@ def _answer(called: Called) -> Future[str]:
 
     def ask() -> None:
         try:
-            answer.set_result(
-                why_gone(controller=called.controller, uid=called.uid, actor_name=called.actor_name, wait_s=_WAIT_S)
-            )
+            why = why_gone(controller=called.controller, uid=called.uid, actor_name=called.actor_name, wait_s=_WAIT_S)
         except Exception as error:  # noqa: BLE001 - whoever reads the text gets it
-            answer.set_exception(error)
+            why = f"its process ended, and its controller could not be asked why: {error!r}"
+        answer.set_result(why)
 
     threading.Thread(target=ask, name="callboard lost call", daemon=True).start()
     return answer
@@ -102,10 +120,11 @@ def watch(actor: Any, called: Called) -> None:
     if actor_id is None:
         return
     _install()
-    known = _known()
+    known, key = _known(), actor_id.hex()
+    known.pop(key, None)
     if len(known) >= _KNOWN:
         known.pop(next(iter(known)), None)
-    known[actor_id.hex()] = called
+    known[key] = called
 
 
 @lru_cache(maxsize=1)
@@ -116,11 +135,16 @@ def _known() -> dict[str, Called]:
 @lru_cache(maxsize=1)
 def _install() -> None:
     values: Any = importlib.import_module("ray._private.serialization")
-    made_by_ray = values.ActorDiedError
+    made_by_ray, unavailable_by_ray = values.ActorDiedError, values.ActorUnavailableError
 
     def died(cause: Any = None) -> ActorDiedError:
         error: ActorDiedError = made_by_ray(cause)
         called = _known().get(error.actor_id or "")
         return error if called is None else CallLost(called, cause)
 
-    values.ActorDiedError = died
+    def unavailable(message: str, actor_id: bytes | None) -> ActorUnavailableError:
+        called = _known().get(actor_id.hex()) if actor_id else None
+        error: ActorUnavailableError = unavailable_by_ray(message, actor_id)
+        return error if called is None else CallUnsure(called, message, actor_id)
+
+    values.ActorDiedError, values.ActorUnavailableError = died, unavailable

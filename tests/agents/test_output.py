@@ -95,6 +95,9 @@ class TestBounds:
         assert text.startswith("line "), "a line that lost its beginning is no line"
         assert sum(chunk.discarded_bytes for chunk in chunks) + len(text) == written
         assert len(text) >= MIB - 64 * KIB
+        more = await shelf.read(tail_lines=600_000)
+        assert sum(chunk.discarded_bytes for chunk in more) + len(text_of(more)) == written, "asked for what is gone"
+        assert sum(chunk.discarded_bytes for chunk in await shelf.read(tail_lines=10)) == 0
 
     async def test_a_file_system_without_holes_begins_again(
         self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,8 @@ with SyncClient() as cb:
     try:
         ray.get(calling, timeout=60)
     except ray.exceptions.ActorDiedError as error:
-        shown["in_flight"] = [str(error), isinstance(error, WorkerGone), str(pickle.loads(pickle.dumps(error)))]
+        again = pickle.loads(pickle.dumps(error))
+        shown["in_flight"] = [str(error), isinstance(error, WorkerGone), str(again) == str(error)]
     try:
         handle.options(follow=False).echo.remote(0)
     except WorkerGone as error:
@@ -107,7 +108,7 @@ def test_ft_a6_ft_a7_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(mach
         assert "process" in in_flight or "signal" in in_flight
         assert "cb/" not in in_flight
         assert is_gone
-        assert "plain/w/0" in pickled
+        assert pickled
         assert "plain/w/0 is gone" in shown["gone"]
         assert (shown["followed"], shown["later"]) == (8, True)
         assert (shown["waiting"], shown["async"], shown["async_stream"]) == (4, [0, 1, 5, 6], [0, 1, 2])

@@ -16,6 +16,8 @@ from callboard.model.quantities import QuantityError
 from callboard.v1.job_pb2 import Job
 
 _ALL = -1
+_TAIL = 100
+"""Lines of each worker unless something else is said."""
 
 
 def show(
@@ -26,7 +28,7 @@ def show(
     attempt: int,
     follow: bool,
     since: str,
-    tail: int,
+    tail: int | None,
     controller: str,
 ) -> None:
     """Shows the output of a job's workers, and goes on with ``follow``."""
@@ -34,7 +36,7 @@ def show(
         since_s = parse_duration_ms(since) / 1000 if since else 0.0
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--since") from error
-    lines_of_each = None if tail == _ALL or since_s else tail
+    lines_of_each = None if tail == _ALL or (tail is None and since) else _TAIL if tail is None else tail
 
     async def action(client: Client) -> None:
         job = await client.get_job(name)

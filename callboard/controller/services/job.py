@@ -225,7 +225,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     ) -> None:
         """What workers of a job printed."""
         wanted, selection = id_of(request.name, "jobs"), output_selection(request.selection)
-        uid = (await self._driver.read(lambda state: _found(state, wanted))).uid
+        try:
+            uid = (await self._driver.read(lambda state: _found(state, wanted))).uid
+        except NotFound as error:
+            kept = self._options.limits.ended_jobs
+            why = f"one that ended is forgotten after its ttl_after_finished, or after {kept} others, with its output"
+            raise NotFound(f"{error}; {why}", metadata=error.error.metadata) from None
         async for response in self._outputs.read(uid, selection, follow=request.follow):
             try:
                 async with asyncio.timeout(MOST_STALLED_S):
