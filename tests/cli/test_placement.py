@@ -307,6 +307,39 @@ class TestSources:
         shown = lines(show(tmp_path / "job.yaml", "--nodes", "2"))
         assert "0 node-0 actor 0 actor 1 env 0-2" in shown
 
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            ("component_placment: 0-1", "did you mean component_placement?"),
+            ("resorces: {gpu: 1}, component_placement: 0-1", "did you mean resources?"),
+            ("component_placement: 0-1, component_placement: 0", "component_placement"),
+            ("component_placement: 0-1, workers: many", "'many' is not a whole number"),
+        ],
+    )
+    def test_ft_i6_all_of_a_job_file_is_read_as_plan_and_submit_read_it(
+        self, tmp_path: Path, run: Run, api: FakeApi, written: str, said: str
+    ) -> None:
+        job = tmp_path / "job.yaml"
+        head = "name: train\npool: rlhf\ncomponents:\n"
+        other = "  - {name: env, actor: 'pkg.module:Env', component_placement: 0}\n"
+        job.write_text(f"{head}{other}  - {{name: actor, actor: 'pkg.module:Actor', {written}}}\n")
+        verbs = (
+            ("placement", "show", str(job), "--nodes", "2"),
+            ("plan", str(job), "--nodes", "2"),
+            ("job", "submit", str(job)),
+            ("job", "submit", str(job), "--validate"),
+        )
+        for verb in verbs:
+            refused = run(*verb)
+            assert (refused.exit_code, said in refused.stderr) == (2, True), (verb, refused.stderr)
+        job.write_text("name: train\npool: rlhf\ncomponnts:\n" + other + "cluster: {component_placement: {env: 0}}\n")
+        for verb in verbs:
+            refused = run(*verb)
+            assert (refused.exit_code, "did you mean components?" in refused.stderr) == (2, True), (
+                verb,
+                refused.stderr,
+            )
+
 
 def live() -> list[Node]:
     """A head with nothing, a node with two GPUs, a node with a robot, and one that is gone."""

@@ -14,10 +14,13 @@ from callboard.cli.file_faults import name_of, refuse, warn
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words, with_client
 from callboard.client.client import Client
-from callboard.model.faults import InvalidInput
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs import read_yaml
+from callboard.model.inputs.job import is_job_file, job_of_file
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node, PlacementPlan, plan_placement
 from callboard.placement.diagnostics import Report
 from callboard.placement.source import open_document
+from callboard.placement.tree import Items
 from callboard.v1 import node_pb2
 
 _GONE = (node_pb2.NODE_STATE_LOST, node_pb2.NODE_STATE_LEFT)
@@ -38,7 +41,10 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
         known = cluster is not None or (not controller and _describes_nodes(text))
     except InvalidInput as error:
         refuse(name_of(file), text, error.faults)
+    faults = _job_faults(text)
     if not known:
+        if faults:
+            refuse(name_of(file), text, faults)
         try:
             cluster = with_client(controller, live_cluster)
         except typer.Exit as ended:
@@ -48,7 +54,10 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
     try:
         plan = plan_placement(text, cluster)
     except InvalidInput as error:
-        refuse(name_of(file), text, error.faults)
+        places = {(fault.line, fault.column) for fault in faults}
+        refuse(name_of(file), text, faults + [one for one in error.faults if (one.line, one.column) not in places])
+    if faults:
+        refuse(name_of(file), text, faults)
     if svg is not None:
         with failing_in_words():
             _write(svg, placement_svg.draw(plan, title=name_of(file)))
@@ -72,6 +81,23 @@ async def show_warnings(client: Client, name: str, text: str) -> None:
     except InvalidInput:
         return  # The nodes have changed since: what was accepted is not looked at again.
     warn(name, text, plan.warnings)
+
+
+def _job_faults(text: str) -> list[Fault]:
+    """What is wrong with a job file besides its placements, all of which is read: a key that is misspelt is none."""
+    is_job = False
+    try:
+        is_job = isinstance(open_document(text, Report()).value("components"), Items)
+        source = read_yaml(text)
+    except InvalidInput as error:
+        # A trainer's config is read piece by piece, and may have elsewhere what a job may not.
+        return list(error.faults) if is_job else []
+    try:
+        if is_job_file(source):
+            job_of_file(source)
+    except InvalidInput as error:
+        return list(error.faults)
+    return []
 
 
 def _describes_nodes(text: str) -> bool:

@@ -14,7 +14,7 @@ from callboard.cli.printing import print_json, print_yaml
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.colocation import member_names
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.job import job_spec
+from callboard.model.inputs.job import job_of_file
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.reading import faults_of
 from callboard.model.inputs.settling import settled
@@ -30,19 +30,17 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
     """Shows the plan of a file; ends with 3 if it doesn't fit."""
     try:
         source = _read(file)
-        # Nodes are no part of a job.
-        job = SourceMapping.like(source, {key: value for key, value in source.items() if key != "nodes"})
-        spec = job_spec(job)
+        spec = job_of_file(source)
         said = _role_file(roles)
         cluster: Sequence[DescribedNode] = _described(source, nodes, placed=bool(spec.placement_config))
         if spec.placement_config:
-            spec, cluster = _placed(file, job, spec, cluster, nodes_of(said.nodes))
+            spec, cluster = _placed(file, source, spec, cluster, nodes_of(said.nodes))
         else:
             cluster = cluster or nodes_of(said.nodes)
         try:
             spec = settled(spec, said.presets)
         except Misfits as error:
-            raise InvalidInput(faults_of(error, job)) from None
+            raise InvalidInput(faults_of(error, source)) from None
         plan = plan_job(spec, cluster, said.pools) if cluster else None
         _tell_unknown_pools(spec, said)
     except InvalidInput as error:

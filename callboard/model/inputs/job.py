@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -27,6 +29,7 @@ from callboard.model.inputs.scalars import (
     choice,
     whole,
 )
+from callboard.model.inputs.source import SourceMapping
 from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, RestartPolicy, Strategy
 
 MAX_COMPONENTS = 64
@@ -178,3 +181,20 @@ def job_spec(mapping: object) -> JobSpec:
     except Misfits as error:
         raise InvalidInput(faults_of(error, mapping)) from None
     return read(JobInput, source).spec()
+
+
+def is_job_file(source: Mapping[str, Any]) -> bool:
+    """Whether a file is a job and no config of a trainer: it lists components, however the key is spelt."""
+    return any(
+        isinstance(value, list) and difflib.get_close_matches(str(key)[:80].lower(), ("components",), n=1)
+        for key, value in source.items()
+    )
+
+
+def job_of_file(source: SourceMapping) -> JobSpec:
+    """The job that a file describes, for the verbs that plan it. Its ``nodes`` are no part of the job.
+
+    Raises:
+        InvalidInput: every fault.
+    """
+    return job_spec(SourceMapping.like(source, {key: value for key, value in source.items() if key != "nodes"}))
