@@ -59,6 +59,7 @@ with SyncClient() as cb:
         shown["async"] = await asyncio.gather(*calls)
         shown["async_stream"] = [await ref async for ref in streamed]
         shown["ready"] = await (await handle.ready()).echo.remote(9)
+        await handle.say.remote("hello from the third")
 
     asyncio.run(program())
     shown["ray_address"] = cb.stats().ray_address
@@ -118,11 +119,11 @@ def test_ft_a6_ft_a7_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(mach
         listed = machine.run("worker", "list", "-o", "wide").stdout
         assert "plain" in listed
         # FT-A6: only what the user printed.
-        for attempt, said in (("1", "first"), ("2", "second")):
+        for attempt, said in (("1", "first"), ("2", "second"), ("3", "third")):
             logs = machine.run("job", "logs", "plain", "--attempt", attempt)
             assert (logs.returncode, logs.stdout) == (0, f"hello from the {said}\n"), logs.stderr
         last = machine.run("job", "logs", "plain", "--tail", "-1")
-        assert last.stdout == "hello from the second\n"
+        assert last.stdout == "hello from the third\n"
     finally:
         ended = machine.run("down")
     assert ended.returncode == 0, ended.stderr
