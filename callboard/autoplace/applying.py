@@ -8,7 +8,7 @@ is read again and compared with what was meant before anybody sees it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,15 @@ BYTE_ORDER_MARK = "\ufeff"
 _YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
-def section_text(num_nodes: int, placement: Mapping[str, PlacementValue]) -> str:
-    """The ``cluster`` section to paste, as YAML."""
-    lines = ["cluster:", f"  num_nodes: {num_nodes}", "  component_placement:"]
+def section_text(
+    num_nodes: int, placement: Mapping[str, PlacementValue], groups: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """The ``cluster`` section to paste, as YAML, with the node groups that its placements name."""
+    lines = ["cluster:", f"  num_nodes: {num_nodes}"]
+    if groups:
+        flow = (yaml.safe_dump(dict(group), default_flow_style=True, sort_keys=False, width=10**6) for group in groups)
+        lines += ["  node_groups:", *(f"    - {group.strip()}" for group in flow)]
+    lines.append("  component_placement:")
     lines += [f"    {_key(key)}: {_value(value)}" for key, value in placement.items()]
     return "\n".join(lines) + "\n"
 

@@ -14,6 +14,8 @@ from callboard.autoplace.gantt import bars_of, seconds_text
 from callboard.autoplace.plan import PlacementValue, Plan, Status
 from callboard.autoplace.problem import Async
 from callboard.autoplace.rlinf import RLinfJob
+from callboard.autoplace.rlinf_config import labels_of
+from callboard.placement.fields import rank_list
 
 HEADING = "Best placement for this task is:"
 
@@ -41,7 +43,32 @@ def placement_of(answer: Answer) -> dict[str, PlacementValue]:
 
 def section_of(answer: Answer) -> str:
     """The ``cluster`` section as YAML."""
-    return section_text(nodes_of(answer), placement_of(answer))
+    return section_text(nodes_of(answer), placement_of(answer), groups_of(answer))
+
+
+def groups_of(answer: Answer) -> list[dict[str, Any]]:
+    """The node groups that the placement names, as ``cluster.node_groups`` defines them: without them nobody could
+    read it. How workers start there (``env_configs``) is no part of a placement and stays where it is."""
+    named = {
+        label
+        for value in placement_of(answer).values()
+        if isinstance(value, Mapping)
+        for label in labels_of(value.get("node_group"))
+    }
+    if answer.job is not None:
+        return [
+            {key: value for key, value in group.items() if key != "env_configs"}
+            for group in answer.job.config.node_groups
+            if str(group.get("label")) in named
+        ]
+    return [
+        {
+            "label": pool.name,
+            "node_ranks": pool.node_ranks[0] if len(pool.node_ranks) == 1 else rank_list(pool.node_ranks),
+        }
+        for pool in answer.plan.problem.pools
+        if pool.name in named
+    ]
 
 
 def nodes_of(answer: Answer) -> int:
@@ -129,7 +156,11 @@ def as_plain(answer: Answer) -> dict[str, Any]:
     found = _plan_as_plain(answer.plan)
     free = answer.unrestricted
     return {
-        "cluster": {"num_nodes": nodes_of(answer), "component_placement": placement_of(answer)},
+        "cluster": {
+            "num_nodes": nodes_of(answer),
+            **({"node_groups": groups} if (groups := groups_of(answer)) else {}),
+            "component_placement": placement_of(answer),
+        },
         **found,
         "estimated_counts": {
             component.name: [mode.gpus for mode in component.modes if mode.estimated]

@@ -136,6 +136,7 @@ class RLinfConfig:
         entries: the current placement.
         groups: node ranks by label of the node groups that have GPUs.
         hardware_groups: labels of node groups whose ranks are no GPUs.
+        node_groups: every node group as it was written.
         workload: the rest, by kind of job.
         unused_profiles: keys of ``profile_data`` that the workflow has no component for.
     """
@@ -150,6 +151,7 @@ class RLinfConfig:
     entries: tuple[Entry, ...]
     groups: Mapping[str, str]
     hardware_groups: frozenset[str]
+    node_groups: tuple[Mapping[str, Any], ...]
     workload: Reasoning | Embodied
     unused_profiles: tuple[str, ...]
 
@@ -179,6 +181,7 @@ def read_rlinf_config(source: Mapping[str, Any], located: Mapping[str, Any] | No
         entries=tuple(_entries(config)),
         groups=dict(_groups(config, with_hardware=False)),
         hardware_groups=frozenset({"node", *(label for label, _ in _groups(config, with_hardware=True))}),
+        node_groups=tuple(_plain(group) for group in _group_mappings(config)),
         workload=workload,
         unused_profiles=tuple(_unused(config, workload)),
     )
@@ -299,16 +302,37 @@ def _entries(config: Config) -> Iterator[Entry]:
             yield Entry(key=str(key), names=names, value=value, text=str(value), group="")
 
 
+def labels_of(group: Any) -> tuple[str, ...]:
+    """The labels of an entry's ``node_group``: a text with commas, or a list."""
+    parts = group if isinstance(group, Sequence) and not isinstance(group, str) else str(group or "").split(",")
+    return tuple(str(part).strip() for part in parts)
+
+
 def _label(group: Any) -> str:
-    text = ",".join(str(each).strip() for each in group) if isinstance(group, list | tuple) else str(group or "")
+    text = ",".join(labels_of(group))
     return "" if text == "cluster" else text
+
+
+def _group_mappings(config: Config) -> Iterator[Mapping[str, Any]]:
+    found = config.find("cluster.node_groups")
+    for group in found if isinstance(found, Sequence) and not isinstance(found, str) else ():
+        if isinstance(group, Mapping):
+            yield group
 
 
 def _groups(config: Config, *, with_hardware: bool) -> Iterator[tuple[str, str]]:
     """(label, node ranks) of node groups; what is wrong with others is told by whoever places components in them."""
-    found = config.find("cluster.node_groups")
-    for group in found if isinstance(found, Sequence) and not isinstance(found, str) else ():
-        if isinstance(group, Mapping) and "label" in group:
+    for group in _group_mappings(config):
+        if "label" in group:
             no_gpus = bool(group.get("hardware")) or bool(group.get("ignore_hardware"))
             if no_gpus == with_hardware:
                 yield str(group["label"]), str(group.get("node_ranks", "all"))
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and lists of any library as those that every writer of YAML and JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return value

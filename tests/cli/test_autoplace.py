@@ -23,6 +23,7 @@ from callboard.cli import autoplace_search
 from callboard.cli.main import app
 from callboard.client import methods
 from callboard.v1.common_pb2 import Device
+from callboard.v1.job_pb2 import Job, SubmitJobResponse
 from callboard.v1.node_pb2 import DeviceUse, ListNodesResponse, Node, NodeState
 from tests.cli.cluster import RealCluster, verb
 from tests.cli.conftest import Run
@@ -103,6 +104,62 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "autoplace").rglob("*.yaml"))
+GROUPED = """\
+cluster:
+  num_nodes: 2
+  node_groups:
+    - {label: a800, node_ranks: 0, env_configs: [{node_ranks: 0, env_vars: [{HF_TOKEN: hunter2}]}]}
+    - {label: franka, node_ranks: 1, hardware: {type: Franka, configs: [{node_rank: 1, robot_ip: 10.10.10.1}]}}
+    - {label: unused, node_ranks: 1}
+  component_placement:
+    actor,rollout: {node_group: a800, placement: 0-7}
+    reward: {node_group: a800, placement: 0-7}
+    robot: {node_group: franka, placement: 0}
+"""
+
+
+class TestItsOutputIsAnInput:
+    """FT-H1: what one verb prints and another reads carries all that the other needs."""
+
+    @staticmethod
+    def nodes_of(config: Path) -> str:
+        """As many nodes of eight GPUs as the answer names."""
+        found = json.loads(autoplace(config, "-o", "json", "-q").stdout)
+        return "+".join(["8"] * found["cluster"]["num_nodes"])
+
+    @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+    def test_ft_h1_every_form_of_it_can_be_shown_and_submitted(
+        self, example: Path, tmp_path: Path, run: Run, api: FakeApi
+    ) -> None:
+        nodes = self.nodes_of(example)
+        api.on(methods.SUBMIT_JOB, lambda request: SubmitJobResponse(job=Job(uid="j1", spec=request.spec)))
+        new = tmp_path / "new.yaml"
+        printed = [autoplace(example, "-o", form, "-q").stdout for form in ("yaml", "json")]
+        assert autoplace(example, "--write", new, "-q").exit_code == 0
+        shown = set()
+        for text in (*printed, new.read_text()):
+            file = written(tmp_path, text)
+            map_of = run("placement", "show", str(file), "--nodes", nodes)
+            assert map_of.exit_code == 0, map_of.output
+            shown.add(map_of.stdout)
+            submitted = run("job", "submit", "--config", str(file), "--pool", "p", "--quiet")
+            assert submitted.exit_code == 0, submitted.output
+        assert len(shown) <= 2, "the same places; of a config with more components, some more"
+
+    def test_ft_h1_the_section_has_the_groups_that_it_names_and_no_others(self, tmp_path: Path) -> None:
+        config = written(tmp_path, GROUPED + REASONING[REASONING.index("runner:") :])
+        section = autoplace(config, "-o", "yaml", "-q").stdout
+        groups = yaml.safe_load(section)["cluster"]["node_groups"]
+        assert [group["label"] for group in groups] == ["a800", "franka"]
+        assert "hunter2" not in section
+        found = json.loads(autoplace(config, "-o", "json", "-q").stdout)
+        assert found["cluster"]["node_groups"] == groups
+        shown = CliRunner().invoke(app, ["placement", "show", str(written(tmp_path, section)), "--nodes", "8+0"])
+        assert shown.exit_code == 0, shown.output
+        assert "franka" in shown.stdout
+
+
 class TestSeedsThreeSteps:
     """Profile data in a config, the command, the section pasted or applied, and the placement is accepted."""
 
@@ -129,7 +186,7 @@ class TestSeedsThreeSteps:
         applied = autoplace(config, "--nodes", "8", "--apply")
         assert applied.exit_code == 0, applied.output
         assert config.read_text() == REASONING.replace(
-            "    actor: 0-3      # training\n    rollout: 4-7\n", "    rollout,actor: all\n    # training\n"
+            "    actor: 0-3      # training\n    rollout: 4-7\n", "    # training\n    rollout,actor: all\n"
         )
         assert config.with_name("train.yaml.bak").read_text() == REASONING
         shown = CliRunner().invoke(app, ["placement", "show", str(config), "--nodes", "8"])
@@ -333,7 +390,7 @@ class TestFiles:
         (tmp_path / "train.yaml").write_text("defaults: [algo@algorithm, _self_]\n" + body)
         shown = autoplace("train", "--config-path", tmp_path, "--nodes", "8", "--apply")
         assert shown.exit_code == 0, shown.output
-        assert "    rollout,actor: all\n    # training\n" in (tmp_path / "train.yaml").read_text()
+        assert "    # training\n    rollout,actor: all\n" in (tmp_path / "train.yaml").read_text()
 
 
 class TestRefusals:
