@@ -39,6 +39,7 @@ MODULE_OF = MappingProxyType(
         "autoplace": "autoplace",
         "profile": "autoplace",
         "simulate": "simulate",
+        "replay": "replay",
     }
 )
 """Verb, or group of verbs → module in this package, in the order of the help. A module has ``add_to`` for the verbs it

@@ -10,11 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from callboard.scheduler.events import Event
+from callboard.scheduler.machine import HANDLERS
 from callboard.scheduler.records import RECORD_TYPES, Change, Drop, EventRecord, Key, Put, Record
 
 VERSION = 1
@@ -117,6 +121,57 @@ def decode_event(text: str) -> EventRecord:
     except ValidationError as error:
         raise UnreadableChange(f"an event can't be read ({error}): {text[:120]}") from error
     return event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One event that was decided, and what a rerun must come to.
+
+    Attributes:
+        event: what was decided.
+        changes: how many changes it led to; they lie beside each other in the log.
+        wake_ms: when the scheduler wanted to look at the time again, after it; None: never.
+        ended_jobs: most ended jobs that were kept.
+    """
+
+    event: Event
+    changes: int
+    wake_ms: int | None
+    ended_jobs: int
+
+
+_EVENT_TYPES: Mapping[str, type[Event]] = MappingProxyType({kind.__name__: kind for kind in HANDLERS})
+
+
+@cache
+def _event_adapter(kind: str) -> TypeAdapter[Any]:
+    """Made when it is needed: most programs that read the log never need it."""
+    return _adapter(_EVENT_TYPES[kind])
+
+
+def encode_decision(decision: Decision) -> str:
+    """The text of a decision."""
+    kind = type(decision.event).__name__
+    body = _event_adapter(kind).dump_json(decision.event).decode()
+    wake = "null" if decision.wake_ms is None else decision.wake_ms
+    head = f'"v":{VERSION},"kind":"{kind}","changes":{decision.changes},"wake_ms":{wake}'
+    return f'{{{head},"ended_jobs":{decision.ended_jobs},"event":{body}}}'
+
+
+def decode_decision(text: str) -> Decision:
+    """The decision of a text.
+
+    Raises:
+        UnreadableChange: broken, of an unknown kind, or written by a newer version.
+    """
+    try:
+        plain = json.loads(text)
+        if plain["v"] > VERSION:
+            raise UnreadableChange(f"a decision has version {plain['v']}: it was written by a newer callboard")
+        event: Event = _event_adapter(plain["kind"]).validate_json(json.dumps(plain["event"]))
+        return Decision(event=event, changes=plain["changes"], wake_ms=plain["wake_ms"], ended_jobs=plain["ended_jobs"])
+    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
+        raise UnreadableChange(f"a decision can't be read ({error}): {text[:120]}") from error
 
 
 def _line(kind: str, what: str, body: bytes) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from callboard.controller.codec import Decision
 from callboard.controller.journal import Journal
 from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler import State
@@ -36,8 +37,10 @@ class Commits:
         state = await self._journal.open()
         return state, await self._journal.newest_events(events)
 
-    async def write(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
-        """Writes a batch; once this returns, it survives.
+    async def write(
+        self, changes: Sequence[Change], events: Sequence[EventRecord], decisions: Sequence[Decision]
+    ) -> None:
+        """Writes a batch, with the events that led to it; once this returns, it survives.
 
         Raises:
             StoreFailed: it could not be written.
@@ -46,7 +49,7 @@ class Commits:
             return
         self._on_its_way = asyncio.get_running_loop().create_future()
         try:
-            await self._journal.commit(changes, events)
+            await self._journal.commit(changes, events, decisions)
         except StoreFailed as failure:
             self._on_its_way.set_exception(store_failed(failure))
             self._on_its_way.exception()  # read, so that asyncio does not complain where nobody waits

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from callboard.controller.clock import Clock
+from callboard.controller.codec import Decision
 from callboard.controller.commits import Commits, store_failed
 from callboard.controller.inbox import Ask, Inbox, Make, new_cause
 from callboard.controller.journal import Journal
@@ -28,7 +29,7 @@ from callboard.controller.state_dir import StoreFailed
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.commands import Command
-from callboard.scheduler.events import ControllerStarted, Tick
+from callboard.scheduler.events import ControllerStarted, Event, Tick
 from callboard.scheduler.records import EventRecord
 from callboard.scheduler.refusals import ImpossibleTransition, Refusal
 from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, Unavailable
@@ -45,8 +46,8 @@ RETRY_LONGEST_S = 10.0
 
 log = structlog.get_logger(__name__)
 
-Decided = list[tuple[Ask[Any] | None, Outcome]]
-"""What a batch decided, in order; None for the passing of time."""
+Decided = list[tuple[Ask[Any] | None, Outcome, Decision]]
+"""What a batch decided, in order; no ask for the passing of time."""
 
 
 class Listener(Protocol):
@@ -202,10 +203,11 @@ class Driver:
         state, events = await self._commits.open(self._newest_events)
         self._scheduler = self._new_scheduler(state, self._ended_jobs)
         self._clock = self._new_clock(state.meta.now_ms)
-        outcome = self._scheduler.handle(
-            ControllerStarted(now_ms=self.now_ms(), cause=self._new_cause("start"), grace_ms=self._reconcile_grace_ms)
-        )
-        await self._commits.write(outcome.changes, outcome.events)
+        decided: Decided = []
+        cause, grace_ms = self._new_cause("start"), self._reconcile_grace_ms
+        self._handle(None, ControllerStarted(now_ms=self.now_ms(), cause=cause, grace_ms=grace_ms), decided)
+        await self._write(decided)
+        ((_, outcome, _),) = decided
         if not self._stop.is_set():
             self._inbox.closed = None
         for listener in self._listeners:
@@ -278,7 +280,7 @@ class Driver:
         if wake_ms is None or wake_ms > until_ms or asyncio.get_running_loop().time() < self._not_before_s:
             return
         try:
-            decided.append((None, self._scheduler.handle(Tick(now_ms=until_ms, cause=self._new_cause("tick")))))
+            self._handle(None, Tick(now_ms=until_ms, cause=self._new_cause("tick")), decided)
         except Exception:
             log.exception("a defect: the passing of time could not be handled; nothing changed")
 
@@ -287,7 +289,7 @@ class Driver:
             return  # its caller went away before anything was decided
         began = time.perf_counter()
         try:
-            decided.append((ask, self._scheduler.handle(ask.make(self.now_ms(), ask.cause))))
+            self._handle(ask, ask.make(self.now_ms(), ask.cause), decided)
             self._measured("decision", time.perf_counter() - began)
         except (Refusal, CallboardError, InvalidInput) as refusal:
             ask.fail(refusal)
@@ -298,15 +300,26 @@ class Driver:
             log.exception("a defect: an event could not be handled; nothing changed", cause=ask.cause)
             ask.fail(InternalError(f"the controller met a defect, nothing changed (cause {ask.cause})"))
 
+    def _handle(self, ask: Ask[Any] | None, event: Event, decided: Decided) -> None:
+        outcome = self._scheduler.handle(event)
+        wake_ms, changes = self._scheduler.next_wake_ms(), len(outcome.changes)
+        decision = Decision(event=event, changes=changes, wake_ms=wake_ms, ended_jobs=self._ended_jobs)
+        decided.append((ask, outcome, decision))
+
+    async def _write(self, decided: Decided) -> None:
+        await self._commits.write(
+            [change for _, outcome, _ in decided for change in outcome.changes],
+            [event for _, outcome, _ in decided for event in outcome.events],
+            # What changed nothing need not be decided again to come to where the others led.
+            [decision for _, _, decision in decided if decision.changes],
+        )
+
     async def _commit(self, decided: Decided) -> None:
         began = time.perf_counter()
         try:
-            await self._commits.write(
-                [change for _, outcome in decided for change in outcome.changes],
-                [event for _, outcome in decided for event in outcome.events],
-            )
+            await self._write(decided)
         except StoreFailed as failure:
-            for ask, _ in decided:
+            for ask, _, _ in decided:
                 if ask is not None:
                     ask.fail(store_failed(failure))
             raise
@@ -315,11 +328,11 @@ class Driver:
 
     def _publish(self, decided: Decided) -> None:
         for listener in self._listeners:
-            for _, outcome in decided:
+            for _, outcome, _ in decided:
                 listener.publish(outcome.events)
                 listener.deliver(outcome.commands)
         # After the commands: an agent that joined in this batch gets all it owes in one go, and nothing twice.
-        for ask, outcome in decided:
+        for ask, outcome, _ in decided:
             if ask is not None:
                 _answer(ask, outcome)
 

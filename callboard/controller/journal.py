@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from callboard.controller.codec import Decision
 from callboard.controller.state_dir import StateDir
 from callboard.controller.store import Store, read_events
 from callboard.scheduler import State
@@ -22,8 +23,10 @@ class Journal(Protocol):
     async def open(self) -> State:
         """Opens it, again if it was open, and returns the last good state."""
 
-    async def commit(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
-        """Writes a batch; once this returns, it survives."""
+    async def commit(
+        self, changes: Sequence[Change], events: Sequence[EventRecord], decisions: Sequence[Decision]
+    ) -> None:
+        """Writes a batch, with the events that led to it; once this returns, it survives."""
 
     async def snapshot(self, records: Sequence[Record]) -> None:
         """Replaces the log by the state after the last commit."""
@@ -68,9 +71,11 @@ class SqliteJournal:
         """Opens the files and replays them."""
         return await self._run(self._open)
 
-    async def commit(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
+    async def commit(
+        self, changes: Sequence[Change], events: Sequence[EventRecord], decisions: Sequence[Decision]
+    ) -> None:
         """Writes a batch, durably."""
-        await self._run(lambda: self._opened.commit(changes, events))
+        await self._run(lambda: self._opened.commit(changes, events, decisions))
         self._changes += len(changes)
 
     async def snapshot(self, records: Sequence[Record]) -> None:

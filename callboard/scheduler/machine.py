@@ -44,6 +44,10 @@ HISTORY_LIMIT = 1_000
 """Most ended jobs kept; the oldest go first (NJ-11)."""
 
 
+MOST_CONSIDERED = 20
+"""Most jobs that a decision is explained for."""
+
+
 @quick
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -128,6 +132,14 @@ class Scheduler:
                     # Those who wait already take what it would have had.
                     return explaining.explain(tx.state, uid, tx.now_ms)
             return account
+
+    def considered(self, event: ev.Event) -> list[tuple[str, explaining.Explanation]]:
+        """With their names the accounts of the best-ranked jobs that wait when an event comes, before it is followed
+        up."""
+        with self.fork(event) as tx:
+            HANDLERS[type(event)](tx, event)
+            uids = [key[-1] for key in tx.state.queue[:MOST_CONSIDERED]]
+            return [(tx.state.jobs[uid].name, explaining.explain(tx.state, uid, tx.now_ms)) for uid in uids]
 
     def _follow_up(self, tx: Transaction) -> None:
         """What comes after every event, whatever it was."""

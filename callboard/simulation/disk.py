@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from callboard.controller.codec import decode_change, decode_event, encode_change, encode_event, encode_record
+from callboard.controller.codec import Decision, decode_change, decode_event, encode_change, encode_event, encode_record
 from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler import State
 from callboard.scheduler.records import Change, EventRecord, Record
@@ -96,7 +96,12 @@ class SimulatedJournal:
         await self._moment()
         return self._disk.replay()
 
-    async def commit(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
+    async def commit(
+        self,
+        changes: Sequence[Change],
+        events: Sequence[EventRecord],
+        decisions: Sequence[Decision],  # noqa: ARG002 - no restart needs them
+    ) -> None:
         """Writes a batch."""
         self._on_its_way = (changes, events)
         await self._moment()

@@ -14,6 +14,7 @@ import pytest
 
 from callboard.controller import driver as driver_module
 from callboard.controller.clock import Clock
+from callboard.controller.codec import Decision
 from callboard.controller.driver import Driver
 from callboard.controller.liveness import HELD_UP_S
 from callboard.controller.state_dir import StoreFailed
@@ -61,7 +62,9 @@ class FakeJournal:
             state.apply(change)
         return state
 
-    async def commit(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
+    async def commit(
+        self, changes: Sequence[Change], events: Sequence[EventRecord], decisions: Sequence[Decision]
+    ) -> None:
         self.waiting.set()
         await self.gate.wait()
         self.waiting.clear()

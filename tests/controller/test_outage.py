@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from callboard.controller import driver as driver_module
+from callboard.controller.codec import Decision
 from callboard.controller.journal import SqliteJournal
 from callboard.controller.server import Controller
 from callboard.controller.state_dir import StoreFailed
@@ -33,12 +34,17 @@ class Disk:
         commit = SqliteJournal.commit
         disk = self
 
-        async def held(journal: SqliteJournal, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
+        async def held(
+            journal: SqliteJournal,
+            changes: Sequence[Change],
+            events: Sequence[EventRecord],
+            decisions: Sequence[Decision],
+        ) -> None:
             disk.busy.set()
             await disk.free.wait()
             if disk.full:
                 raise StoreFailed(journal.path, "can't be written, the disk is full", "Free some space.")
-            await commit(journal, changes, events)
+            await commit(journal, changes, events, decisions)
 
         monkeypatch.setattr(SqliteJournal, "commit", held)
 

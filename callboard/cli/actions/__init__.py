@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from callboard.cli.actions import pool_changes as pool_changes
     from callboard.cli.actions import pools as pools
     from callboard.cli.actions import profile as profile
+    from callboard.cli.actions import replaying as replaying
     from callboard.cli.actions import simulation as simulation
     from callboard.cli.actions import status as status
     from callboard.cli.actions import watching as watching
@@ -58,6 +59,7 @@ _EXTRA_OF = MappingProxyType(
         "policy": "",
         "pools": "",
         "profile": "",
+        "replaying": "controller",
         "simulation": "",
         "status": "",
     }
