@@ -13,14 +13,16 @@ from collections.abc import Callable
 import structlog
 
 from callboard.agents.groups import Groups
-from callboard.agents.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.interpreters import Interpreters
 from callboard.agents.outbox import Outbox
 from callboard.agents.output_store import OutputOf, OutputStore
-from callboard.agents.runtime import Launch
+from callboard.agents.ports import Ports
+from callboard.agents.runtime import HostError, Launch
 from callboard.agents.worker_env import (
     NodeIdentity,
     PlanRefused,
     early_variables,
+    name_of,
     worker_environment,
     worker_marker,
     worker_name,
@@ -41,6 +43,7 @@ class Commands:
         self,
         *,
         node: NodeIdentity,
+        ports: Ports,
         workers: WorkerTable,
         groups: Groups,
         interpreters: Interpreters,
@@ -53,6 +56,7 @@ class Commands:
         self.leaving = False
         """Once set, nothing new is started."""
         self._node = node
+        self._ports = ports
         self._workers = workers
         self._groups = groups
         self._interpreters = interpreters
@@ -77,16 +81,32 @@ class Commands:
                 self._groups.create(command.command_id, command.create_placement_group)
             case "remove_placement_group":
                 self._groups.remove(command.command_id, command.remove_placement_group)
+            case "reserve_port":
+                self._reserve(command)
             case "shutdown":
                 self._on_shutdown(command.shutdown.reason or "the controller asked for it")
             case _:
                 self._refuse(command, "this agent doesn't know the action; is it older?")
 
     def _start(self, command: agent_pb2.Command) -> None:
+        name = worker_name(command.start_worker)
+        there = self._workers.knows(command.start_worker)
         try:
             self._workers.start(self._order(command.command_id, command.start_worker))
-        except (PlanRefused, InterpreterRefused, StaleGeneration) as error:
+        except (PlanRefused, HostError, StaleGeneration) as error:
+            if not there:
+                self._ports.release(name)
             self._refuse(command, str(error))
+
+    def _reserve(self, command: agent_pb2.Command) -> None:
+        asked = command.reserve_port
+        try:
+            port = self._ports.reserve(name_of(asked.worker, asked.generation))
+        except HostError as error:
+            self._refuse(command, str(error))
+            return
+        reserved = agent_pb2.PortReserved(worker=asked.worker, generation=asked.generation, port=port)
+        self._outbox.report(command.command_id, port_reserved=reserved)
 
     def _order(self, command_id: str, start: agent_pb2.StartWorker) -> WorkerOrder:
         if self.leaving:
@@ -95,7 +115,7 @@ class Commands:
         if not is_name(key.job_id) or not is_name(key.component) or key.rank < 0:
             raise PlanRefused(f"worker: {key.job_id!r}/{key.component!r}/{key.rank} can't be a worker")
         name = worker_name(start)
-        variables = worker_environment(start, self._node)
+        variables = worker_environment(start, self._node, self._ports.give(name, start.ports))
         output = str(self._outputs.folder_of(OutputOf.of(start)))
         launch = Launch(
             name=name,

@@ -213,6 +213,14 @@ def _named(name: str, device: DeviceFacts, known: Sequence[DeviceFacts]) -> Devi
     return replace(device, id=device.uuid if shifted and device.uuid else name)
 
 
+def renderers(devices: NodeDevices) -> dict[str, str]:
+    """Id of a device → its number among EGL's devices, where that is known: NVIDIA's EGL lists its GPUs in the order of
+    the bus, which is that of the indices that its driver gives. Of a UUID or a part of a GPU it is not known."""
+    if devices.simulated or devices.vendor is not CUDA:
+        return {}
+    return {device.id: device.id for device in devices.devices if device.uuid and device.id.isdigit()}
+
+
 def visibility_variables(vendor: Vendor, ids: Sequence[str]) -> dict[str, str]:
     """The variables that make a worker see exactly these devices; for none the empty string (GV-11)."""
     variables = {name: ",".join(ids) for name in vendor.variables}

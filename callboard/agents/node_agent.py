@@ -17,7 +17,7 @@ from callboard.agents.adoption import Heir, LeftBehind
 from callboard.agents.checkpoints import Checkpoints
 from callboard.agents.commands import Commands
 from callboard.agents.departure import Departure
-from callboard.agents.devices import NodeDevices
+from callboard.agents.devices import NodeDevices, renderers
 from callboard.agents.driver_client import DriverClient
 from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
@@ -32,6 +32,7 @@ from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
 from callboard.agents.output_sender import OutputSender
 from callboard.agents.output_store import OutputBounds, OutputStore
+from callboard.agents.ports import Ports
 from callboard.agents.process_runtime import ProcessRuntime
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.ray_membership import RayMembership
@@ -84,6 +85,7 @@ class Agent:
         self._fence = FenceKeeper(run_dir, host_environment(node))
         self._outputs = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
         self._sender = OutputSender(self._outputs, options.controller, options.node_id, http_proxy=options.http_proxy)
+        self._ports = Ports()
         site = Site(
             self._runtime,
             self._outbox,
@@ -95,11 +97,13 @@ class Agent:
             self._fence,
             Checkpoints(run_dir),
             self._outputs,
+            ports=self._ports,
         )
         self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)
         self._commands = Commands(
             node=node,
+            ports=self._ports,
             workers=self._workers,
             groups=self._groups,
             interpreters=interpreters,
@@ -184,6 +188,7 @@ class Agent:
             await self._sender.close()
             self._ender.close()
             self._lease_file.close()
+            self._ports.close()
 
     def _works(self) -> dict[str, Coroutine[Any, Any, None]]:
         works = {
@@ -372,4 +377,5 @@ class Agent:
             devices=tuple(device.id for device in devices.devices),
             environment=dict(os.environ),
             import_path=import_path(os.environ.get("PYTHONPATH", "")),
+            renderers=renderers(devices),
         )

@@ -129,6 +129,7 @@ class Worker:
         if facts.hosted is not None:
             facts.hosted.release()
         facts.site.run_dir.drop("worker", self.order.launch.name)
+        facts.site.ports.release(self.order.launch.name)
         self.gone.set()
         facts.answer_stops(agent_pb2.STOP_OUTCOME_ALREADY_GONE)
         if self._record is not None and self._record.stage is Stage.ENDING and self._claimed.is_set():

@@ -10,14 +10,14 @@ import base64
 import getpass
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import callboard
 from callboard.agents.devices import Vendor, visibility_variables
 from callboard.agents.framing import Json
-from callboard.model.environment import is_secret, prefix_of, why_refused
+from callboard.model.environment import filled, is_secret, prefix_of, why_refused
 from callboard.model.names import is_actor_path, is_env_name
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -38,6 +38,9 @@ PASSED_ON_PREFIXES = ("WANDB_", "SWANLAB_", "MLFLOW_")
 
 MAX_ENVIRONMENT_BYTES = 1_250_000
 """What a job may state (1 MiB) and what its node adds. Linux takes 2 MiB for a program's environment and arguments."""
+
+RENDERER_VARIABLES = ("EGL_DEVICE_ID", "MUJOCO_EGL_DEVICE_ID")
+"""Variables by which renderers choose a device. EGL numbers them by itself and ignores CUDA_VISIBLE_DEVICES."""
 
 _EARLY_PREFIXES = ("LD_", "PYTHON")
 
@@ -67,6 +70,8 @@ class NodeIdentity:
     """The agent's own."""
     import_path: str
     """PYTHONPATH under which a worker finds callboard and what the agent was given."""
+    renderers: Mapping[str, str] = field(default_factory=dict)
+    """Id of a device → its number among EGL's devices, where that is known."""
 
 
 def worker_name(command: agent_pb2.StartWorker) -> str:
@@ -96,8 +101,13 @@ def host_environment(node: NodeIdentity) -> dict[str, str]:
     return variables
 
 
-def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
+def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity, ports: Sequence[int] = ()) -> dict[str, str]:
     """The whole environment of a worker.
+
+    Args:
+        command: its start.
+        node: its node.
+        ports: the ports it was given.
 
     Raises:
         PlanRefused: a variable the scheduler owns, a bad name, or too much.
@@ -106,10 +116,16 @@ def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> di
     for name in passed_names(command, node):
         variables[name] = node.environment[name]
     variables["OMP_NUM_THREADS"] = str(max(1, command.allocation.resources.cpu_milli // 1000))
+    if command.allocation.devices:
+        renderer = node.renderers.get(command.allocation.devices[0].id)
+        variables |= dict.fromkeys(RENDERER_VARIABLES, renderer) if renderer is not None else {}
+    facts = _facts(command, node)
     for name, value in command.env.items():
         _check(name, "env")
-        variables[name] = value
+        variables[name] = filled(value, facts)
     variables |= _owned(command, node)
+    if ports:
+        variables["CALLBOARD_PORTS"] = ",".join(map(str, ports))
     size = sum(len(name) + len(os.fsencode(value)) + 2 for name, value in variables.items())
     if size > MAX_ENVIRONMENT_BYTES:
         largest = sorted(variables, key=lambda name: len(variables[name]), reverse=True)[:3]
@@ -118,6 +134,20 @@ def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity) -> di
             f"{', '.join(largest)}; pass on fewer, or put them in a file"
         )
     return variables
+
+
+def _facts(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]:
+    """What the placeholders in variables of a job stand for."""
+    devices = visible_devices(command, node)
+    return {
+        "rank": str(command.worker.rank),
+        "local_rank": str(command.local_rank),
+        "node_rank": str(command.node_rank),
+        "world_size": str(command.world_size),
+        "local_world_size": str(command.local_world_size),
+        "device": devices[0] if devices else "",
+        "devices": ",".join(devices),
+    }
 
 
 def passed_names(command: agent_pb2.StartWorker, node: NodeIdentity) -> list[str]:

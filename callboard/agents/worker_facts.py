@@ -120,6 +120,7 @@ class WorkerFacts:
             address=self.hosted.address if self.hosted is not None else "",
             hooks=self.hooks,
             told=self.told,
+            ports=self.site.ports.facts(self.order.launch.name),
             marker=self.order.marker,
         )
         self.site.run_dir.put(write_record(self.order.launch.name, record))

@@ -13,6 +13,7 @@ from callboard.agents.lease import Lease
 from callboard.agents.memory_watch import MemoryWatch
 from callboard.agents.outbox import Outbox
 from callboard.agents.output_store import OutputOf, OutputStore
+from callboard.agents.ports import Ports
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Launch, Runtime
 from callboard.agents.spares import Spares
@@ -64,3 +65,4 @@ class Site:
     checkpoints: Checkpoints
     outputs: OutputStore
     memory: MemoryWatch = field(default_factory=MemoryWatch)
+    ports: Ports = field(default_factory=Ports)

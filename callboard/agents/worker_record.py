@@ -56,6 +56,8 @@ class WorkerRecord:
     hooks: frozenset[str] = frozenset()
     told: Mapping[str, Json] = field(default_factory=dict)
     """Fields of WorkerReady that are known only once."""
+    ports: Mapping[str, Json] = field(default_factory=dict)
+    """The ports it was given, as :class:`callboard.agents.ports.Ports` says."""
     marker: str = ""
     """"NAME=value" in the environment of everything it starts."""
 
@@ -76,6 +78,7 @@ def write_record(name: str, record: WorkerRecord) -> Started:
         "address": record.address,
         "hooks": sorted(record.hooks),
         "told": dict(record.told),
+        "ports": dict(record.ports),
         # For the fence, which knows no messages.
         "strict": record.command.strict,
         "marker": record.marker,
@@ -94,4 +97,5 @@ def read_record(started: Started) -> WorkerRecord:
         address=facts["address"],
         hooks=frozenset(facts["hooks"]),
         told=facts["told"],
+        ports=facts.get("ports", {}),  # not written before there were any
     )

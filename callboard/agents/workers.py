@@ -66,6 +66,10 @@ class WorkerTable:
         """Every worker of this node, also those that end."""
         return list(self._workers.values())
 
+    def knows(self, command: agent_pb2.StartWorker) -> bool:
+        """Whether the worker of this very generation is here."""
+        return (key_of(command.worker), command.generation) in self._workers
+
     def start(self, order: WorkerOrder) -> None:
         """Start a worker; its reports answer the command.
 
@@ -94,6 +98,7 @@ class WorkerTable:
     def adopt(self, order: WorkerOrder, record: WorkerRecord) -> None:
         """Go on with a worker of an earlier agent of this node."""
         self._remember(key_of(record.command.worker), record.command.generation)
+        self._site.ports.keep(order.launch.name, record.ports)
         self._run(Worker(order, self._site, record=record))
 
     def stop(self, command_id: str, command: agent_pb2.StopWorker) -> None:
@@ -193,6 +198,7 @@ class WorkerTable:
         return None
 
     def _refuse(self, order: WorkerOrder, why: str) -> None:
+        self._site.ports.release(order.launch.name)
         failed = agent_pb2.WorkerStartFailed(
             worker=order.command.worker,
             generation=order.command.generation,

@@ -89,6 +89,8 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         alias=next((member.alias for member in members if member.alias), ""),
         # The progress of the process stands still when that of every member does.
         progress_timeout_ms=min((each.progress_timeout_ms for each in members if each.progress_timeout_ms), default=0),
+        placement=next((member.placement for member in members if member.placement), None),
+        ports=max(member.ports for member in members),
         places=first.places,
         members=tuple(members),
     )

@@ -156,6 +156,8 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "interpreter": spec.interpreter or None,
         "ray_options": {"name": spec.alias} if spec.alias else {},
         "progress_timeout": format_duration_ms(spec.progress_timeout_ms),
+        "placement": spec.placement.value if spec.placement else None,
+        "ports": spec.ports,
         "places": [_place(place, secrets=secrets) for place in spec.places],
     }
     if not defaults:
@@ -225,6 +227,7 @@ def _restart(policy: RestartPolicy) -> dict[str, Any]:
         "backoff_base": format_duration_ms(policy.backoff_base_ms),
         "backoff_max": format_duration_ms(policy.backoff_max_ms),
         "window": format_duration_ms(policy.window_ms),
+        "scope": policy.scope.value.lower(),
     }
 
 

@@ -5,6 +5,9 @@ One list for everything that accepts variables from outside: job specs, placemen
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 OWNED_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -24,11 +27,20 @@ OWNED_VARIABLES = frozenset(
 )
 """Variables the scheduler sets for every worker; a job that names one is refused."""
 
+WORKER_PORTS = range(20_000, 30_000)
+"""Ports that workers are given: below the range from which systems give ports to clients."""
+
 OWNED_PREFIXES = ("CALLBOARD_", "RAY_")
 """Prefixes of further variables the scheduler owns."""
 
 INJECTED_VARIABLES = frozenset({"LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONHOME"})
 """Variables that would run foreign code in a worker before the scheduler's own; refused as well (SE-06)."""
+
+PLACEHOLDERS = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "device", "devices")
+"""What variables of a job may name in braces, for each worker to have its own value."""
+
+_PLACEHOLDER = re.compile(r"(?<!\$)(?<!\$\{)(?:\{\{(NAME)\}\}|\{(NAME)\})".replace("NAME", "|".join(PLACEHOLDERS)))
+"""``{rank}`` and the like. Whatever else is in braces is the value's own: JSON, or another program's template."""
 
 _SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET")
 
@@ -40,6 +52,16 @@ def why_refused(name: str) -> str | None:
     if name in INJECTED_VARIABLES:
         return "it would load foreign code into the worker"
     return None
+
+
+def filled(value: str, facts: Mapping[str, str]) -> str:
+    """A variable's value for one worker: ``{rank}`` is what ``facts`` says of it, ``{{rank}}`` the text ``{rank}``.
+
+    Only the names of the placeholders are looked for, so that a value with other braces means what it always meant:
+    ``{"rank": 1}``, ``${rank}``, ``{epoch}`` and ``{{ rank }}`` stay as they are.
+    """
+
+    return _PLACEHOLDER.sub(lambda found: facts[found[2]] if found[2] else f"{{{found[1]}}}", value)
 
 
 def is_secret(name: str) -> bool:

@@ -75,6 +75,8 @@ class ComponentSpec(_Request):
         scaling: ``[{"signal": "queue_depth", "above": 100, "action": "down", "step": 1, "cooldown": "30s"}]``.
         ray_options: ``name``, ``memory`` or ``max_concurrency``.
         progress_timeout: a worker whose ``progress()`` says the same for so long, calls being in flight, has failed.
+        placement: ``"SPREAD"`` or another strategy, for the workers of this component instead of the job's.
+        ports: number of free TCP ports that each worker is given in ``CALLBOARD_PORTS``.
         component_placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
             ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
@@ -106,6 +108,8 @@ class ComponentSpec(_Request):
     interpreter: str | None = None
     ray_options: Mapping[str, Any] | None = None
     progress_timeout: Span | None = None
+    placement: str | None = None
+    ports: int | None = None
     component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
 
@@ -123,7 +127,8 @@ class JobSpec(_Request):
         labels: for preemption rules and people.
         placement: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
         owner: ``"detached"`` or ``{"session": {"lease": "30s"}}``.
-        restart: ``{"max_restarts": 3, "backoff_base": "1s", "backoff_max": "60s", "window": "1h"}``.
+        restart: ``{"max_restarts": 3, "backoff_base": "1s", "backoff_max": "60s", "window": "1h"}``;
+            with ``"scope": "worker"`` only the lost worker is replaced.
         wait_for_nodes: ``{"timeout": "5m"}`` or just the duration.
         cluster: ``num_nodes``, ``node_groups`` and ``component_placement`` as in an RLinf config.
         placement_config: the same as YAML text with a ``cluster`` key; ``placement_source``: the file it is from.

@@ -37,6 +37,13 @@ class Strategy(StrEnum):
     STRICT_SPREAD = "STRICT_SPREAD"
 
 
+class RestartScope(StrEnum):
+    """What is started again after a failure."""
+
+    JOB = "JOB"
+    WORKER = "WORKER"
+
+
 class OnPreempt(StrEnum):
     """What happens to a job that yielded."""
 
@@ -137,12 +144,14 @@ class RestartPolicy:
         backoff_base_ms: wait before the first, doubled each time.
         backoff_max_ms: longest wait.
         window_ms: failures older than this are forgotten; 0: never.
+        scope: the whole job, or only the lost worker while the others keep running.
     """
 
     max_restarts: int = 0
     backoff_base_ms: int = 1_000
     backoff_max_ms: int = 60_000
     window_ms: int = 0
+    scope: RestartScope = RestartScope.JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +241,8 @@ class ComponentSpec:
         in_bundle: run as an actor inside the bundle.
         interpreter: Python interpreter; empty: the agent's.
         alias: name under which the Ray actor can be looked up too (``ray_options.name``); empty: none.
+        placement: where its workers lie to each other; None: as the job says.
+        ports: TCP ports of its node that each worker is given.
         progress_timeout_ms: a worker whose ``progress()`` says the same for so long, while calls are in flight, counts
             as failed; 0: never.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
@@ -264,6 +275,8 @@ class ComponentSpec:
     interpreter: str = ""
     alias: str = ""
     progress_timeout_ms: int = 0
+    placement: Strategy | None = None
+    ports: int = 0
     places: tuple[WorkerPlace, ...] = ()
     members: tuple[ComponentSpec, ...] = ()
 

@@ -90,7 +90,7 @@ def _node_reasons(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) 
     if unmet:
         return unmet
     for node in nodes[:MAX_SUBJECTS]:
-        reasons += _one_node(short, node, wanted, spec.placement)
+        reasons += _one_node(short, node, wanted)
     if len(nodes) > MAX_SUBJECTS:
         reasons.append(Reason("MORE_NODES", "nodes", f"and {len(nodes) - MAX_SUBJECTS} nodes more"))
     largest = _largest(state, view, slots)
@@ -124,7 +124,7 @@ def unallowed_interpreter(nodes: Iterable[NodeRecord], selector: Labels) -> str:
     return path if path and not any(path in node.interpreters for node in nodes) else ""
 
 
-def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement: Strategy) -> list[Reason]:
+def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter) -> list[Reason]:
     """What a node lacks for the workers that find no room, beside those that do."""
     subject, view = f"nodes/{node.node_id}", short.view
     # Where the first of them asks for labels of its own, nodes without them are no help.
@@ -132,9 +132,9 @@ def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter, placement:
     if closed and not (view.assumption.empty and could_return(node) and closed[0].code in OPENS_AGAIN):
         return closed
     room = short.room(node)
-    if placement is not Strategy.STRICT_SPREAD:
+    if short.strategy is not Strategy.STRICT_SPREAD:
         lacking = lacks_for_all(room, short.rest)
-    elif node.node_id in short.taken:
+    elif node.node_id in short.apart:
         return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
     else:
         lacking = lacks(room, short.rest.slots[0].resources)

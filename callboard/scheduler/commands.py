@@ -41,8 +41,20 @@ class StartWorker:
     master_node_id: str
     master_ip: str
     master_hostname: str
+    master_port: int
     start_timeout_ms: int
     checkpoint: CheckpointRecord | None = None
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservePort:
+    """Reserve a port on ``node_id`` for the rendezvous of a worker, which is the first of its component, and its
+    peers."""
+
+    command_id: str
+    node_id: str
+    worker: WorkerRecord
 
 
 @quick
@@ -92,5 +104,5 @@ class RemoveGroup:
     attempt: int
 
 
-Command = StartWorker | StopWorker | CreateGroup | RemoveGroup
+Command = StartWorker | ReservePort | StopWorker | CreateGroup | RemoveGroup
 """Everything an agent may be told by the scheduler."""

@@ -10,10 +10,11 @@ Every change is announced with the new rank map.
 from __future__ import annotations
 
 from callboard.model.colocation import member_names
-from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, Strategy
+from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction
 from callboard.scheduler import starting, stopping
 from callboard.scheduler.asks import Ask
 from callboard.scheduler.events import JobScaled
+from callboard.scheduler.fitting import keeps_strategy
 from callboard.scheduler.grouping import choose_groups
 from callboard.scheduler.preemption import stop_timeouts
 from callboard.scheduler.records import JobRecord, WorkerRecord
@@ -161,11 +162,14 @@ def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, ran
     uses = choose_groups(tx.state, View(tx.state, Assumption(subject=uid)), spec, [ask])
     if uses is None:
         return False
-    node_id = uses[0].bundles[uses[0].bundle_of[0]].node_id
-    nodes = {worker.node_id for worker in tx.state.workers_of(uid) if worker.state in LIVE}
-    if spec.placement is Strategy.STRICT_PACK and nodes != {node_id}:
-        return False
-    if spec.placement is Strategy.STRICT_SPREAD and node_id in nodes:
+    placed = [(ask.slots[0], uses[0].bundles[uses[0].bundle_of[0]].node_id)]
+    components = {each.name: each for each in spec.components}
+    placed += [
+        (Slot.of(components[worker.component], worker.rank), worker.node_id)
+        for worker in tx.state.workers_of(uid)
+        if worker.state in LIVE
+    ]
+    if not keeps_strategy(placed, spec.placement):
         return False
     starting.add_extra(tx, uid, uses[0])
     return True

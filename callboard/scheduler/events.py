@@ -266,6 +266,13 @@ class WorkerEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortReserved(WorkerEvent):
+    """A node reserved a port for the rendezvous of a worker and its peers; 0: it can't."""
+
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStarted(WorkerEvent):
     """A worker was constructed and answered."""
 
@@ -280,7 +287,7 @@ class WorkerStarted(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStartFailed(WorkerEvent):
-    """A worker could not be started. ``user_fault``: its own code raised, so that trying again helps nobody."""
+    """A worker could not be started. ``user_fault``: its own code raised."""
 
     message: str
     traceback: str = ""

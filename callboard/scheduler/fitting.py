@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice, permutations
 
 from callboard.model.quantities import MILLI, Resources
 from callboard.model.specs import Labels, Strategy
@@ -20,6 +21,11 @@ from callboard.scheduler.rooms import Rooms
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.view import Room
 
+_STRICT = (Strategy.STRICT_PACK, Strategy.STRICT_SPREAD)
+
+MAX_ORDERS = 24
+"""Most orders tried of components with a strategy of their own: all of them, of up to four."""
+
 EXACT_LIMIT = 12
 """Up to this many workers and nodes, a greedy miss is followed by an exhaustive search. Packing is NP-hard; greedy
 first-fit decreasing misses only mixed shapes on nearly full clusters."""
@@ -30,19 +36,15 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
 
     Workers with a place come first; the strategy is for the others.
     """
-    if len(slots) == 1 and slots[0].place is None and not (slots[0].selector or slots[0].prefers):
-        return _fit_one(rooms, slots[0], strategy)
+    alone = slots[0] if len(slots) == 1 else None
+    if alone is not None and alone.place is None and not (alone.selector or alone.prefers):
+        return _fit_one(rooms, alone, alone.strategy or strategy)
     if any(slot.place is not None for slot in slots):
-        pinned = pin(rooms, slots)
-        if pinned is None:
-            return None
-        rest = fit(rooms, [slot for slot in slots if slot.place is None], strategy)
-        if rest is None:
-            return None
-        free = iter(rest)
-        return tuple(pinned[i] if i in pinned else next(free) for i in range(len(slots)))
+        return _fit_placed(rooms, slots, strategy)
     if not slots:
         return ()
+    if any(slot.strategy for slot in slots):
+        return _fit_parts(rooms, slots, strategy)
     if any(slot.selector or slot.prefers for slot in slots):
         return _fit_selected(rooms, slots, strategy)
     order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
@@ -52,6 +54,53 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
         return _fit_exactly(rooms, slots, order, strategy)
     rooms_of = dict(zip(order, chosen, strict=True))
     return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))])
+
+
+def _fit_placed(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+    """Slots some of which have a place."""
+    pinned = pin(rooms, slots)
+    if pinned is None:
+        return None
+    rest = fit(rooms, [slot for slot in slots if slot.place is None], strategy)
+    if rest is None:
+        return None
+    free = iter(rest)
+    return tuple(pinned[i] if i in pinned else next(free) for i in range(len(slots)))
+
+
+def _fit_parts(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
+    """Slots some of whose components have a strategy of their own: each such component is a part, all others are one.
+    What the order of the parts decides is tried."""
+    parts: dict[tuple[str, Strategy], list[int]] = {}
+    for i, slot in enumerate(slots):
+        parts.setdefault((slot.component, slot.strategy) if slot.strategy else ("", strategy), []).append(i)
+    # Those with the least choice first.
+    strictest = sorted(parts, key=lambda part: (part[1] not in _STRICT, -len(parts[part]), part[0]))
+    for order in islice(permutations(strictest), MAX_ORDERS):
+        found: dict[int, BundleRecord] = {}
+        for part in order:
+            members = parts[part]
+            bundles = fit(rooms, [replace(slots[i], strategy=None) for i in members], part[1])
+            if bundles is None:
+                break
+            found.update(zip(members, bundles, strict=True))
+        if len(found) == len(slots):
+            return tuple(found[i] for i in range(len(slots)))
+        for bundle in found.values():
+            _give_back(rooms, bundle)
+    return None
+
+
+def keeps_strategy(placed: Iterable[tuple[Slot, str]], strategy: Strategy) -> bool:
+    """Whether the strict strategies hold for workers, each with its node. Those with a place are where it is."""
+    parts: dict[tuple[str, Strategy], list[str]] = {}
+    for slot, node_id in placed:
+        if slot.place is None:
+            parts.setdefault((slot.component, slot.strategy) if slot.strategy else ("", strategy), []).append(node_id)
+    return all(
+        len(set(nodes)) == {Strategy.STRICT_PACK: 1, Strategy.STRICT_SPREAD: len(nodes)}.get(own, len(set(nodes)))
+        for (_, own), nodes in parts.items()
+    )
 
 
 def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord, ...] | None:

@@ -10,7 +10,7 @@ from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask
-from callboard.scheduler.fitting import fit
+from callboard.scheduler.fitting import fit, keeps_strategy
 from callboard.scheduler.pinned import books
 from callboard.scheduler.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.quota import Charged, shortages
@@ -96,15 +96,14 @@ def charged_beside(view: View, asks: Sequence[Ask], ask: Ask) -> Charged:
 
 def _keeps_strategy(placement: Strategy, uses: Sequence[GroupUse]) -> bool:
     """Whether the strategy holds across the groups of a job; within each it does."""
-    nodes = [
-        use.bundles[index].node_id
-        for use in uses
-        for slot, index in zip(use.ask.slots, use.bundle_of, strict=True)
-        if slot.place is None  # those that have a place are where it is
-    ]
-    if placement is Strategy.STRICT_PACK:
-        return len(set(nodes)) <= 1
-    return placement is not Strategy.STRICT_SPREAD or len(set(nodes)) == len(nodes)
+    return keeps_strategy(
+        (
+            (slot, use.bundles[index].node_id)
+            for use in uses
+            for slot, index in zip(use.ask.slots, use.bundle_of, strict=True)
+        ),
+        placement,
+    )
 
 
 def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
@@ -177,10 +176,7 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
         smallest = min(_amounts(group.bundles[b].resources) for b in fitting)
         chosen[i] = next(b for b in fitting if _amounts(group.bundles[b].resources) == smallest)
         open_bundles.remove(chosen[i])
-    nodes = [group.bundles[b].node_id for b in chosen.values()]
-    if spec.placement is Strategy.STRICT_PACK and len(set(nodes)) > 1:
-        return None
-    if spec.placement is Strategy.STRICT_SPREAD and len(set(nodes)) < len(nodes):
+    if not keeps_strategy(((slots[i], group.bundles[b].node_id) for i, b in chosen.items()), spec.placement):
         return None
     return tuple(chosen[i] for i in range(len(slots)))
 

@@ -343,6 +343,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.NodeDrained: nodes.drained,
     ev.NodeRemoved: nodes.removed,
     ev.RaySessionLost: nodes.session_lost,
+    ev.PortReserved: starting.port_reserved,
     ev.WorkerStarted: workers.handle,
     ev.WorkerStartFailed: workers.handle,
     ev.WorkerStopped: workers.handle,

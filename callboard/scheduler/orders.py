@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from callboard.model.specs import Fencing
-from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
+from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
 from callboard.scheduler.pool_records import GroupRecord
 from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.state import State
@@ -24,12 +24,12 @@ class Peers:
     Attributes:
         world_size: how many they are.
         local_ranks: ranks on each node, in order.
-        master_node_id: node of the lowest rank.
+        first: the one of the lowest rank, at whose node they meet.
     """
 
     world_size: int
     local_ranks: Mapping[str, Sequence[int]]
-    master_node_id: str
+    first: WorkerRecord
 
 
 def peers_of(state: State, worker: WorkerRecord) -> Peers:
@@ -43,7 +43,18 @@ def peers_of(state: State, worker: WorkerRecord) -> Peers:
     local_ranks: dict[str, list[int]] = {}
     for other in peers:
         local_ranks.setdefault(other.node_id, []).append(other.rank)
-    return Peers(len(peers), local_ranks, peers[0].node_id)
+    return Peers(len(peers), local_ranks, peers[0])
+
+
+def awaited_port(state: State, worker: WorkerRecord, peers: Peers) -> ReservePort | None:
+    """The reservation that must be answered before a worker is started: that of a port where it meets the others of its
+    component. None: it may start."""
+    first = peers.first
+    component = next(c for c in state.specs[worker.job].spec.components if c.name == worker.component)
+    # A first worker that runs was started by a controller that knew of no reservations.
+    if component.max_workers == 1 or first.master_port or first.state is not WorkerState.ASSIGNED:
+        return None
+    return ReservePort(command_id=f"port-g{first.generation}", node_id=first.node_id, worker=first)
 
 
 def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorker:
@@ -51,7 +62,7 @@ def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorke
     job, spec = state.jobs[worker.job], state.specs[worker.job].spec
     component = next(c for c in spec.components if c.name == worker.component)
     local = peers.local_ranks[worker.node_id]
-    node, master = state.nodes[worker.node_id], state.nodes[peers.master_node_id]
+    node, master = state.nodes[worker.node_id], state.nodes[peers.first.node_id]
     return StartWorker(
         command_id=f"start-g{worker.generation}",
         node_id=worker.node_id,
@@ -65,9 +76,10 @@ def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorke
         local_rank=local.index(worker.rank),
         local_world_size=len(local),
         node_rank=node.rank,
-        master_node_id=peers.master_node_id,
+        master_node_id=peers.first.node_id,
         master_ip=master.ray.node_ip if master.ray is not None else "",
         master_hostname=master.hostname,
+        master_port=max(0, peers.first.master_port),
         start_timeout_ms=spec.start_timeout_ms,
         checkpoint=state.checkpoints.get((worker.job, worker.component, worker.rank)),
     )
@@ -154,7 +166,11 @@ def owed(state: State, node_id: str) -> Iterator[Command]:
     """Every command that the agent of a node has been or should have been told and has not answered."""
     peers: dict[tuple[str, str, int], Peers] = {}
     for worker in state.workers_on(node_id):
-        if worker.state is WorkerState.STARTING:
+        if worker.state is WorkerState.ASSIGNED and state.groups[worker.group_id].state is GroupState.READY:
+            waits = awaited_port(state, worker, peers_of(state, worker))
+            if waits is not None and waits.worker is worker:
+                yield waits
+        elif worker.state is WorkerState.STARTING:
             key = (worker.job, worker.component, worker.attempt)
             if key not in peers:
                 peers[key] = peers_of(state, worker)

@@ -149,6 +149,8 @@ class WorkerRecord:
         pool: pool that its resources are charged to.
         extra: it is above the component's fewest workers: a unit of its own that may come and go while the job runs.
         cancel_timeout_ms, kill_timeout_ms: bounds of its stop, while STOPPING.
+        master_port: of the first worker of a component, the port that its node reserved for the rendezvous of all of
+            them; 0: not asked for, or not answered yet; -1: its node can't reserve one.
         deadline_ms: when its start or stop is over at the latest; 0: none.
     """
 
@@ -177,6 +179,7 @@ class WorkerRecord:
     cold_reason: str = ""
     ready_ms: int = 0
     finished: bool = False
+    master_port: int = 0
     cancel_timeout_ms: int = 0
     kill_timeout_ms: int = 0
     checkpoint: bool = False

@@ -102,32 +102,32 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
     else:
         here = [node for node in fitting if node.usable]
         cordoned = [node for node in fitting if node.cordoned and could_return(node)]
-        opened = _fewest(short, cordoned, spec.placement)
+        opened = _fewest(short, cordoned)
         if opened:
             return [f"uncordon {node.node_id}" for node in opened]
         away = [node for node in fitting if not (node.usable or node.cordoned or node.ghosts)]
-    back = _fewest(short, away, spec.placement)
+    back = _fewest(short, away)
     if back:
         return [f"bring {node.node_id} back" for node in back]
-    return _grown(short, here, wanted, spec.placement)
+    return _grown(short, here, wanted)
 
 
-def _fewest(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) -> list[NodeRecord]:
+def _fewest(short: Shortfall, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
     """The fewest of some unused nodes that hold the workers which find no room, first fit; empty: all of them don't."""
     for node in nodes:
-        if _hold(short, [node], placement):
+        if _hold(short, [node]):
             return [node]
-    if placement is Strategy.STRICT_PACK or not _hold(short, nodes, placement):
+    if short.strategy is Strategy.STRICT_PACK or not _hold(short, nodes):
         return []
     needed = list(nodes)
     for node in reversed(nodes):
         rest = [other for other in needed if other is not node]
-        if rest and _hold(short, rest, placement):
+        if rest and _hold(short, rest):
             needed = rest
     return needed
 
 
-def _hold(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) -> bool:
+def _hold(short: Shortfall, nodes: Sequence[NodeRecord]) -> bool:
     rooms = [short.view.room(node) for node in nodes]
     for slot in short.rest.slots:
         admits = NodeFilter(slot.selector).admits
@@ -135,17 +135,17 @@ def _hold(short: Shortfall, nodes: Sequence[NodeRecord], placement: Strategy) ->
         if room is None:
             return False
         room.take(slot.resources)
-        if placement is Strategy.STRICT_SPREAD:
+        if short.strategy is Strategy.STRICT_SPREAD:
             rooms.remove(room)
     return True
 
 
-def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, placement: Strategy) -> list[str]:
+def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter) -> list[str]:
     """By how much which nodes must grow to hold the workers that find no room, each on the node that is nearest."""
-    spread = placement is Strategy.STRICT_SPREAD
-    at_once = placement is Strategy.STRICT_PACK or (len(short.rest.slots) > MAX_STEPS and not spread)
+    spread = short.strategy is Strategy.STRICT_SPREAD
+    at_once = short.strategy is Strategy.STRICT_PACK or (len(short.rest.slots) > MAX_STEPS and not spread)
     steps = [short.rest] if at_once else [Together.of([slot]) for slot in short.rest.slots]
-    rooms = [short.room(node) for node in nodes if not spread or node.node_id not in short.taken]
+    rooms = [short.room(node) for node in nodes if not spread or node.node_id not in short.apart]
     grown: dict[tuple[str, str], int] = {}
     added: dict[Labels, list[Resources]] = {}
     nearest = heapq.nsmallest(MAX_STEPS, rooms, key=lambda room: _distance(room, steps[0]))
@@ -171,7 +171,7 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter, pl
             nearest = [room for room in nearest if room is not best]
     return [
         *(f"{change(resource, amount)} more {shown(resource)} on {node}" for (node, resource), amount in grown.items()),
-        *(_added(labels, asks, placement) for labels, asks in added.items()),
+        *(_added(labels, asks, short.strategy) for labels, asks in added.items()),
     ]
 
 

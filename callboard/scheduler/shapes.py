@@ -130,7 +130,7 @@ def _key(spec: JobSpec) -> ShapeKey:
             [
                 (
                     *(c.name, c.pool, c.resources, c.min_workers, c.elastic, c.places),
-                    *(c.node_selector, c.node_selector_soft, c.interpreter),
+                    *(c.node_selector, c.node_selector_soft, c.interpreter, c.placement),
                 )
                 for c in spec.components
             ]

@@ -53,12 +53,16 @@ class Shortfall:
         placed: how many of them find room, from the first on.
         rest: those that must still find some; by STRICT_PACK all of them, on one node.
         taken: nodes that hold some of those placed, with what is left there.
+        strategy: strategy of the first of those that must still find room: its component's or the job's.
+        apart: nodes that hold workers of which it must be apart, by STRICT_SPREAD.
     """
 
     view: View
     placed: int
     rest: Together
     taken: dict[str, Room] = field(default_factory=dict)
+    strategy: Strategy = Strategy.PACK
+    apart: frozenset[str] = frozenset()
 
     def room(self, node: NodeRecord) -> Room:
         """What is left on a node beside the workers that are placed."""
@@ -79,10 +83,20 @@ def shortfall(
             high = middle - 1
         else:
             low = middle
-    if strategy is Strategy.STRICT_PACK or not low:
-        return Shortfall(view, low, Together.of(slots))
-    found = Shortfall(view, low, Together.of(slots[low:]))
-    for bundle in fit(Rooms(state, view, wanted), slots[:low], strategy) or ():
+    own = slots[low].strategy
+    if strategy is Strategy.STRICT_PACK and own is None:
+        return Shortfall(view, low, Together.of([slot for slot in slots if slot.strategy is None]), strategy=strategy)
+    if own is Strategy.STRICT_PACK:
+        together = [slot for slot in slots if slot.component == slots[low].component]
+        return Shortfall(view, low, Together.of(together), strategy=own)
+    found = Shortfall(view, low, Together.of(slots[low:]), strategy=own or strategy)
+    bundles = fit(Rooms(state, view, wanted), slots[:low], strategy) or ()
+    found.apart = frozenset(
+        bundle.node_id
+        for slot, bundle in zip(slots, bundles, strict=False)
+        if slot.place is None and slot.strategy is own and (own is None or slot.component == slots[low].component)
+    )
+    for bundle in bundles:
         node = state.nodes[bundle.node_id]
         room = found.taken.setdefault(node.node_id, found.room(node))
         room.use(bundle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, Labels, WorkerPlace
+from callboard.model.specs import ComponentSpec, Labels, Strategy, WorkerPlace
 
 INTERPRETER = "interpreter:"
 """Key that stands among the labels of a selector for a Python interpreter that the node must allow. No label of a
@@ -20,6 +20,7 @@ class Slot:
         place: where it must run; None: wherever there is room.
         selector: labels its node must have, besides those that the job and the pool ask for, and the interpreter that
             it must allow (:data:`INTERPRETER`).
+        strategy: where it lies to the other workers of its component; None: to those of the job, as the job says.
         prefers: labels its node had better have; it goes elsewhere where no such node has room.
     """
 
@@ -29,6 +30,7 @@ class Slot:
     place: WorkerPlace | None = None
     selector: Labels = ()
     prefers: Labels = ()
+    strategy: Strategy | None = None
 
     @classmethod
     def of(cls, component: ComponentSpec, rank: int) -> Slot:
@@ -38,7 +40,7 @@ class Slot:
         runs = ((INTERPRETER, interpreter),) if interpreter else ()
         if place is not None:
             return cls(component.name, rank, component.resources_of(rank), place, runs)
-        labels = component.node_selector
-        if component.node_selector_soft:
-            return cls(component.name, rank, component.resources, None, runs, labels)
-        return cls(component.name, rank, component.resources, None, tuple(sorted((*labels, *runs))))
+        labels, soft = component.node_selector, component.node_selector_soft
+        hard = runs if soft else tuple(sorted((*labels, *runs)))
+        preferred = labels if soft else ()
+        return cls(component.name, rank, component.resources, None, hard, preferred, component.placement)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from callboard.model.specs import Fencing
 from callboard.scheduler import groups, orders
+from callboard.scheduler.events import PortReserved
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.grouping import GroupUse
 from callboard.scheduler.node_record import DeviceShare
@@ -107,10 +108,21 @@ def devices_in(bundle: BundleRecord, slot: Slot) -> tuple[DeviceShare, ...]:
 
 
 def start_assigned(tx: Transaction, group_id: str) -> None:
-    """Asks agents to start the workers that waited for a group."""
+    """Asks agents to start the workers that waited for a group. Those that meet at a port wait until it is reserved."""
     peers: dict[tuple[str, str], orders.Peers] = {}
+    asked: set[int] = set()
     for worker in tx.state.workers_in(group_id):
         if worker.state is not WorkerState.ASSIGNED:
+            continue
+        key = (worker.job, worker.component)
+        if key not in peers:
+            peers[key] = orders.peers_of(tx.state, worker)
+        reservation = orders.awaited_port(tx.state, worker, peers[key])
+        if reservation is not None:
+            first = reservation.worker.generation
+            if first not in asked and tx.state.groups[reservation.worker.group_id].state is GroupState.READY:
+                tx.command(reservation)
+            asked.add(first)
             continue
         timeout_ms = tx.state.specs[worker.job].spec.start_timeout_ms
         # The agent bounds the start and cleans up for at most a kill timeout; only then is its silence a fault.
@@ -118,10 +130,19 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
         started = tx.move_worker(
             worker.generation, WorkerState.STARTING, f"asked of {worker.node_id}", deadline_ms=deadline_ms
         )
-        key = (worker.job, worker.component)
-        if key not in peers:
-            peers[key] = orders.peers_of(tx.state, worker)
         tx.command(orders.start_worker(tx.state, started, peers[key]))
+
+
+def port_reserved(tx: Transaction, event: PortReserved) -> None:
+    """The first worker of a component has a port where the others find it: all of them may start."""
+    first = tx.state.workers.get(event.generation)
+    if first is None or first.node_id != event.node_id or first.state is not WorkerState.ASSIGNED or first.master_port:
+        return
+    tx.put(evolve(first, master_port=event.port or -1))
+    waiting = [other for other in tx.state.workers_of(first.job) if other.component == first.component]
+    for group_id in dict.fromkeys(other.group_id for other in waiting):
+        if tx.state.groups[group_id].state is GroupState.READY:
+            start_assigned(tx, group_id)
 
 
 def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:

@@ -98,10 +98,9 @@ def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFaile
     reason = f"{worker.component}/{worker.rank} on {worker.node_id}: {event.message}"
     job = tx.change_job(worker.job, stderr_tail=event.stderr_tail)
     if event.user_fault and job.state is JobState.STARTING:
-        # Its own code raised: another start would raise again.
-        stopping.stop(tx, worker.job, JobState.STOPPING, reason, target=JobState.FAILED, traceback=event.traceback)
-    else:
-        elastic.lose(tx, worker.job, [worker], reason, counts=True)
+        tx.change_job(worker.job, traceback=event.traceback)
+    # Whether another start helps its code, the job knows: by its restart budget.
+    elastic.lose(tx, worker.job, [worker], reason, counts=True)
 
 
 def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:

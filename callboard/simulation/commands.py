@@ -61,6 +61,11 @@ class Commands:
         match command.WhichOneof("action"):
             case "start_worker":
                 self._start(command)
+            case "reserve_port":
+                asked = command.reserve_port
+                port = 20_000 + asked.generation % 10_000
+                reserved = agent_pb2.PortReserved(worker=asked.worker, generation=asked.generation, port=port)
+                self._agent.say(command.command_id, port_reserved=reserved)
             case "stop_worker":
                 self._stop(command.command_id, command.stop_worker)
             case "create_placement_group":

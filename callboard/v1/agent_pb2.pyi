@@ -926,6 +926,7 @@ class Command(_message.Message):
     CREATE_PLACEMENT_GROUP_FIELD_NUMBER: _builtins.int
     REMOVE_PLACEMENT_GROUP_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
+    RESERVE_PORT_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Id; the same id always means the same thing, so a repeated command is answered with its first result."""
     term: _builtins.int
@@ -950,6 +951,10 @@ class Command(_message.Message):
     def shutdown(self) -> Global___Shutdown:
         """Leave the cluster: end workers and the Ray node, then say goodbye."""
 
+    @_builtins.property
+    def reserve_port(self) -> Global___ReservePort:
+        """Reserve a port for the rendezvous of a component's workers."""
+
     def __init__(
         self,
         *,
@@ -960,16 +965,45 @@ class Command(_message.Message):
         create_placement_group: Global___CreatePlacementGroup | None = ...,
         remove_placement_group: Global___RemovePlacementGroup | None = ...,
         shutdown: Global___Shutdown | None = ...,
+        reserve_port: Global___ReservePort | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "create_placement_group", b"create_placement_group", "remove_placement_group", b"remove_placement_group", "shutdown", b"shutdown", "start_worker", b"start_worker", "stop_worker", b"stop_worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "create_placement_group", b"create_placement_group", "remove_placement_group", b"remove_placement_group", "reserve_port", b"reserve_port", "shutdown", b"shutdown", "start_worker", b"start_worker", "stop_worker", b"stop_worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "command_id", b"command_id", "create_placement_group", b"create_placement_group", "remove_placement_group", b"remove_placement_group", "shutdown", b"shutdown", "start_worker", b"start_worker", "stop_worker", b"stop_worker", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "command_id", b"command_id", "create_placement_group", b"create_placement_group", "remove_placement_group", b"remove_placement_group", "reserve_port", b"reserve_port", "shutdown", b"shutdown", "start_worker", b"start_worker", "stop_worker", b"stop_worker", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["start_worker", "stop_worker", "create_placement_group", "remove_placement_group", "shutdown"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["start_worker", "stop_worker", "create_placement_group", "remove_placement_group", "shutdown", "reserve_port"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
 Global___Command: _TypeAlias = Command  # noqa: Y015
+
+@_typing.final
+class ReservePort(_message.Message):
+    """Reserve a free TCP port for a worker that is to be started. Answered by PortReserved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """Its generation. The port is released with it."""
+    @_builtins.property
+    def worker(self) -> _common_pb2.WorkerKey:
+        """Worker that will listen there."""
+
+    def __init__(
+        self,
+        *,
+        worker: _common_pb2.WorkerKey | None = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReservePort: _TypeAlias = ReservePort  # noqa: Y015
 
 @_typing.final
 class StartWorker(_message.Message):
@@ -1028,6 +1062,7 @@ class StartWorker(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     SECRET_NAMES_FIELD_NUMBER: _builtins.int
     PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -1076,6 +1111,8 @@ class StartWorker(_message.Message):
     """Declared hardware it was given: a JSON array of settings; empty: none."""
     progress_timeout_ms: _builtins.int
     """Milliseconds after which a worker that makes no progress counts as failed; 0: never."""
+    ports: _builtins.int
+    """TCP ports to give to the worker in CALLBOARD_PORTS."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1138,10 +1175,11 @@ class StartWorker(_message.Message):
         members: _abc.Iterable[Global___WorkerMember] | None = ...,
         secret_names: _abc.Iterable[_builtins.str] | None = ...,
         progress_timeout_ms: _builtins.int = ...,
+        ports: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1410,6 +1448,7 @@ class Report(_message.Message):
     COMMAND_REFUSED_FIELD_NUMBER: _builtins.int
     RAY_NODE_EXITED_FIELD_NUMBER: _builtins.int
     PLACEMENT_GROUP_FOUND_FIELD_NUMBER: _builtins.int
+    PORT_RESERVED_FIELD_NUMBER: _builtins.int
     report_id: _builtins.str
     """Id, unique for the node: the same id always carries the same content."""
     command_id: _builtins.str
@@ -1458,6 +1497,10 @@ class Report(_message.Message):
     def placement_group_found(self) -> Global___PlacementGroupFound:
         """A placement group of this cluster is in Ray. Told of each when an agent joined, so that none is there that nobody knows."""
 
+    @_builtins.property
+    def port_reserved(self) -> Global___PortReserved:
+        """A port was reserved as asked."""
+
     def __init__(
         self,
         *,
@@ -1474,16 +1517,49 @@ class Report(_message.Message):
         command_refused: Global___CommandRefused | None = ...,
         ray_node_exited: Global___RayNodeExited | None = ...,
         placement_group_found: Global___PlacementGroupFound | None = ...,
+        port_reserved: Global___PortReserved | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "ray_node_exited", b"ray_node_exited", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "port_reserved", b"port_reserved", "ray_node_exited", b"ray_node_exited", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "ray_node_exited", b"ray_node_exited", "report_id", b"report_id", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "port_reserved", b"port_reserved", "ray_node_exited", b"ray_node_exited", "report_id", b"report_id", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["worker_ready", "worker_start_failed", "worker_stopped", "worker_exited", "worker_finished", "placement_group_ready", "placement_group_failed", "placement_group_removed", "command_refused", "ray_node_exited", "placement_group_found"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["worker_ready", "worker_start_failed", "worker_stopped", "worker_exited", "worker_finished", "placement_group_ready", "placement_group_failed", "placement_group_removed", "command_refused", "ray_node_exited", "placement_group_found", "port_reserved"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
+
+@_typing.final
+class PortReserved(_message.Message):
+    """A port was reserved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """Which generation."""
+    port: _builtins.int
+    """The port, which was free on the node a moment ago."""
+    @_builtins.property
+    def worker(self) -> _common_pb2.WorkerKey:
+        """Which worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: _common_pb2.WorkerKey | None = ...,
+        generation: _builtins.int = ...,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "port", b"port", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PortReserved: _TypeAlias = PortReserved  # noqa: Y015
 
 @_typing.final
 class WorkerReport(_message.Message):

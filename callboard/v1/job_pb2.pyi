@@ -125,6 +125,30 @@ FENCING_STRICT: Fencing.ValueType  # 2
 """Workers end at the end of the lease; the job is placed elsewhere only after that."""
 Global___Fencing: _TypeAlias = Fencing  # noqa: Y015
 
+class _RestartScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RestartScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RestartScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESTART_SCOPE_UNSPECIFIED: _RestartScope.ValueType  # 0
+    """Not said: the whole job."""
+    RESTART_SCOPE_JOB: _RestartScope.ValueType  # 1
+    """All workers of the job."""
+    RESTART_SCOPE_WORKER: _RestartScope.ValueType  # 2
+    """The lost worker alone; the others keep running."""
+
+class RestartScope(_RestartScope, metaclass=_RestartScopeEnumTypeWrapper):
+    """What is started again after a failure."""
+
+RESTART_SCOPE_UNSPECIFIED: RestartScope.ValueType  # 0
+"""Not said: the whole job."""
+RESTART_SCOPE_JOB: RestartScope.ValueType  # 1
+"""All workers of the job."""
+RESTART_SCOPE_WORKER: RestartScope.ValueType  # 2
+"""The lost worker alone; the others keep running."""
+Global___RestartScope: _TypeAlias = RestartScope  # noqa: Y015
+
 class _JobState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -333,6 +357,8 @@ class ComponentSpec(_message.Message):
     SCALING_FIELD_NUMBER: _builtins.int
     PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     NODE_SELECTOR_SOFT_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
@@ -369,6 +395,10 @@ class ComponentSpec(_message.Message):
     """
     node_selector_soft: _builtins.bool
     """Prefer nodes with the labels of node_selector, worker by worker, instead of asking for them."""
+    placement: Global___PlacementStrategy.ValueType
+    """Where the workers of this component lie to each other. Unspecified: as the job says."""
+    ports: _builtins.int
+    """TCP ports of its node that each worker is given in CALLBOARD_PORTS, 0 … 64. Default 0."""
     @_builtins.property
     def resources(self) -> _common_pb2.Resources:
         """Resources of each worker."""
@@ -444,10 +474,12 @@ class ComponentSpec(_message.Message):
         scaling: _abc.Iterable[Global___ScalingRule] | None = ...,
         progress_timeout_ms: _builtins.int = ...,
         node_selector_soft: _builtins.bool = ...,
+        placement: Global___PlacementStrategy.ValueType = ...,
+        ports: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "places", b"places", "pool", b"pool", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
@@ -535,6 +567,7 @@ class RestartPolicy(_message.Message):
     BACKOFF_BASE_MS_FIELD_NUMBER: _builtins.int
     BACKOFF_MAX_MS_FIELD_NUMBER: _builtins.int
     WINDOW_MS_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     max_restarts: _builtins.int
     """Most restarts, 0 … 10000. Default 0."""
     backoff_base_ms: _builtins.int
@@ -543,6 +576,8 @@ class RestartPolicy(_message.Message):
     """Longest backoff in milliseconds. Default 60000."""
     window_ms: _builtins.int
     """Milliseconds after which earlier failures are forgotten; 0: never. Default 0."""
+    scope: Global___RestartScope.ValueType
+    """What is started again."""
     def __init__(
         self,
         *,
@@ -550,10 +585,11 @@ class RestartPolicy(_message.Message):
         backoff_base_ms: _builtins.int | None = ...,
         backoff_max_ms: _builtins.int | None = ...,
         window_ms: _builtins.int = ...,
+        scope: Global___RestartScope.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_backoff_base_ms", b"_backoff_base_ms", "_backoff_max_ms", b"_backoff_max_ms", "backoff_base_ms", b"backoff_base_ms", "backoff_max_ms", b"backoff_max_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backoff_base_ms", b"_backoff_base_ms", "_backoff_max_ms", b"_backoff_max_ms", "backoff_base_ms", b"backoff_base_ms", "backoff_max_ms", b"backoff_max_ms", "max_restarts", b"max_restarts", "window_ms", b"window_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backoff_base_ms", b"_backoff_base_ms", "_backoff_max_ms", b"_backoff_max_ms", "backoff_base_ms", b"backoff_base_ms", "backoff_max_ms", b"backoff_max_ms", "max_restarts", b"max_restarts", "scope", b"scope", "window_ms", b"window_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backoff_base_ms: _TypeAlias = _typing.Literal["backoff_base_ms"]  # noqa: Y015
     _WhichOneofArgType__backoff_base_ms: _TypeAlias = _typing.Literal["_backoff_base_ms", b"_backoff_base_ms"]  # noqa: Y015

@@ -17,6 +17,7 @@ from callboard.model.specs import (
     Fencing,
     JobSpec,
     OnPreempt,
+    RestartScope,
     ScalingAction,
     ScalingRule,
     Strategy,
@@ -54,6 +55,7 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
             backoff_base_ms=spec.restart.backoff_base_ms,
             backoff_max_ms=spec.restart.backoff_max_ms,
             window_ms=spec.restart.window_ms,
+            scope=to_wire(job_pb2.RestartScope, spec.restart.scope),
         ),
         ttl_after_finished_ms=spec.ttl_after_finished_ms,
         estimated_duration_ms=spec.estimated_duration_ms,
@@ -91,7 +93,7 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
         min_runtime=exact_or_none(message.min_runtime_ms),
         grace=optional(message, "grace_ms", Exact),
         on_preempt=reader.word(job_pb2.OnPreempt, message.on_preempt, OnPreempt, ("on_preempt",)),
-        restart=_restart_mapping(message.restart) if message.HasField("restart") else None,
+        restart=_restart_mapping(message.restart, reader) if message.HasField("restart") else None,
         ttl_after_finished=optional(message, "ttl_after_finished_ms", Exact),
         estimated_duration=exact_or_none(message.estimated_duration_ms),
         wait_for_nodes=optional(message, "wait_for_nodes_ms", lambda ms: {"timeout": Exact(ms)}),
@@ -141,6 +143,10 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         interpreter=spec.interpreter,
         ray_options={"name": spec.alias} if spec.alias else {},
         progress_timeout_ms=spec.progress_timeout_ms,
+        placement=to_wire(job_pb2.PlacementStrategy, spec.placement)
+        if spec.placement
+        else job_pb2.PLACEMENT_STRATEGY_UNSPECIFIED,
+        ports=spec.ports,
         places=[place_to_proto(place, mask=mask) for place in spec.places],
         **counts,
     )
@@ -205,6 +211,8 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         interpreter=message.interpreter,
         ray_options={"name": message.ray_options["name"]} if "name" in message.ray_options else None,
         progress_timeout=exact_or_none(message.progress_timeout_ms),
+        placement=reader.word(job_pb2.PlacementStrategy, message.placement, Strategy, (*place, "placement")),
+        ports=message.ports,
         places=[_place_mapping(item) for item in message.places[: MAX_WORKERS + 1]],
     )
 
@@ -241,8 +249,9 @@ def _place_mapping(message: common_pb2.WorkerPlace) -> dict[str, Any]:
     )
 
 
-def _restart_mapping(message: job_pb2.RestartPolicy) -> dict[str, Any]:
+def _restart_mapping(message: job_pb2.RestartPolicy, reader: MessageReader) -> dict[str, Any]:
     return {"max_restarts": message.max_restarts, "window": Exact(message.window_ms)} | given(
+        scope=reader.word(job_pb2.RestartScope, message.scope, RestartScope, ("restart", "scope")),
         backoff_base=optional(message, "backoff_base_ms", Exact),
         backoff_max=optional(message, "backoff_max_ms", Exact),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from callboard.agents.devices import CUDA, ROCM, DeviceFacts, NodeDevices, renderers
 from callboard.agents.worker_env import PlanRefused, early_variables, worker_environment, worker_plan
 from tests.agents.test_worker_host import identity
 from tests.support.fake_controller import start_worker
@@ -60,3 +61,61 @@ def test_a_prefix_passes_on_all_that_begin_so_but_what_nobody_may_state() -> Non
     assert set(early_variables(command, node, variables)) == set()
     with pytest.raises(PlanRefused, match="CALLBOARD_: the scheduler sets"):
         worker_environment(start_worker("Plain", pass_env=["CALLBOARD_*"]), node)
+
+
+def test_ft_e3_variables_of_a_job_name_facts_of_the_worker() -> None:
+    stated = {
+        "RENDERER": "{device}",
+        "ALL": "{devices}",
+        "SEED": "17{rank}",
+        "WHERE": "n{node_rank}/{local_rank}",
+        "OF": "{world_size}:{local_world_size}",
+        "CONFIG": '{"rank": {rank}, "deep": {"of": {world_size}}}',
+        "LITERAL": "{{rank}} of {{world_size}}",
+    }
+    command = start_worker("Plain", rank=3, devices=("5", "7"), env=stated)
+    command.local_rank, command.node_rank, command.world_size, command.local_world_size = 1, 2, 8, 4
+    variables = worker_environment(command, identity())
+    assert {name: variables[name] for name in stated} == {
+        "RENDERER": "5",
+        "ALL": "5,7",
+        "SEED": "173",
+        "WHERE": "n2/1",
+        "OF": "8:4",
+        "CONFIG": '{"rank": 3, "deep": {"of": 8}}',
+        "LITERAL": "{rank} of {world_size}",
+    }
+    assert worker_environment(start_worker("Plain", env={"RENDERER": "{device}"}), identity())["RENDERER"] == ""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"rank": 1, "rules": {"a": {"b": {}}}}',
+        "${rank} ${{rank}} {{ rank }} {% rank %}",
+        "{epoch}-{RANK}-{ranks}-{local-rank}-{ rank }-{rank!r}-{rank:03d}",
+        "{}{{}}{0}{{rank}{",
+        "{rank",
+        "rank}",
+    ],
+)
+def test_ft_e3_values_with_other_braces_stay_as_they_are(value: str) -> None:
+    wanted = value.replace("{{rank}{", "{0{")  # the inner one is a placeholder
+    assert worker_environment(start_worker("Plain", env={"V": value}), identity())["V"] == wanted
+
+
+def test_ft_e3_the_renderer_is_told_where_the_number_of_its_device_is_known() -> None:
+    gpus = tuple(DeviceFacts(id=name, uuid=f"GPU-{name}") for name in ("3", "5"))
+    known = renderers(NodeDevices(CUDA, (*gpus, DeviceFacts(id="GPU-7", uuid="GPU-7"), DeviceFacts(id="9"))))
+    assert known == {"3": "3", "5": "5"}
+    assert renderers(NodeDevices(CUDA, gpus, simulated=True)) == {}
+    assert renderers(NodeDevices(ROCM, gpus)) == {}
+    node = replace(identity(), renderers=known)
+    names = ("EGL_DEVICE_ID", "MUJOCO_EGL_DEVICE_ID")
+
+    def told(**fields: Any) -> list[str | None]:
+        return [worker_environment(start_worker("Plain", **fields), node).get(name) for name in names]
+
+    assert told(devices=("5", "3")) == ["5", "5"]
+    assert told(devices=("9",)) == told() == [None, None]
+    assert told(devices=("5",), env={"EGL_DEVICE_ID": "0"}) == ["0", "5"]

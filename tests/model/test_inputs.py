@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec, preemption_policy
+from callboard.model.inputs.located import Misfits
+from callboard.model.inputs.reading import Input, check
 from callboard.model.inputs.roles import role_file
 from callboard.model.names import NAME_PATTERN
 from callboard.model.policy import Aggressiveness, PolicyOverrides
@@ -529,3 +532,42 @@ print(JobInput.__pydantic_complete__, RestartInput.__pydantic_complete__)
 """
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["False", "True", "True"]
+
+
+def every_model() -> list[type[Input]]:
+    kinds = Input.__subclasses__()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return kinds
+
+
+@pytest.mark.parametrize("model", every_model(), ids=lambda model: model.__name__)
+def test_ft_e2_suggestions_are_keys_that_people_write(model: type[Input]) -> None:
+    hidden = {*model.internal, *(name for name, info in model.model_fields.items() if info.alias not in (None, name))}
+    for name in hidden | {info.alias or name for name, info in model.model_fields.items()}:
+        for typo in (name[:-1], f"{name}s", f"x{name}", name.replace("_", "")):
+            try:
+                check(model, {typo: object()})
+            except Misfits as error:
+                said = [misfit.message for misfit in error.found if misfit.message.startswith("unknown key")]
+            else:
+                said = []  # another key is called so
+            for message in said:
+                assert not set(re.split(r"\W+", message.partition(";")[2])) & hidden, message
+
+
+def test_ft_e2_a_strategy_of_one_component() -> None:
+    found = job_spec(
+        {
+            "name": "j",
+            "pool": "p",
+            "components": [
+                {"name": "a", "actor": "m:A", "placement": "spread"},
+                {"name": "b", "actor": "m:B"},
+            ],
+        }
+    )
+    assert [component.placement for component in found.components] == [Strategy.SPREAD, None]
+    assert found.placement is Strategy.PACK
+    with pytest.raises(InvalidInput, match="STRICT_SPREAD"):
+        job_spec({"name": "j", "pool": "p", "components": [{"name": "a", "actor": "m:A", "placement": "SCATTER"}]})

@@ -83,7 +83,7 @@ class TestRequests:
         ],
     )
     def test_they_offer_every_key_that_a_file_may_have(self, request_class: type, model: type[Input]) -> None:
-        assert {field.name for field in dataclasses.fields(request_class)} == set(keys_of(model))
+        assert {field.name for field in dataclasses.fields(request_class)} == {*keys_of(model), *model.internal}
 
 
 class TestNamesOfThePackage:

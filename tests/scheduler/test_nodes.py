@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import RestartPolicy
+from callboard.model.specs import ComponentSpec, RestartPolicy
 from callboard.scheduler import Refusal, Scheduler, State, check_invariants
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.node_record import DeviceInfo, RayInfo
 from callboard.scheduler.states import JobState, NodeState, StopOutcome, WorkerState
-from tests.scheduler.world import World, pool_spec
+from tests.scheduler.world import World, job_spec, pool_spec
 
 
 def reports(world: World, *names: str) -> tuple[ev.RunningWorker, ...]:
@@ -302,13 +302,10 @@ def test_losing_a_node_does_not_count_against_the_restart_budget() -> None:
     assert world.job("j").failures == ()
 
 
-def test_a_constructor_that_raises_fails_the_job_with_its_traceback() -> None:
-    world = World({"n1": 2})
-    world.pool()
-    world.hold = lambda command: isinstance(command, cmd.StartWorker)
-    world.submit("j", workers=2, restart=RestartPolicy(max_restarts=5))
-    first = next(c for c in world.held if isinstance(c, cmd.StartWorker))
-    world.held.remove(first)
+def fail_constructor(world: World) -> None:
+    """The constructor of the first worker that is being started raises."""
+    first = [c for c in world.held if isinstance(c, cmd.StartWorker)][-1]
+    world.held.clear()
     world.send(
         ev.WorkerStartFailed(
             now_ms=world.now_ms,
@@ -319,6 +316,33 @@ def test_a_constructor_that_raises_fails_the_job_with_its_traceback() -> None:
             user_fault=True,
         )
     )
+
+
+def test_ft_g1_a_constructor_that_raises_is_tried_again_as_the_job_allows() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker)
+    world.submit("j", workers=2, restart=RestartPolicy(max_restarts=2, backoff_base_ms=1_000))
+    for restart, backoff_ms in ((1, 1_000), (2, 2_000)):
+        fail_constructor(world)
+        assert world.status("j") is JobState.PENDING
+        assert (world.job("j").restarts, len(world.job("j").failures)) == (restart, restart)
+        assert world.job("j").traceback == "Traceback …"
+        world.tick(backoff_ms - 1)
+        assert world.status("j") is JobState.PENDING
+        world.tick(1)
+        assert world.status("j") is JobState.STARTING
+    fail_constructor(world)
+    assert world.status("j") is JobState.FAILED
+    assert "ValueError: no" in world.job("j").reason
+
+
+def test_a_constructor_that_raises_fails_the_job_with_its_traceback() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker)
+    world.submit("j", workers=2)
+    fail_constructor(world)
     assert world.status("j") is JobState.FAILED
     assert world.job("j").traceback == "Traceback …"
     assert not world.state.workers
@@ -403,3 +427,93 @@ def test_a_restart_of_the_controller_gives_clients_their_whole_lease_again() -> 
     assert world.status("owned") is JobState.RUNNING
     world.tick(1_000)
     assert world.status("owned") is JobState.CANCELLED
+
+
+def starts(world: World, name: str) -> list[cmd.StartWorker]:
+    return [c for c in world.held if isinstance(c, cmd.StartWorker) and c.job_name == name]
+
+
+def reservations(world: World) -> list[cmd.ReservePort]:
+    return [c for c in world.held if isinstance(c, cmd.ReservePort)]
+
+
+def reserved(world: World, command: cmd.ReservePort, port: int) -> None:
+    world.held.remove(command)
+    generation = command.worker.generation
+    world.send(ev.PortReserved(now_ms=world.now_ms, node_id=command.node_id, generation=generation, port=port))
+
+
+def test_ft_g1_nothing_starts_before_the_node_of_rank_0_named_a_port() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker | cmd.ReservePort)
+    world.submit("j", workers=2)
+    (command,) = reservations(world)
+    assert (command.node_id, command.worker.rank) == ("n1", 0)
+    assert starts(world, "j") == []
+    assert world.scheduler.owed_commands("n1") == [command]
+    assert world.scheduler.owed_commands("n2") == []
+    reserved(world, command, 20_077)
+    assert {(start.worker.rank, start.master_node_id, start.master_port) for start in starts(world, "j")} == {
+        (0, "n1", 20_077),
+        (1, "n1", 20_077),
+    }
+    # Said again, and of a worker that has moved on, it changes nothing.
+    world.send(ev.PortReserved(now_ms=world.now_ms, node_id="n1", generation=command.worker.generation, port=20_078))
+    assert len(starts(world, "j")) == 2
+    world.answer(lambda command: True)
+    assert world.state.workers[command.worker.generation].master_port == 20_077
+
+
+def test_ft_g1_a_node_that_can_reserve_none_holds_nobody_up() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker | cmd.ReservePort)
+    world.submit("j", workers=2)
+    reserved(world, reservations(world)[0], 0)
+    assert [start.master_port for start in starts(world, "j")] == [0, 0]
+
+
+def test_ft_g1_one_worker_alone_meets_nobody() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.ReservePort)
+    world.submit("j")
+    assert world.status("j") is JobState.RUNNING
+
+
+def test_ft_g1_a_node_lost_before_it_answered_costs_nothing_but_the_time() -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.ReservePort)
+    world.submit("j", workers=2)
+    (command,) = reservations(world)
+    world.lose("n1")
+    assert world.job("j").failures == ()
+    (again,) = reservations(world)
+    assert (again.node_id, again.worker.attempt) == ("n2", 2)
+    reserved(world, again, 20_001)
+    assert world.status("j") is JobState.RUNNING
+    # What the lost node answers late is about nobody.
+    world.send(ev.PortReserved(now_ms=world.now_ms, node_id="n1", generation=command.worker.generation, port=20_002))
+    assert {worker.master_port for worker in world.workers("j")} == {0, 20_001}
+
+
+def test_ft_g1_each_component_meets_at_a_port_of_its_own_and_extra_workers_at_that() -> None:
+    world = World({"n1": 3, "n2": 3})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker | cmd.ReservePort)
+    parts = [
+        ComponentSpec(name=name, actor="m:C", min_workers=low, max_workers=high, resources=Resources.parse({"gpu": 1}))
+        for name, low, high in (("train", 2, 2), ("rollout", 1, 3))
+    ]
+    world.submit(job_spec("j", components=parts))
+    ports = {"train": 20_001, "rollout": 20_002}
+    for command in reservations(world):
+        reserved(world, command, ports[command.worker.component])
+    world.hold = lambda command: False
+    world.answer(lambda command: True)
+    assert world.status("j") is JobState.RUNNING
+    assert len(world.workers("j")) == 5
+    firsts = {w.component: w.master_port for w in world.workers("j") if w.rank == 0}
+    assert firsts == ports

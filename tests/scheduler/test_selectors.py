@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy, WorkerPlace
+from callboard.model.specs import ComponentSpec, JobSpec, Labels, PgPoolSpec, Strategy, WorkerPlace
 from callboard.scheduler import Refusal
 from callboard.scheduler.refusals import RefusalCode
 from callboard.scheduler.states import JobState
@@ -142,3 +142,87 @@ def test_ft_e1_an_interpreter_that_no_node_allows_is_refused(placed: bool) -> No
     world.lose("n1")
     world.join("n1", 2, instance="again", interpreters=("/usr/bin/python", "/opt/py"))
     assert world.status("a") is JobState.RUNNING
+
+
+def spread_job(name: str, of_rollout: Strategy | None, job: Strategy, **fields: Any) -> JobSpec:
+    """Two trainers with two GPUs each, and two rollouts with one."""
+    components = [
+        ComponentSpec(
+            name=role,
+            actor="m:C",
+            min_workers=2,
+            max_workers=2,
+            resources=Resources.parse({"gpu": gpus}),
+            placement=own,
+        )
+        for role, gpus, own in (("train", 2, None), ("rollout", 1, of_rollout))
+    ]
+    return job_spec(name, components=components, placement=job, **fields)
+
+
+def nodes_of(world: World, name: str, component: str) -> list[str]:
+    return [worker.node_id for worker in world.workers(name) if worker.component == component]
+
+
+@pytest.mark.parametrize(
+    ("own", "job", "trainers", "rollouts"),
+    [
+        (None, Strategy.PACK, 1, 1),
+        (Strategy.SPREAD, Strategy.PACK, 1, 2),
+        (Strategy.STRICT_SPREAD, Strategy.STRICT_PACK, 1, 2),
+        (Strategy.STRICT_PACK, Strategy.STRICT_SPREAD, 2, 1),
+        (Strategy.PACK, Strategy.SPREAD, 2, 1),
+    ],
+)
+def test_ft_e2_a_component_has_a_strategy_of_its_own(
+    own: Strategy | None, job: Strategy, trainers: int, rollouts: int
+) -> None:
+    world = World({"n1": 6, "n2": 6})
+    world.pool(gpu=12)
+    world.submit(spread_job("a", own, job))
+    assert world.status("a") is JobState.RUNNING
+    assert len(set(nodes_of(world, "a", "train"))) == trainers
+    assert len(set(nodes_of(world, "a", "rollout"))) == rollouts
+
+
+def test_ft_e2_a_strict_strategy_of_a_component_is_kept_or_named() -> None:
+    world = World({"n1": 6})
+    world.pool(gpu=12)
+    with pytest.raises(Refusal) as refused:
+        world.submit(spread_job("a", Strategy.STRICT_SPREAD, Strategy.PACK))
+    assert "ONE_EACH" in {reason.code for reason in refused.value.reasons}
+    assert refused.value.unblock == ("add a node, with 1 GPU free",)
+    world.join("n2", 1)
+    world.submit(spread_job("a", Strategy.STRICT_SPREAD, Strategy.PACK))
+    assert sorted(nodes_of(world, "a", "rollout")) == ["n1", "n2"]
+    assert nodes_of(world, "a", "train") == ["n1", "n1"]
+
+
+def test_ft_e2_extra_workers_keep_the_strategy_of_their_component() -> None:
+    world = World({"n1": 4, "n2": 1})
+    world.pool(gpu=12)
+    spread = ComponentSpec(
+        name="w",
+        actor="m:C",
+        min_workers=1,
+        max_workers=4,
+        resources=Resources.parse({"gpu": 1}),
+        placement=Strategy.STRICT_SPREAD,
+    )
+    world.submit(job_spec("a", components=[spread]))
+    assert sorted(nodes_of(world, "a", "w")) == ["n1", "n2"]
+    world.join("n3", 1)
+    assert sorted(nodes_of(world, "a", "w")) == ["n1", "n2", "n3"]
+
+
+def test_ft_e2_a_kept_group_is_used_where_it_suits_the_strategy_of_a_component() -> None:
+    world = World({"n1": 6, "n2": 6})
+    world.pool(pool_spec("pool", pg_pool=PgPoolSpec(enable=True), gpu=12))
+    world.submit(spread_job("a", None, Strategy.PACK))
+    world.complete("a")
+    (group,) = world.state.groups.values()
+    world.submit(spread_job("b", None, Strategy.PACK))
+    assert {worker.group_id for worker in world.workers("b")} == {group.group_id}
+    world.complete("b")
+    world.submit(spread_job("c", Strategy.STRICT_SPREAD, Strategy.PACK))
+    assert len(set(nodes_of(world, "c", "rollout"))) == 2

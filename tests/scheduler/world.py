@@ -207,6 +207,10 @@ class World:
             )
         elif isinstance(command, cmd.RemoveGroup):
             self.send(ev.GroupRemoved(now_ms=now_ms, group_id=command.group_id))
+        elif isinstance(command, cmd.ReservePort):
+            generation = command.worker.generation
+            port = 20_000 + generation
+            self.send(ev.PortReserved(now_ms=now_ms, node_id=command.node_id, generation=generation, port=port))
         elif isinstance(command, cmd.StartWorker):
             devices = ",".join(share.id for share in command.worker.devices)
             self.send(

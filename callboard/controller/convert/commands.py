@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
+from callboard.model.environment import WORKER_PORTS
 from callboard.model.specs import ComponentSpec, WorkerPlace
-from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
+from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.pool_records import BundleRecord
 from callboard.scheduler.records import CheckpointRecord, WorkerRecord
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.amounts import resources_to_proto
-
-FIRST_PORT = 20_000
-PORTS = 10_000
-"""Ports for the rendezvous of a component's workers: below the range from which systems give ports to clients."""
 
 _ANYWHERE = WorkerPlace(node_id="")
 
@@ -28,6 +25,10 @@ def command_message(command: Command, term: int, address_of: AddressOf) -> agent
     message = agent_pb2.Command(command_id=command.command_id, term=term)
     if isinstance(command, StartWorker):
         message.start_worker.CopyFrom(_start_worker(command, address_of))
+    elif isinstance(command, ReservePort):
+        message.reserve_port.CopyFrom(
+            agent_pb2.ReservePort(worker=worker_key(command.worker), generation=command.worker.generation)
+        )
     elif isinstance(command, StopWorker):
         message.stop_worker.CopyFrom(_stop_worker(command))
     elif isinstance(command, CreateGroup):
@@ -75,12 +76,10 @@ def bundle(record: BundleRecord, ray_node_id: str) -> agent_pb2.Bundle:
 
 
 def rendezvous_port(job: str, component: str, attempt: int) -> int:
-    """A port for the workers of one attempt: the same for each of them, another for the next attempt.
-
-    Nobody reserves it; a framework that finds it taken fails the attempt and the next one gets another.
-    """
+    """A port for the workers of one attempt whose node reserved none, because its agent is older or has none left: the
+    same for each of them, another for the next attempt."""
     digest = hashlib.blake2b(f"{job}/{component}/{attempt}".encode(), digest_size=4).digest()
-    return FIRST_PORT + int.from_bytes(digest) % PORTS
+    return WORKER_PORTS[int.from_bytes(digest) % len(WORKER_PORTS)]
 
 
 def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.StartWorker:
@@ -104,7 +103,7 @@ def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.Star
         local_world_size=command.local_world_size,
         node_rank=command.node_rank,
         master_address=command.master_ip or address_of(command.master_node_id) or command.master_hostname,
-        master_port=rendezvous_port(worker.job, component.name, worker.attempt),
+        master_port=command.master_port or rendezvous_port(worker.job, component.name, worker.attempt),
         interpreter=component.interpreter or place.interpreter,
         start_timeout_ms=command.start_timeout_ms,
         job_name=command.job_name,
@@ -113,6 +112,7 @@ def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.Star
         strict=command.strict,
         observes_devices=place.observes,
         progress_timeout_ms=component.progress_timeout_ms,
+        ports=component.ports,
         node_group=place.node_group or command.node_group,
         hardware_json=place.hardware_json,
         members=[_member(member) for member in component.members],

@@ -6,13 +6,14 @@ Long texts are cut rather than refused: a report that can't be taken would be se
 from __future__ import annotations
 
 from callboard.controller.convert.workers import STOP_OUTCOMES, USER_FAULTS
-from callboard.scheduler.commands import Command, CreateGroup, StartWorker
+from callboard.scheduler.commands import Command, CreateGroup, ReservePort, StartWorker
 from callboard.scheduler.events import (
     Event,
     GroupFailed,
     GroupFound,
     GroupReady,
     GroupRemoved,
+    PortReserved,
     WorkerExited,
     WorkerFinished,
     WorkerStarted,
@@ -44,6 +45,9 @@ def refused_event(command: Command, node_id: str, message: str, now_ms: int, cau
         return WorkerStartFailed(
             now_ms=now_ms, cause=cause, node_id=node_id, generation=command.worker.generation, message=why
         )
+    if isinstance(command, ReservePort):
+        # Its agent is older, or has no port left: the workers start with one that nobody looked at.
+        return PortReserved(now_ms=now_ms, cause=cause, node_id=node_id, generation=command.worker.generation)
     if isinstance(command, CreateGroup):
         return GroupFailed(now_ms=now_ms, cause=cause, group_id=command.group_id, attempt=command.attempt, message=why)
     return None
@@ -79,6 +83,12 @@ def _start_failed(report: agent_pb2.Report, node_id: str, now_ms: int, cause: st
         quarantined=failed.quarantined,
         stderr_tail=failed.stderr_tail[-MAX_STDERR_TAIL:],
     )
+
+
+def _port_reserved(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
+    reserved = report.port_reserved
+    port = reserved.port if 0 < reserved.port <= 65_535 else 0
+    return PortReserved(now_ms=now_ms, cause=cause, node_id=node_id, generation=reserved.generation, port=port)
 
 
 def _stopped(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
@@ -174,6 +184,7 @@ _MAKERS = {
     "worker_stopped": _stopped,
     "worker_exited": _exited,
     "worker_finished": _finished,
+    "port_reserved": _port_reserved,
     "placement_group_ready": _group_ready,
     "placement_group_failed": _group_failed,
     "placement_group_removed": _group_removed,

@@ -13,13 +13,16 @@ from callboard.model.inputs.compounds import Env, LabelMap, PassEnv, StatedAmoun
 from callboard.model.inputs.located import Misfit, Misfits, shown_text
 from callboard.model.inputs.places import places_of
 from callboard.model.inputs.reading import Input, check
-from callboard.model.inputs.scalars import Actor, Duration, Flag, Interpreter, Method, Name, whole
+from callboard.model.inputs.scalars import Actor, Duration, Flag, Interpreter, Method, Name, choice, whole
 from callboard.model.inputs.scaling import Scaling
 from callboard.model.quantities import NOTHING, Resources
-from callboard.model.specs import COLOCATED_CONCURRENCY, ComponentSpec, WorkerPlace
+from callboard.model.specs import COLOCATED_CONCURRENCY, ComponentSpec, Strategy, WorkerPlace
 
 MAX_WORKERS = 100_000
 """Most workers of a component, and of a job."""
+
+MAX_PORTS = 64
+"""Most ports of one worker."""
 
 Workers = Annotated[int, whole(1, MAX_WORKERS)]
 Concurrency = Annotated[int, whole(1, 10_000)]
@@ -47,6 +50,7 @@ class ComponentInput(Input):
     """The keys of a component."""
 
     later = frozenset({"working_dir", "py_modules"})
+    internal = frozenset({"places"})
 
     name: Name
     actor: Actor
@@ -72,6 +76,8 @@ class ComponentInput(Input):
     interpreter: Interpreter | None = None
     ray_options: Annotated[RayOptionsInput, PlainValidator(read_ray_options)] | None = None
     progress_timeout_ms: Duration | None = Field(None, alias="progress_timeout")
+    placement: Annotated[Strategy, choice(Strategy)] | None = None
+    ports: Annotated[int, whole(0, MAX_PORTS)] | None = None
     component_placement: Any = None  # became a part of placement_config before a model sees it
     places: Annotated[tuple[WorkerPlace, ...], places_of(MAX_WORKERS)] | None = None
 
@@ -109,6 +115,8 @@ class ComponentInput(Input):
             misfits.append(Misfit(("places",), "an elastic component has no fixed places; state workers, or no places"))
         elif self.workers not in (None, len(self.places)):
             misfits.append(Misfit(("places",), f"{len(self.places)} places for {self.workers} workers"))
+        if self.placement is not None:
+            misfits.append(Misfit(("placement",), "says nothing beside places, which decide where each worker runs"))
         if self._amounts.gpu_milli:
             misfits.append(Misfit(("resources", "gpu"), "is what each worker's place says; leave it out here"))
         return misfits

@@ -30,7 +30,7 @@ from callboard.model.inputs.scalars import (
     whole,
 )
 from callboard.model.inputs.source import SourceMapping
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, RestartPolicy, Strategy
+from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, RestartPolicy, RestartScope, Strategy
 
 MAX_COMPONENTS = 64
 """Most components of a job."""
@@ -43,6 +43,7 @@ class RestartInput(Input):
     backoff_base_ms: PositiveTimeout | None = Field(None, alias="backoff_base")
     backoff_max_ms: PositiveTimeout | None = Field(None, alias="backoff_max")
     window_ms: Duration | None = Field(None, alias="window")
+    scope: Annotated[RestartScope, choice(RestartScope)] | None = None
 
     @model_validator(mode="after")
     def _rising(self) -> RestartInput:
@@ -97,6 +98,8 @@ def _components(value: object) -> object:
 
 class JobInput(Input):
     """The keys of a job."""
+
+    internal = frozenset({"placement_config", "placement_source", "placement_revision"})
 
     name: Name
     pool: Name

@@ -42,6 +42,9 @@ class Input(BaseModel):
     later: ClassVar[frozenset[str]] = frozenset()
     """Keys of the design that are not supported yet."""
 
+    internal: ClassVar[frozenset[str]] = frozenset()
+    """Keys that programs of ours write for each other. They are read, but nobody is pointed to them."""
+
     @model_validator(mode="before")
     @classmethod
     def _stated_only(cls, value: object) -> object:
@@ -68,8 +71,9 @@ def build_inputs() -> None:
 
 
 def keys_of(model: type[Input]) -> list[str]:
-    """The keys a mapping of this model may have."""
-    return [info.alias or name for name, info in model.model_fields.items()]
+    """The keys that people write in a mapping of this model."""
+    keys = [info.alias or name for name, info in model.model_fields.items()]
+    return [key for key in keys if key not in model.internal]
 
 
 def check(model: type[M], source: object) -> M:
