@@ -87,6 +87,10 @@ class Cluster:
                 event = ev.WorkerStarted(
                     now_ms=self.now_ms, node_id=command.node_id, generation=command.worker.generation
                 )
+            elif isinstance(command, cmd.ReservePort):
+                event = ev.PortReserved(
+                    now_ms=self.now_ms, node_id=command.node_id, generation=command.worker.generation, port=20_000
+                )
             else:
                 event = ev.WorkerStopped(
                     now_ms=self.now_ms,
