@@ -28,7 +28,7 @@ with SyncClient() as cb:
     shown["two"] = ray.get(handle.options(num_returns=2).echo.remote((1, 2)))
     open(sys.argv[1], "wb").write(pickle.dumps(handle))
     ray.get(handle.say.remote("hello from the first"))
-    calling = handle.nap.remote(60)
+    calling = handle.company.remote("/never/there")
     first = handle.generation
     os.kill(job.job.workers[0].pid, signal.SIGKILL)
     try:
