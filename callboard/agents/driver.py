@@ -13,25 +13,19 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import ray
 from ray._private.state import actors as ray_actors
 from ray._private.state import available_resources_per_node, total_resources_per_node
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from callboard.agents.framing import Json, serve
+from callboard.agents.ray_bookings import NAMESPACE, Bookings, group_of
 from callboard.agents.worker_host import WorkerHost
-
-NAMESPACE = "callboard"
 
 CONTROL_GROUP = "control"
 CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report", "secrets")
@@ -50,18 +44,11 @@ _STORE = "object_store_memory"
 _THREADS = 64
 """For Ray's blocking calls: more than a node has placement groups under way."""
 
-_SLICE_S = 0.5
-"""Between looks at whether a group that is being made is still wanted."""
-
 _POLL_S = 0.02
-"""Between looks at whether a removed group is gone: Ray has no call that waits for it."""
+"""Between looks at whether Ray's table has heard of a death."""
 
 _DEAD_S = 1.0
 """For Ray's table to hear that an actor died: milliseconds, and below the time that a report waits for its cause."""
-
-
-class NotBooked(Exception):
-    """A placement group can't be made as asked; nothing of it is left."""
 
 
 class Driver:
@@ -70,7 +57,9 @@ class Driver:
     def __init__(self) -> None:
         self._host_class = _host_class()
         self._actors: dict[str, Any] = {}
-        self._unwanted: set[str] = set()
+        self._bookings = Bookings()
+        # Groups that wait to be made must not hold up the calls beside them.
+        self._bookers = ThreadPoolExecutor(_THREADS, thread_name_prefix="booking")
         self._blocking: dict[str, Callable[..., Json]] = {
             "connect": self._connect,
             "claim": self._claim,
@@ -78,6 +67,7 @@ class Driver:
             "groups": self._groups,
             "listed": self._listed,
             "object_stores": self._object_stores,
+            "unbook": self._bookings.remove,
         }
 
     async def handle(self, method: str, argument: Json) -> Json:
@@ -94,9 +84,8 @@ class Driver:
             case "control":
                 return await self._control(**argument)
             case "book":
-                return await self._book(**argument)
-            case "unbook":
-                return await self._unbook(**argument)
+                book = partial(self._bookings.book, **argument)
+                return await asyncio.get_running_loop().run_in_executor(self._bookers, book)
             case _:
                 raise ValueError(f"unknown method {method!r}")
 
@@ -221,9 +210,10 @@ class Driver:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
         }
         if placement_group_id:
+            index = await asyncio.to_thread(self._bookings.index_of, placement_group_id, bundle_index)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                _group(placement_group_id),
-                placement_group_bundle_index=bundle_index,
+                group_of(placement_group_id),
+                placement_group_bundle_index=index,
                 placement_group_capture_child_tasks=True,
             )
         # Only where asked for: a runtime_env doubles the cold start (m).
@@ -274,97 +264,6 @@ class Driver:
             for table in placement_group_table().values()
             if table["name"].startswith(prefix) and table["state"] != "REMOVED"
         ]
-
-    async def _book(self, name: str, bundles: list[dict[str, Any]], timeout_s: float) -> Json:
-        """Make a group, wait until it is ready, and compare what Ray says of it with what was asked."""
-        self._unwanted.discard(name)
-        # A driver before us may have made it.
-        group = await asyncio.to_thread(_find_or_make_group, name, bundles)
-        problem = await self._wait_ready(group, name, timeout_s)
-        if not problem:
-            problem = difference(bundles, await asyncio.to_thread(placement_group_table, group))
-        if problem:
-            # At once: a pending group would steal the next node that joins.
-            await self._remove(group)
-            raise NotBooked(problem)
-        return group.id.hex()
-
-    async def _wait_ready(self, group: PlacementGroup, name: str, timeout_s: float) -> str:
-        """Empty when the group is ready, else why it isn't."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while (left_s := deadline - loop.time()) > 0:
-            if name in self._unwanted:
-                return "it was removed while it was being made"
-            if await asyncio.to_thread(group.wait, min(left_s, _SLICE_S)):
-                return ""
-        return f"not ready after {timeout_s:g} s"
-
-    async def _unbook(self, name: str, ray_id: str) -> Json:
-        """Remove a group, by id or else by name; returns once Ray says it is gone."""
-        self._unwanted.add(name)
-        group = _group(ray_id) if ray_id else await asyncio.to_thread(_find_group, name)
-        if group is not None:
-            await self._remove(group)
-
-    @staticmethod
-    async def _remove(group: PlacementGroup) -> None:
-        await asyncio.to_thread(remove_placement_group, group)
-        while await asyncio.to_thread(_state, group) not in {"", "REMOVED"}:  # noqa: ASYNC110 - Ray has no such event
-            await asyncio.sleep(_POLL_S)
-
-
-def difference(bundles: list[dict[str, Any]], table: dict[str, Any]) -> str:
-    """What Ray booked otherwise than asked; empty when nothing."""
-    if table.get("state") != "CREATED":
-        return f"Ray says {table.get('state')}"
-    for index, asked in enumerate(bundles):
-        node = table["bundles_to_node_id"].get(index)
-        if node != asked["ray_node_id"]:
-            return f"bundle {index} is on Ray node {node}, not on {asked['ray_node_id']}"
-        booked = table["bundles"][index]
-        if {name: float(amount) for name, amount in booked.items()} != {
-            name: float(amount) for name, amount in asked["resources"].items()
-        }:
-            return f"bundle {index} books {booked}, not {asked['resources']}"
-    return ""
-
-
-def _group(ray_id: str) -> PlacementGroup:
-    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(ray_id)))
-
-
-def _find_or_make_group(name: str, bundles: list[dict[str, Any]]) -> PlacementGroup:
-    found = _find_group(name)
-    return _make_group(name, bundles) if found is None else found
-
-
-def _make_group(name: str, bundles: list[dict[str, Any]]) -> PlacementGroup:
-    """Ask Ray for a group; returns at once.
-
-    Always PACK: the nodes are ours to choose, and STRICT_SPREAD with two bundles for one node never gets ready (m).
-    Pinned by Ray's own node id: by a label of ours the group would come back on the node's next raylet as a ghost (m).
-    """
-    group: PlacementGroup = placement_group(
-        [each["resources"] for each in bundles],
-        strategy="PACK",
-        name=name,
-        lifetime="detached",
-        bundle_label_selector=[{"ray.io/node-id": each["ray_node_id"]} for each in bundles],
-    )
-    return group
-
-
-def _find_group(name: str) -> PlacementGroup | None:
-    try:
-        group: PlacementGroup = get_placement_group(name)
-    except ValueError:  # Ray's way to say that there is none.
-        return None
-    return group
-
-
-def _state(group: PlacementGroup) -> str:
-    return str(placement_group_table(group).get("state", ""))
 
 
 def _host_class() -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from callboard.agents.outbox import Outbox
+from callboard.agents.ray_devices import Shares, amount, in_order
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
 from callboard.model.hardware import is_piece
 from callboard.model.quantities import MILLI
@@ -119,10 +120,10 @@ class Groups:
 def ray_bundles(bundles: Sequence[agent_pb2.Bundle]) -> list[BundleBooking]:
     """Bundles in Ray's terms. The index of a bundle stays what it is; more may follow behind all of them.
 
-    Ray gives a bundle whole GPUs or a part of one, and chooses by itself of which GPU a part is. Parts that we put on
-    one device must therefore be booked as one amount: booked one by one, 0.5 + 0.5 and 3 × 0.333 that fill two devices
-    may be torn over both, and the last one finds no room. The first bundle that has a part of a device books the whole
-    sum, or, where it books GPUs already, a bundle of its own does.
+    Ray gives a bundle whole GPUs or a part of one. Parts that the group has of one device are booked as one amount: so
+    whatever is to be on one device is, and a device is named by one bundle. The first bundle that has a part of a
+    device books the whole sum, or, where it books GPUs already, a bundle of its own does. Whole devices are booked one
+    by one where Ray could not give the bundles theirs otherwise (0 and 3, 1 and 2).
     """
     parts: dict[tuple[str, int], int] = {}
     for each in bundles:
@@ -130,22 +131,34 @@ def ray_bundles(bundles: Sequence[agent_pb2.Bundle]) -> list[BundleBooking]:
             if share.milli < MILLI:
                 device = (each.ray_node_id, share.index)
                 parts[device] = parts.get(device, 0) + share.milli
+    apart = _crossing(bundles)
     booked: list[BundleBooking] = []
     more: list[BundleBooking] = []
     for each in bundles:
         amounts = ray_amounts(each.resources)
-        if any(share.milli < MILLI for share in each.devices):
+        held: list[Shares] = []
+        whole = tuple((share.index, MILLI) for share in each.devices if share.milli == MILLI)
+        if whole:
+            held += [(share,) for share in whole] if each.ray_node_id in apart else [whole]
+        for share in each.devices:
+            if total_milli := parts.pop((each.ray_node_id, share.index), 0):
+                held.append(((share.index, total_milli),))
+        if each.devices:
             amounts.pop("GPU", None)
-            if whole := sum(share.milli == MILLI for share in each.devices):
-                amounts["GPU"] = whole
-            for share in each.devices:
-                total_milli = parts.pop((each.ray_node_id, share.index), 0)
-                if total_milli and "GPU" not in amounts:
-                    amounts["GPU"] = total_milli / MILLI
-                elif total_milli:
-                    more.append(BundleBooking(each.ray_node_id, {"GPU": total_milli / MILLI}))
-        booked.append(BundleBooking(each.ray_node_id, amounts or {"memory": 1}))
+        if held:
+            amounts["GPU"] = amount(held[0]) / MILLI
+        booked.append(BundleBooking(each.ray_node_id, amounts or {"memory": 1}, held[0] if held else ()))
+        more += [BundleBooking(each.ray_node_id, {"GPU": amount(shares) / MILLI}, shares) for shares in held[1:]]
     return booked + more
+
+
+def _crossing(bundles: Sequence[agent_pb2.Bundle]) -> set[str]:
+    """Nodes of which Ray could not give these bundles their whole devices, in whatever order."""
+    whole: dict[str, list[Shares]] = {}
+    for each in bundles:
+        shares = tuple((share.index, MILLI) for share in each.devices if share.milli == MILLI)
+        whole.setdefault(each.ray_node_id, []).append(tuple(sorted(shares)))
+    return {node for node, held in whole.items() if not in_order(sorted(held))}
 
 
 def ray_amounts(resources: common_pb2.Resources) -> dict[str, float]:

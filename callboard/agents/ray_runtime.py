@@ -100,7 +100,14 @@ class RayRuntime:
             raise HostError("this node is in no Ray cluster")
         argument = {
             "name": group_name(self._cluster, group.id, group.attempt),
-            "bundles": [{"ray_node_id": each.ray_node_id, "resources": dict(each.resources)} for each in group.bundles],
+            "bundles": [
+                {
+                    "ray_node_id": each.ray_node_id,
+                    "resources": dict(each.resources),
+                    "devices": [list(share) for share in each.devices],
+                }
+                for each in group.bundles
+            ],
             "timeout_s": group.timeout_s,
         }
         try:

@@ -77,6 +77,8 @@ class BundleBooking:
     ray_node_id: str
     resources: Mapping[str, float]
     """Amounts in Ray's units: {"CPU": 1.5, "GPU": 1, "memory": 1073741824}."""
+    devices: Sequence[tuple[int, int]] = ()
+    """(index, thousandths) of its devices: whole ones, or a part of one; empty: whichever Ray gives."""
 
 
 @dataclass(frozen=True)
