@@ -45,9 +45,6 @@ _MAKING = "making-"
 _ORDER = "callboard/order/"
 """Before a group's Ray id: which of Ray's bundles is which of ours, where their order differs."""
 
-_FILLER = "callboard-filler"
-"""Name of fillers. They are not detached: those of a driver that died go with it."""
-
 _SLICE_S = 0.5
 """Between looks at whether a group that is being made is still wanted."""
 
@@ -451,9 +448,8 @@ def _make(name: str, asked: Sequence[_Bundle]) -> PlacementGroup:
 
 
 def _make_filler(node: str, milli: int) -> PlacementGroup:
-    group: PlacementGroup = placement_group(
-        [{"GPU": milli / MILLI}], name=_FILLER, bundle_label_selector=[{"ray.io/node-id": node}]
-    )
+    """Not detached: those of a driver that died go with it. Without a name, for a name can be given once."""
+    group: PlacementGroup = placement_group([{"GPU": milli / MILLI}], bundle_label_selector=[{"ray.io/node-id": node}])
     return group
 
 

@@ -20,8 +20,8 @@ User = tuple[Entry, Numbering, Sequence[Ranks]]
 Located = Sequence[tuple[Placement, Span]]
 """Workers of a component with the span that each lies in."""
 
-_Held = tuple[tuple[int, ...], int | tuple[int, ...]]
-"""Positions of a worker's devices on its node, and its share of each, or of all."""
+_Held = tuple[tuple[int, ...], tuple[int, ...]]
+"""Positions of a worker's devices on its node, and its share of each."""
 
 _MAX_FAULTS = 10
 
@@ -33,16 +33,23 @@ class _Use:
     Attributes:
         stated_milli: sum of the stated shares.
         others: workers without a stated share.
-        share_milli: what each of those is charged; filled in once everybody is counted.
+        served: those of them that have their part.
     """
 
     stated_milli: list[int]
     others: list[int]
-    share_milli: list[int]
+    served: list[int]
 
     def demand_milli(self, position: int) -> int:
         """What a device is charged in all: whole, unless everybody states a share."""
         return WHOLE_DEVICE if self.others[position] else self.stated_milli[position]
+
+    def next_part(self, position: int) -> int:
+        """What the next worker without a stated share is charged. The first get a thousandth more where the rest can't
+        be divided evenly, so that what they are charged is what the device is charged: whole."""
+        each, more = divmod(WHOLE_DEVICE - self.stated_milli[position], self.others[position])
+        self.served[position] += 1
+        return each + (self.served[position] <= more)
 
 
 class Charges:
@@ -53,15 +60,9 @@ class Charges:
         # Nodes are alike, so most workers hold equal devices: each is made once.
         self._made: dict[tuple[str, ...], dict[_Held, tuple[PlacedDevice, ...]]] = {}
 
-    def add(self, entry: Entry, numbering: Numbering, processes: Sequence[Ranks], report: Report) -> None:
+    def add(self, entry: Entry, numbering: Numbering, processes: Sequence[Ranks]) -> None:
         """Counts the workers of one component."""
         share = entry.share_milli
-        if share and (many := max(map(len, processes))) > 1:
-            report.fault(
-                entry.share_where,
-                f"share is a part of one GPU, but a worker holds {many}; leave it out, or give each worker one GPU",
-                read=str(share),
-            )
         counts = [0] * numbering.total
         for ranks in processes:
             for rank in ranks:
@@ -72,7 +73,7 @@ class Charges:
                 continue
             use = self._uses.get(span.node.rank)
             if use is None:
-                use = self._uses[span.node.rank] = _Use([0] * span.count, [0] * span.count, [])
+                use = self._uses[span.node.rank] = _Use([0] * span.count, [0] * span.count, [0] * span.count)
             if share:
                 use.stated_milli = [before + share * more for before, more in zip(use.stated_milli, own, strict=True)]
             else:
@@ -82,10 +83,6 @@ class Charges:
         """No device is charged more than it is (I1), and nobody is charged nothing."""
         told = 0
         for node, use in self._uses.items():
-            use.share_milli = [
-                (WHOLE_DEVICE - stated) // others if others else 0
-                for stated, others in zip(use.stated_milli, use.others, strict=True)
-            ]
             for position, (stated, others) in enumerate(zip(use.stated_milli, use.others, strict=True)):
                 if stated + others > WHOLE_DEVICE and told < _MAX_FAULTS:
                     told += 1
@@ -106,20 +103,21 @@ class Charges:
         )
 
     def workers(self, entry: Entry, located: Located) -> tuple[PlannedWorker, ...]:
-        """The workers of one component with what each is charged. Clusters are large: one loop, little in it."""
+        """The workers of one component with what each is charged: asked once of each component, in their order.
+        Clusters are large: one loop, little in it."""
         component, share = entry.component, entry.share_milli
         found: list[PlannedWorker] = []
         for span, members in groupby(located, key=itemgetter(1)):
             env = span.env
             interpreter, variables = (env.interpreter, env.env) if env is not None else ("", ())
             node_id, ids, units = span.node.node_id, span.ids, span.units
-            shares = self._uses[span.node.rank].share_milli if ids else []
+            use = self._uses[span.node.rank] if ids else None
             made = self._made.setdefault(ids, {})
             for placement, _ in members:
                 positions = placement.local_hardware_ranks
                 devices: tuple[PlacedDevice, ...] = ()
-                if ids:
-                    key = (positions, share or tuple([shares[at] for at in positions]))
+                if use is not None:
+                    key = (positions, tuple([share or use.next_part(at) for at in positions]))
                     if key not in made:
                         made[key] = _devices(ids, *key)
                     devices = made[key]
@@ -151,11 +149,8 @@ class Charges:
         return tuple([(at, milli) for at in range(len(use.others)) if (milli := use.demand_milli(at))])
 
 
-def _devices(
-    ids: tuple[str, ...], positions: tuple[int, ...], shares: int | tuple[int, ...]
-) -> tuple[PlacedDevice, ...]:
-    each = (shares,) * len(positions) if isinstance(shares, int) else shares
-    return tuple([PlacedDevice(at, ids[at], milli) for at, milli in zip(positions, each, strict=True)])
+def _devices(ids: tuple[str, ...], positions: tuple[int, ...], shares: tuple[int, ...]) -> tuple[PlacedDevice, ...]:
+    return tuple([PlacedDevice(at, ids[at], milli) for at, milli in zip(positions, shares, strict=True)])
 
 
 def _holders(users: Sequence[User], node: int, position: int) -> list[Entry]:

@@ -55,7 +55,7 @@ class ComponentPlacement:
         self._charges = Charges()
         users = [(layout.entry, layout.numbering, layout.processes) for layout in self._layouts.values()]
         for user in users:
-            self._charges.add(*user, report)
+            self._charges.add(*user)
         self._charges.check(users, report)
         report.raise_any()
         self._warnings = tuple(report.warnings)

@@ -21,8 +21,8 @@ from callboard.placement.cluster import Cluster
 from callboard.placement.plan import PlacementPlan, PlannedComponent, PlannedWorker
 from callboard.placement.render import plan_placement, render
 
-PieceShares = Mapping[tuple[str, str], int]
-"""(node id, piece of its declared hardware) → the share of each worker that uses it, in milli."""
+PieceShares = Mapping[tuple[str, int], tuple[tuple[str, int], ...]]
+"""(component, rank) → (piece of its node's declared hardware, share in milli) of each piece that the worker uses."""
 
 
 def place_job(spec: JobSpec, cluster: Cluster) -> JobSpec:
@@ -93,20 +93,30 @@ def _kept(plan: PlacementPlan) -> str:
 
 def hardware_shares(plan: PlacementPlan) -> PieceShares:
     """How much of each piece of declared hardware every worker holds that uses it: those who share one have equal
-    parts, as with a GPU. What a config alone declares is not counted, since no node says that it has it."""
+    parts, as with a GPU, and all of it together. What a config alone declares is not counted, since no node says that
+    it has it."""
     declared = {
         node.node_id: {piece for piece, _ in pieces(unit.type for unit in node.hardware).custom_milli}
         for node in plan.cluster.nodes
         if node.hardware
     }
-    users = Counter(
-        (worker.node_id, piece)
+    using = [
+        (worker, [piece for piece in _pieces_of(worker) if piece in declared.get(worker.node_id, ())])
         for component in plan.components
         for worker in component.workers
-        for piece in _pieces_of(worker)
-        if piece in declared.get(worker.node_id, ())
-    )
-    return {used: max(1, MILLI // count) for used, count in users.items()}
+    ]
+    users = Counter((worker.node_id, piece) for worker, used in using for piece in used)
+    served = Counter[tuple[str, str]]()
+    shares: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
+    for worker, used in using:
+        held = {}
+        for piece in used:
+            each, more = divmod(MILLI, users[worker.node_id, piece])
+            served[worker.node_id, piece] += 1
+            held[piece] = max(1, each + (served[worker.node_id, piece] <= more))
+        if held:
+            shares[worker.component, worker.placement.rank] = tuple(sorted(held.items()))
+    return shares
 
 
 def _pieces_of(worker: PlannedWorker) -> list[str]:
@@ -134,7 +144,6 @@ def place_of(worker: PlannedWorker, shares: PieceShares) -> WorkerPlace:
         worker: what the plan says of it.
         shares: :func:`hardware_shares` of the plan.
     """
-    held = {piece: shares[used] for piece in _pieces_of(worker) if (used := (worker.node_id, piece)) in shares}
     settings = ",".join(unit.config_json for unit in worker.hardware)
     return WorkerPlace(
         node_id=worker.node_id,
@@ -144,7 +153,7 @@ def place_of(worker: PlannedWorker, shares: PieceShares) -> WorkerPlace:
         interpreter=worker.interpreter,
         node_group=worker.placement.node_group_label or "",
         hardware_json=f"[{settings}]" if settings else "",
-        hardware=tuple(sorted(held.items())),
+        hardware=shares.get((worker.component, worker.placement.rank), ()),
     )
 
 
@@ -187,7 +196,8 @@ def _gpu_misfits(place: Place, component: ComponentSpec, planned: PlannedCompone
         return
     for worker in planned.workers:
         held, whole = sum(device.milli for device in worker.devices), len(worker.devices) * MILLI
-        if asked not in (held, whole):
+        # Equal parts may differ by a thousandth of each device.
+        if asked != whole and abs(asked - held) > len(worker.devices):
             said = (
                 f"{component.name} asks {format_milli(asked)} GPU a worker, its placement gives rank "
                 f"{worker.placement.rank} {format_milli(held)}; leave gpu out or correct one of the two"

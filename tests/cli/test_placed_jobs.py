@@ -320,7 +320,7 @@ cluster:
         await verb(cluster, "job", "submit", str(file), "--wait")
         shown = (await verb(cluster, "job", "get", "placed")).stdout
         assert "actor 0-1, env 0-1:0-3" in shown
-        assert "actor 0.666 GPU in all as placed" in shown  # a third of each, the others are env's
+        assert "actor 0.668 GPU in all as placed" in shown  # a third of each, the others are env's
         listed = (await verb(cluster, "job", "list")).stdout
         assert "n0 GPU 0,1" in listed
         status = (await verb(cluster, "status")).stdout

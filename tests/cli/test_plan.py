@@ -149,8 +149,8 @@ class TestAPlacedJob:
     def test_is_planned_where_its_text_places_it(self) -> None:
         found = planned("-", "--nodes", "2x(2gpu,32cpu)", text=PLACED)
         assert found["fits"] is True
-        assert found["totals"] == {"cpu": 13, "gpu": 3.998}  # Three share each of two GPUs: 333 milli each.
-        assert [node["workers"] for node in found["nodes"]] == [{"actor": 2, "env": 4}, {"actor": 2, "reward": 1}]
+        assert found["totals"] == {"cpu": 13, "gpu": 4}  # Three share each of two GPUs: all of it together.
+        assert [node["workers"] for node in found["nodes"]] == [{"actor": 2, "env": 4, "reward": 1}, {"actor": 2}]
         assert [component["per_worker"] for component in found["components"]] == [
             {"cpu": 2, "gpu": 1},
             {"cpu": 1, "gpu": 0.333},

@@ -72,7 +72,7 @@ class TestPlacedJobs:
         assert {key: held(start) for key, start in started.items()} == {
             ("actor", 0): ("n0", [("0", 1000)]),
             ("actor", 1): ("n0", [("1", 1000)]),
-            ("rollout", 0): ("n1", [("0", 333), ("1", 1000)]),
+            ("rollout", 0): ("n1", [("0", 334), ("1", 1000)]),
             ("env", 0): ("n1", [("0", 333)]),
             ("env", 1): ("n1", [("0", 333)]),
             ("agent", 0): ("n1", []),
@@ -354,9 +354,9 @@ class TestDeclaredHardware:
                 await api.until_job("three", "RUNNING")
                 running_job = await api.job("three")
                 held = [dict(each.allocation.resources.custom_milli) for each in running_job.workers]
-                assert held == [{"Franka/0": 333}] * 3
+                assert held == [{"Franka/0": milli} for milli in (334, 333, 333)], "all of it together"
                 (place, *_) = running_job.spec.components[0].places
-                assert dict(place.hardware_milli) == {"Franka/0": 333}
+                assert dict(place.hardware_milli) == {"Franka/0": 334}
 
     async def test_what_only_a_config_declares_is_nobodys_to_book(self, tmp_path: Path) -> None:
         own = ARMS.format(ranks=0).replace("{type: Franka}", "{type: Franka, configs: [{node_rank: 0, ip: 10.0.0.1}]}")

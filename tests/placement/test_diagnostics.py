@@ -231,8 +231,25 @@ class TestCharges:
         assert plan(of("a: '0:0-999'"), "1").workers[0].devices[0].milli == 1
         assert "do not fit into 1000 milli-GPU" in refused(of("a: '0:0-1000'"), "1")
 
-    def test_a_share_is_of_one_gpu(self) -> None:
-        assert "share is a part of one GPU" in refused(of("a: {placement: '0-1:0', share: 500}"), "2")
+    def test_ft_b5_a_share_is_of_each_gpu_of_a_worker(self) -> None:
+        found = plan(of("a: {placement: '0-1:0', share: 0.7}, b: {placement: '1:0', share: 300}"), "2")
+        assert [(device.position, device.milli) for device in found.workers[0].devices] == [(0, 700), (1, 700)]
+        assert found.demand[0].devices == ((0, 700), (1, 1000))
+        assert "do not fit into 1000 milli-GPU" in refused(
+            of("a: {placement: '0-1:0', share: 0.7}, b: {placement: '1:0', share: 301}"), "2"
+        )
+
+    @pytest.mark.parametrize(
+        ("workers", "stated"), [*((n, 0) for n in (1, 3, 7, 48, 300, 600, 999, 1000)), (3, 200), (300, 200), (800, 200)]
+    )
+    def test_ft_b6_a_gpu_that_is_shared_without_stated_shares_is_charged_whole(self, workers: int, stated: int) -> None:
+        text = f"a: '0:0-{workers - 1}'" + (f", b: {{placement: 0, share: {stated}}}" if stated else "")
+        found = plan(of(text), "1")
+        shares = [worker.devices[0].milli for worker in found.workers]
+        assert sum(shares) == found.demand[0].gpu_milli == 1000
+        equal = shares[:workers]
+        assert max(equal) - min(equal) <= 1
+        assert equal == sorted(equal, reverse=True)
 
     def test_a_worker_of_several_gpus_is_charged_on_each(self) -> None:
         found = plan(of("a: '0-1:0', b: 1"), "2")

@@ -58,7 +58,8 @@ class TestCollocated:
     def test_the_same_ranks_are_the_shared_mode(self) -> None:
         found = plan(reasoning('"actor,rollout,reward": 0-3'), "4")
         assert (found.mode, found.sync_mode) == (PlacementMode.COLLOCATED, RolloutSyncMode.IPC)
-        assert charged(found, "actor") == [[(i, 333)] for i in range(4)]
+        assert charged(found, "actor") == [[(i, 334)] for i in range(4)]
+        assert charged(found, "reward") == [[(i, 333)] for i in range(4)]
 
     def test_equal_sets_in_other_words_are_the_same(self) -> None:
         assert plan(reasoning("actor: 0-3, rollout: all"), "4").mode is PlacementMode.COLLOCATED
