@@ -237,6 +237,7 @@ def worker_plan(command: agent_pb2.StartWorker, node: NodeIdentity, variables: M
         "env": dict(variables),
         "secrets": sorted(name for name in variables if name in declared or is_secret(name)),
         "visibility_variable": node.vendor.variables[0],
+        "gpus": [[share.index, share.milli] for share in command.allocation.devices],
         **_object(command, ""),
         "members": [
             {"name": member.name, "role": member.role, **_object(member, f"members[{i}].")}

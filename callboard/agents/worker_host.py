@@ -26,6 +26,7 @@ from callboard.agents.worker_lanes import in_thread
 from callboard.agents.worker_members import HOOKS, Member, Members, Plan
 from callboard.agents.worker_output import keep_bounded, redirect, timed
 from callboard.agents.worker_process import (
+    answer_for_ray,
     become_subreaper,
     checkpoint_answer,
     checkpoint_value,
@@ -226,6 +227,7 @@ class WorkerHost:
         self._write_to(plan.get("output", ""), plan.get("output_bytes", 0))
         enter_environment(plan["env"])
         become_subreaper()
+        answer_for_ray(plan.get("gpus", ()))
         self._job_name = plan["context"]["job_name"]
         self._label = f"worker {self._job_name}/{plan['context']['component']}/{plan['context']['rank']}"
         self._visibility_variable = plan["visibility_variable"]

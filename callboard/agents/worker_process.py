@@ -15,7 +15,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,53 @@ def become_subreaper() -> None:
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def answer_for_ray(held: Sequence[Sequence[int]]) -> None:
+    """Have Ray tell the code of this process which GPUs it holds, as it tells an actor that Ray gave them to.
+
+    For Ray the host has none: its placement group has them, so that others in the group may ask for them.
+    `ray.get_gpu_ids()` and `get_accelerator_ids()` look into one method of Ray's worker object, which is replaced;
+    `get_assigned_resources()` gets the amount. A Ray without these (tests/agents/test_ray.py notices) is left alone
+    and told of, for frameworks would believe that there is no GPU.
+
+    Args:
+        held: (position among the devices of the node's Ray, thousandths) of each; nothing is done without any.
+    """
+    ray: Any = sys.modules.get("ray")
+    worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
+    worker = getattr(worker, "global_worker", None)
+    context: Any = getattr(getattr(ray, "runtime_context", None), "RuntimeContext", None)
+    if not held or not getattr(worker, "connected", False):
+        return  # a plain process has no Ray to ask
+    ask, assigned = "get_accelerator_ids_for_accelerator_resource", "get_assigned_resources"
+    if not (
+        hasattr(worker, ask) and hasattr(worker, "original_visible_accelerator_ids") and hasattr(context, assigned)
+    ):
+        version = getattr(ray, "__version__", "")
+        text = (
+            f"callboard doesn't know Ray {version}: ray.get_gpu_ids() finds no GPU; read CUDA_VISIBLE_DEVICES instead"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return
+    rays_ids, rays_amounts = getattr(worker, ask), getattr(context, assigned)
+    positions = [position for position, _ in held]
+
+    def ids(resource_name: str, resource_regex: str) -> list[Any]:
+        if resource_name != "GPU":
+            found: list[Any] = rays_ids(resource_name, resource_regex)
+            return found
+        # Where the node's Ray was given a list of devices, it names them by that.
+        listed = worker.original_visible_accelerator_ids.get("GPU")
+        if listed is None or max(positions) >= len(listed):
+            return list(positions)
+        return [str(listed[position]) for position in positions]
+
+    def amounts(self: object) -> dict[str, Any]:
+        return {**rays_amounts(self), "GPU": sum(milli for _, milli in held) / 1000}
+
+    setattr(worker, ask, ids)
+    setattr(context, assigned, amounts)
 
 
 def load_class(path: str) -> type:

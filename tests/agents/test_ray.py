@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,24 @@ class Cluster:
         return agent_pb2.Bundle(
             node_id=node, ray_node_id=self.nodes[node].ray_node_id, resources=common_pb2.Resources(**resources)
         )
+
+    @asynccontextmanager
+    async def group(self, name: str, *bundles: tuple[tuple[int, int], ...]) -> AsyncIterator[str]:
+        """A placement group with these devices of n1, as its id in Ray; removed afterwards."""
+        asked = [self.bundle("n1", gpu_milli=sum(milli for _, milli in each)) for each in bundles]
+        for bundle, each in zip(asked, bundles, strict=True):
+            bundle.devices.extend(common_pb2.DeviceShare(index=index, milli=milli) for index, milli in each)
+        create = agent_pb2.CreatePlacementGroup(placement_group_id=name, attempt=1, timeout_ms=20_000, bundles=asked)
+        report = await self.controller.do("n1", create_placement_group=create)
+        assert report.HasField("placement_group_ready"), report
+        ray_id = report.placement_group_ready.ray_placement_group_id
+        yield ray_id
+        remove = agent_pb2.RemovePlacementGroup(placement_group_id=name, attempt=1, ray_placement_group_id=ray_id)
+        await self.controller.do("n1", remove_placement_group=remove)
+
+    async def told_in(self, group: str, bundle: int = 0, gpus: float = 1) -> Any:
+        """What Ray tells a plain actor that it gives a bundle's devices to."""
+        return await self.probe.ask("told in a bundle", group=group, bundle=bundle, gpus=gpus)
 
     def recorded(self, node: str, role: str) -> int:
         records = json.loads((self.folder / node / "processes.json").read_text())
@@ -302,6 +321,54 @@ class TestPlacementGroups:
         report = await cluster.controller.do("n1", remove_placement_group=remove)
         assert report.HasField("placement_group_removed")
 
+    async def test_ft_b1_what_workers_start_inside_their_groups_gets_their_own_devices(self, cluster: Cluster) -> None:
+        async with cluster.group("pg-b1", ((1, 1000),)) as upper, cluster.group("pg-b1b", ((0, 1000),)) as lower:
+            for generation, group, device in ((900, upper, 1), (901, lower, 0)):
+                command = await cluster.start(
+                    "Plain",
+                    generation=generation,
+                    devices=(str(device),),
+                    in_bundle=True,
+                    ray_placement_group_id=group,
+                )
+                assert await cluster.call(command, "told_to_a_task", 1) == [[[device], [str(device)], 1.0]]
+                assert await cluster.call(command, "told_by_ray") == [[[device], [str(device)], 1.0]]
+                await cluster.stop(command)
+
+    async def test_ft_b1_bundles_in_another_order_than_their_devices_stay_apart(self, cluster: Cluster) -> None:
+        async with cluster.group("pg-b1c", ((1, 1000),), ((0, 400),)) as group:
+            command = start_worker(
+                "Plain", generation=905, devices=("1",), in_bundle=True, ray_placement_group_id=group
+            )
+            assert command.allocation.bundle_index == 0
+            assert (await cluster.controller.do("n1", start_worker=command)).HasField("worker_ready")
+            assert await cluster.call(command, "told_to_a_task", 1) == [[[1], ["1"], 1.0]]
+            assert await cluster.call(command, "told_to_a_task", 0.4) == [[[0], ["0"], 0.4]]
+            await cluster.stop(command)
+
+    async def test_ft_b2_shares_lie_in_ray_where_the_ledger_has_them(self, cluster: Cluster) -> None:
+        async with AsyncExitStack() as groups:
+            for number, (index, milli) in enumerate(((0, 300), (1, 300), (0, 700), (1, 700))):
+                group = await groups.enter_async_context(cluster.group(f"pg-b2-{number}", ((index, milli),)))
+                assert await cluster.told_in(group, gpus=milli / 1000) == [[index], [str(index)], milli / 1000]
+
+    async def test_ft_b2_a_device_that_ray_gave_to_somebody_else_is_named(self, cluster: Cluster) -> None:
+        node = cluster.nodes["n1"].ray_node_id
+        assert await cluster.probe.ask("foreign hold", ray_node=node)
+        bundle = cluster.bundle("n1", gpu_milli=1000)
+        bundle.devices.add(index=0, milli=1000)
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id="pg-b2f", attempt=1, timeout_ms=3_000, bundles=[bundle]
+        )
+        report = await cluster.controller.do("n1", create_placement_group=create)
+        assert "GPU 0 to something that callboard doesn't know of" in report.placement_group_failed.message
+        # The other device is there all the same, and this one once it is given back.
+        async with cluster.group("pg-b2g", ((1, 1000),)) as group:
+            assert (await cluster.told_in(group))[0] == [1]
+            await cluster.probe.ask("foreign release")
+            async with cluster.group("pg-b2h", ((0, 1000),)) as lower:
+                assert (await cluster.told_in(lower))[0] == [0]
+
 
 class TestObjectStores:
     async def test_any_node_tells_how_full_those_of_all_nodes_are(self, cluster: Cluster) -> None:
@@ -330,6 +397,17 @@ class TestWorkers:
                 assert "OLDPWD" not in environment
         for command in (with_gpu, without):
             assert (await cluster.stop(command)).outcome == agent_pb2.STOP_OUTCOME_KILLED
+
+    async def test_ft_b3_ray_tells_a_worker_of_its_devices_what_it_tells_a_plain_actor(self, cluster: Cluster) -> None:
+        async with cluster.group("pg-b3", ((1, 1000),)) as group:
+            plain = await cluster.told_in(group)
+            for generation in (910, 911):  # A spare was there for one of them at the most.
+                command = await cluster.start("Plain", generation=generation, devices=("1",))
+                assert await cluster.call(command, "told_by_ray") == [plain] == [[[1], ["1"], 1.0]]
+                await cluster.stop(command)
+        without = await cluster.start("Plain", generation=912)
+        assert await cluster.call(without, "told_by_ray") == [[[], [], 0]]
+        await cluster.stop(without)
 
     async def test_results_and_streams_go_over_ray_past_us(self, cluster: Cluster) -> None:
         command = await cluster.start("Plain", 1, "two", kwargs_json='{"three": 3}', job="streams")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -14,6 +15,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+
+
+def told_by_ray() -> list[object]:
+    """What Ray says of the devices of the process that asks."""
+    ray = importlib.import_module("ray")
+    context = ray.get_runtime_context()
+    return [ray.get_gpu_ids(), context.get_accelerator_ids()["GPU"], context.get_assigned_resources().get("GPU", 0)]
 
 
 class Plain:
@@ -37,6 +45,15 @@ class Plain:
         return subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
+
+    def told_by_ray(self) -> object:
+        """What Ray says of the devices of this process."""
+        return told_by_ray()
+
+    def told_to_a_task(self, gpus: float) -> object:
+        """What Ray says to a task that this worker starts."""
+        ray = importlib.import_module("ray")
+        return ray.get(ray.remote(num_cpus=0, num_gpus=gpus)(told_by_ray).remote(), timeout=30)
 
     def echo(self, value: object) -> object:
         """The value."""

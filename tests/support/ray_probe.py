@@ -12,8 +12,10 @@ from typing import Any
 
 import ray
 from ray._private.state import actors, available_resources_per_node
-from ray.util.placement_group import placement_group_table
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from tests.support.actors import Plain
 
 FOREIGN: list[Any] = []
 """Tasks that wait for room in Ray."""
@@ -47,6 +49,41 @@ def shown(what: str) -> Any:
             raise ValueError(other)
 
 
+OTHERS = ("foreign task", "foreign task runs", "foreign hold", "foreign release", "told in a bundle")
+
+
+def others(request: dict[str, Any]) -> Any:
+    """What somebody does in Ray who knows nothing of callboard."""
+    match request["what"]:
+        case "foreign task":
+            # A Ray task of somebody who knows nothing of callboard, on one node.
+            here: Any = NodeAffinitySchedulingStrategy(request["ray_node"], soft=False)
+            task: Any = ray.remote(num_cpus=0, num_gpus=request["gpus"], scheduling_strategy=here)(process_id)
+            FOREIGN.append(task.remote())
+            done, _ = ray.wait(FOREIGN, timeout=request["limit_s"])
+            return bool(done)
+        case "foreign task runs":
+            return ray.get(FOREIGN.pop(), timeout=request["limit_s"]) > 0
+        case "foreign hold":
+            here = NodeAffinitySchedulingStrategy(request["ray_node"], soft=False)
+            holder: Any = ray.remote(num_cpus=0, num_gpus=1, scheduling_strategy=here)(Plain).remote()
+            FOREIGN.append(holder)
+            return ray.get(holder.told_by_ray.remote(), timeout=30)
+        case "foreign release":
+            ray.kill(FOREIGN.pop())
+            return None
+        case "told in a bundle":
+            # A plain actor of Ray, to which Ray gives what a bundle has.
+            group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(request["group"])))
+            inside: Any = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=request["bundle"])
+            asker: Any = ray.remote(num_cpus=0, num_gpus=request["gpus"], scheduling_strategy=inside)(Plain).remote()
+            told = ray.get(asker.told_by_ray.remote(), timeout=30)
+            ray.kill(asker)
+            return told
+        case other:
+            raise ValueError(other)
+
+
 def answer(request: dict[str, Any]) -> Any:
     match request["what"]:
         case "call":
@@ -56,23 +93,14 @@ def answer(request: dict[str, Any]) -> Any:
             actor = ray.get_actor(request["actor"], namespace="callboard")
             items = actor.stream.options(num_returns="streaming").remote(request["method"], *request["args"])
             return [ray.get(item) for item in items]
-        case "foreign task":
-            # A Ray task of somebody who knows nothing of callboard, on one node.
-            here: Any = NodeAffinitySchedulingStrategy(request["ray_node"], soft=False)
-            task: Any = ray.remote(num_cpus=0, num_gpus=request["gpus"], scheduling_strategy=here)(process_id)
-            FOREIGN.append(task.remote())
-            done, _ = ray.wait(FOREIGN, timeout=request["limit_s"])
-            return bool(done)
         case "put":
             OBJECTS.append(ray.put(bytes(request["size"])))
             return None
         case "forget":
             OBJECTS.clear()
             return None
-        case "foreign task runs":
-            return ray.get(FOREIGN.pop(), timeout=request["limit_s"]) > 0
         case other:
-            return shown(other)
+            return others(request) if other in OTHERS else shown(other)
 
 
 def main() -> None:
