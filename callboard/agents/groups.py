@@ -72,6 +72,7 @@ class Groups:
             attempt=command.attempt,
             bundles=ray_bundles(command.bundles),
             timeout_s=command.timeout_ms / 1000,
+            certain=command.certain_devices,
         )
         try:
             booked = await self._runtime.book(group)
@@ -88,6 +89,8 @@ class Groups:
             ray_placement_group_id=booked.ray_id,
             ray_session=booked.ray_session,
             took_ms=round(took_s * 1000),
+            # Bundles behind the ledger's own hold parts, of which none is to move.
+            devices=[agent_pb2.BundleDevices(indexes=each) for each in booked.devices[: len(command.bundles)]],
         )
         self._outbox.report(command_id, placement_group_ready=ready)
 

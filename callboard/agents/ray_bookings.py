@@ -71,6 +71,7 @@ class _Bundle:
 
     Attributes:
         ours: its index among the bundles of the ledger's group.
+        devices: what it must have, or what Ray gave it where that will do.
     """
 
     ours: int
@@ -104,14 +105,15 @@ class Bookings:
         self._locks_lock = threading.Lock()
         self._gpus: dict[str, int] = {}
 
-    def book(self, name: str, bundles: list[dict[str, Any]], timeout_s: float) -> str:
+    def book(self, name: str, bundles: list[dict[str, Any]], timeout_s: float, certain: bool) -> dict[str, Any]:
         """Make a group, wait until it is ready, and see to it that it is what was asked.
 
         Args:
             bundles: {"ray_node_id", "resources", "devices": [[index, thousandths], …]} of each.
+            certain: it must have these devices; otherwise it may be given others where Ray has more users than ours.
 
         Returns:
-            Ray's id of it.
+            {"ray_id", "devices": indexes of each bundle's where they are others than were asked, else nothing}.
 
         Raises:
             NotBooked: it can't be made so.
@@ -122,13 +124,16 @@ class Bookings:
             for i, each in enumerate(bundles)
         ]
         asked.sort(key=lambda each: (each.node, sorted(each.devices)) if each.devices else ("", []))
+        certain = certain or any(milli % MILLI for each in asked for _, milli in each.devices)
         deadline = time.monotonic() + timeout_s
         nodes = sorted({each.node for each in asked if each.devices})
         while True:
             with self._turn(nodes):
-                group, problem = self._try(name, asked, nodes, deadline)
+                group, problem = self._try(name, asked, nodes, deadline, certain)
             if group is not None:
-                return str(group.id.hex())
+                got = {each.ours: [index for index, _ in each.devices] for each in asked}
+                other = any(got[i] != [index for index, _ in each["devices"]] for i, each in enumerate(bundles))
+                return {"ray_id": group.id.hex(), "devices": [got[i] for i in sorted(got)] if other else []}
             pause_s = random.uniform(*_PAUSE_S)  # noqa: S311 - two drivers shall differ, that is all
             if time.monotonic() + pause_s >= deadline:
                 raise NotBooked(f"not ready after {timeout_s:g} s: {problem}")
@@ -167,7 +172,7 @@ class Bookings:
                 lock.release()
 
     def _try(
-        self, name: str, asked: Sequence[_Bundle], nodes: Sequence[str], deadline: float
+        self, name: str, asked: Sequence[_Bundle], nodes: Sequence[str], deadline: float, certain: bool
     ) -> tuple[PlacementGroup | None, str]:
         """The group, or what was in the way; then nothing of it is left.
 
@@ -180,20 +185,20 @@ class Bookings:
         try:
             while not done:
                 if group is None:
-                    rooms = rooms or {node: self._room(node) for node in nodes}
-                    for node in nodes:
+                    rooms = rooms or {node: self._room(node, certain) for node in nodes}
+                    for node in nodes if certain or all(room.certain for room in rooms.values()) else ():
                         self._fill(rooms[node], _on(asked, node), node, deadline)
                     group = _make(name, asked)
                 if not self._is_ready(group, name, min(deadline, time.monotonic() + _TURN_S) if nodes else deadline):
                     return None, "Ray has no room for it"
                 if problem := difference(asked, placement_group_table(group)):
                     raise NotBooked(problem)
-                if not self._holds(group, asked, nodes, rooms, deadline):
+                done = not nodes or self._holds(group, asked, rooms, deadline, certain)
+                if not done:
                     self._remove(group)
                     group = None
-                    continue
-                self._record(group, asked, nodes)
-                done = True
+            assert group is not None, "done is said of a group"
+            self._record(group, asked, nodes)
         except (DeviceTaken, TimeoutError, RayError) as error:
             return None, _why(error)
         except NoOrder as error:
@@ -210,26 +215,28 @@ class Bookings:
         self,
         group: PlacementGroup,
         asked: Sequence[_Bundle],
-        nodes: Sequence[str],
         rooms: Mapping[str, _Room],
         deadline: float,
+        certain: bool,
     ) -> bool:
-        """Whether a group holds the devices that were asked: for certain, or by its own word.
-
-        Raises:
-            DeviceTaken: it doesn't, since one of them isn't free.
-        """
-        if all(node in rooms and self._was_certain(node, rooms[node], _on(asked, node)) for node in nodes):
+        """Whether a group holds the devices that were asked: by what is known of Ray, or by its own word. One that may
+        hold others is asked for those that it has from now on."""
+        if rooms and all(self._was_certain(node, room, _on(asked, node)) for node, room in rooms.items()):
             return True
         named = [(i, each) for i, each in enumerate(asked) if each.devices]
         got = _ask(group, [(i, amount(each.devices)) for i, each in named], deadline)
-        right = True
+        wrong = False
         for (_, each), indexes in zip(named, got, strict=True):
-            if indexes != sorted(index for index, _ in each.devices):
-                right = False
-                if each.node in rooms:
-                    _learn(rooms[each.node], [index for index, _ in each.devices], indexes, amount(each.devices))
-        return right
+            expected = sorted(index for index, _ in each.devices)
+            if indexes == expected:
+                continue
+            if not certain:
+                each.devices = tuple((index, MILLI) for index in indexes)
+                continue
+            wrong = True
+            if each.node in rooms:
+                _learn(rooms[each.node], expected, indexes, amount(each.devices))
+        return not wrong
 
     @staticmethod
     def _record(group: PlacementGroup, asked: Sequence[_Bundle], nodes: Sequence[str]) -> None:
@@ -244,9 +251,9 @@ class Bookings:
 
     # What is free.
 
-    def _room(self, node: str) -> _Room:
+    def _room(self, node: str, patient: bool) -> _Room:
         """What is free on a node by what is recorded; certain where Ray's sum agrees, which it may take a moment to."""
-        deadline = time.monotonic() + _SETTLED_S
+        deadline = time.monotonic() + (_SETTLED_S if patient else 0.0)
         while True:
             room = self._look(node)
             if room.certain or time.monotonic() > deadline:
@@ -387,11 +394,7 @@ def _why(error: Exception) -> str:
 
 
 def _learn(room: _Room, expected: Sequence[int], got: Sequence[int], milli: int) -> None:
-    """Correct what was thought of a node, by what Ray chose there.
-
-    Raises:
-        DeviceTaken: something else has what a group must have.
-    """
+    """Correct what was thought of a node, by what Ray chose there."""
     free = min(milli, MILLI)
     mistaken = [index for index in got if index not in expected and room.free[index] < free]
     for index in mistaken:

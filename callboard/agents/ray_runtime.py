@@ -109,9 +109,10 @@ class RayRuntime:
                 for each in group.bundles
             ],
             "timeout_s": group.timeout_s,
+            "certain": group.certain,
         }
         try:
-            ray_id = await self._driver.ask("book", argument, within_s=group.timeout_s + _BOOK_SLACK_S)
+            booked = await self._driver.ask("book", argument, within_s=group.timeout_s + _BOOK_SLACK_S)
         except RemoteError as error:
             if error.kind != "NotBooked":
                 await self.unbook(group.id, group.attempt, "")
@@ -120,7 +121,7 @@ class RayRuntime:
             # Half-made perhaps: nothing of it may be left when the failure is told.
             await self.unbook(group.id, group.attempt, "")
             raise HostError(str(error)) from error
-        return BookedGroup(ray_id, connection.session)
+        return BookedGroup(booked["ray_id"], connection.session, booked["devices"])
 
     async def found(self) -> list[FoundGroup]:
         """Groups with a bundle on this node, and those that wait for room, which are on none."""

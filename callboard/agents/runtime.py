@@ -90,6 +90,8 @@ class GroupBooking:
     attempt: int
     bundles: Sequence[BundleBooking]
     timeout_s: float
+    certain: bool = False
+    """The bundles must have these very devices; otherwise others will do."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class BookedGroup:
 
     ray_id: str = ""
     ray_session: str = ""
+    devices: Sequence[Sequence[int]] = ()
+    """Indexes of each bundle's devices, where they are others than were asked; empty: those."""
 
 
 @dataclass(frozen=True)

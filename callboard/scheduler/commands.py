@@ -90,6 +90,8 @@ class CreateGroup:
     bundles: tuple[BundleRecord, ...]
     ray_node_ids: tuple[str, ...]
     timeout_ms: int
+    certain: bool = False
+    """It must have these very devices; otherwise Ray may give it others, which the agent reports."""
 
 
 @quick

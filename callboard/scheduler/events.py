@@ -327,12 +327,17 @@ class WorkerFinished(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReady(Event):
-    """A placement group is booked in Ray."""
+    """A placement group is booked in Ray.
+
+    Attributes:
+        devices: indexes of each bundle's devices, where Ray gave it others than were asked for; empty: those.
+    """
 
     group_id: str
     attempt: int
     ray_id: str = ""
     ray_session: str = ""
+    devices: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import orders
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.fitting import fit
+from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.pool_records import BundleRecord, GroupCounts, GroupRecord, PoolRecord
 from callboard.scheduler.rooms import NodeFilter, Rooms
 from callboard.scheduler.slots import Slot
@@ -131,6 +134,78 @@ def ready(tx: Transaction, group_id: str, ray_id: str, ray_session: str) -> Grou
         deadline_ms=0,
         idle_since_ms=idle_since_ms,
     )
+
+
+def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> str:
+    """Takes over which devices Ray gave to a group that is being made. Groups on which nothing can run (being made,
+    planned or removed) get what it had in exchange for what it has now.
+
+    Args:
+        got: indexes of each bundle's devices.
+
+    Returns:
+        Why the ledger can't follow; empty: it did.
+    """
+    group = tx.state.groups[group_id]
+    exchanged: dict[str, dict[int, int]] = {}
+    fits = len(got) == len(group.bundles) and not orders.must_have_its_devices(tx.state, group)
+    for bundle, indexes in zip(group.bundles, got, strict=False):
+        known = len(tx.state.nodes[bundle.node_id].devices)
+        fits = fits and len(indexes) == len(bundle.devices)
+        fits = fits and all(0 <= index < known for index in (*indexes, *[share.index for share in bundle.devices]))
+        own = exchanged.setdefault(bundle.node_id, {})
+        own.update(zip((share.index for share in bundle.devices), sorted(indexes), strict=False))
+    if not fits or any(len(set(pairs.values())) < len(pairs) for pairs in exchanged.values()):
+        return f"Ray gave it devices that it can't have: {str(got)[:200]}"
+    moved = [group]
+    for node_id, pairs in exchanged.items():
+        taken = sorted(set(pairs.values()) - set(pairs))
+        for other_id in list(tx.state.group_index.on_node.get(node_id, ())):
+            other = tx.state.groups[other_id]
+            held = {share.index for bundle in other.bundles if bundle.node_id == node_id for share in bundle.devices}
+            going = other.state is GroupState.REMOVING
+            if other_id == group_id or held.isdisjoint((*pairs, *taken)):
+                continue
+            if going or (
+                other.state in (GroupState.CREATING, GroupState.NOMINATED)
+                and not orders.must_have_its_devices(tx.state, other)
+            ):
+                moved.append(other)
+            elif not held.isdisjoint(taken):
+                device = tx.state.nodes[node_id].devices[min(held.intersection(taken))].id
+                return f"Ray gave it device {device} of {node_id}, which is {other_id}'s"
+        pairs.update(zip(taken, sorted(set(pairs) - set(pairs.values())), strict=True))
+    for each in moved:
+        _exchange(tx, each, exchanged)
+    tx.event(
+        "group.devices",
+        f"placementGroups/{group_id}",
+        group.state.value,
+        "Ray gave it other devices than were planned",
+        {"pool": group.pool, "kind": group.group_kind.value},
+    )
+    return ""
+
+
+def _exchange(tx: Transaction, group: GroupRecord, exchanged: Mapping[str, Mapping[int, int]]) -> None:
+    """Gives a group and its workers the devices that others had."""
+
+    def on(node_id: str, devices: tuple[DeviceShare, ...]) -> tuple[DeviceShare, ...]:
+        pairs, infos = exchanged.get(node_id, {}), tx.state.nodes[node_id].devices
+        shares = [
+            DeviceShare(pairs[share.index], infos[pairs[share.index]].id, share.milli)
+            if share.index in pairs
+            else share
+            for share in devices
+        ]
+        return tuple(sorted(shares, key=lambda share: share.index)) if devices else devices
+
+    bundles = tuple(replace(bundle, devices=on(bundle.node_id, bundle.devices)) for bundle in group.bundles)
+    tx.change_group(group.group_id, bundles=bundles)
+    for worker in list(tx.state.workers_in(group.group_id)):
+        devices = on(worker.node_id, worker.devices)
+        if devices != worker.devices:
+            tx.put(evolve(worker, devices=devices))
 
 
 def remove(tx: Transaction, group_id: str, removal: Removal, reason: str) -> None:

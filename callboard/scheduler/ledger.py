@@ -189,6 +189,7 @@ class Ledger:
             and new is not None
             and (old.state in LIVE) == (new.state in LIVE)
             and (old.state is WorkerState.QUARANTINED) == (new.state is WorkerState.QUARANTINED)
+            and old.devices == new.devices
         ):
             return
         if old is not None:

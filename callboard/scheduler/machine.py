@@ -257,9 +257,13 @@ def _group_due(tx: Transaction, group_id: str) -> None:
         return
     if group.state is GroupState.CREATING:
         tx.change_group(group_id, deadline_ms=0)
-        _fail_creation(tx, group_id, "not ready in time")
-        if group_id in tx.state.groups:
-            groups.doom(tx, group_id, Removal.FAILED, "not ready in time")
+        _give_up_creation(tx, group_id, "not ready in time")
+
+
+def _give_up_creation(tx: Transaction, group_id: str, why: str) -> None:
+    _fail_creation(tx, group_id, why)
+    if group_id in tx.state.groups:
+        groups.doom(tx, group_id, Removal.FAILED, why)
 
 
 def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
@@ -268,6 +272,11 @@ def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
         if group is None or group.ray_id != event.ray_id:
             reason = f"made for {event.group_id} when nobody waited"
             groups.remove_stray(tx, event.ray_id, event.ray_session, reason, group.pool if group is not None else "")
+        return
+    problem = groups.follow(tx, event.group_id, event.devices) if event.devices else ""
+    if problem:
+        tx.change_group(event.group_id, ray_id=event.ray_id, ray_session=event.ray_session, deadline_ms=0)
+        _give_up_creation(tx, event.group_id, problem)
         return
     groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
     starting.start_assigned(tx, event.group_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from callboard.model.quantities import MILLI
 from callboard.model.specs import Fencing
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
 from callboard.scheduler.pool_records import GroupRecord
@@ -101,6 +102,15 @@ def stop_worker(worker: WorkerRecord) -> StopWorker:
     )
 
 
+def must_have_its_devices(state: State, group: GroupRecord) -> bool:
+    """Whether a group can't take other devices than the ledger named: a placement says so, or parts of them are
+    others'."""
+    spec = state.specs.get(group.job or group.nominee)
+    return (spec is not None and spec.spec.placed) or any(
+        share.milli < MILLI for bundle in group.bundles for share in bundle.devices
+    )
+
+
 def create_group(state: State, group: GroupRecord, timeout_ms: int) -> CreateGroup:
     """The creation of a placement group."""
     return CreateGroup(
@@ -111,6 +121,7 @@ def create_group(state: State, group: GroupRecord, timeout_ms: int) -> CreateGro
         bundles=group.bundles,
         ray_node_ids=ray_node_ids(state, group),
         timeout_ms=timeout_ms,
+        certain=must_have_its_devices(state, group),
     )
 
 

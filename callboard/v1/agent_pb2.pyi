@@ -1313,12 +1313,17 @@ class CreatePlacementGroup(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     BUNDLES_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    CERTAIN_DEVICES_FIELD_NUMBER: _builtins.int
     placement_group_id: _builtins.str
     """Our id: "pg-12"."""
     attempt: _builtins.int
     """Creation attempt, from 1; part of the name in Ray, so that a retry never meets a ghost."""
     timeout_ms: _builtins.int
     """Milliseconds until the creation counts as failed."""
+    certain_devices: _builtins.bool
+    """Its bundles must have these very devices: a placement names them, or parts of them are others'. Otherwise Ray may
+    give it others, which the agent reports.
+    """
     @_builtins.property
     def bundles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bundle]:
         """What is booked where, in order."""
@@ -1330,10 +1335,11 @@ class CreatePlacementGroup(_message.Message):
         attempt: _builtins.int = ...,
         bundles: _abc.Iterable[Global___Bundle] | None = ...,
         timeout_ms: _builtins.int = ...,
+        certain_devices: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bundles", b"bundles", "placement_group_id", b"placement_group_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bundles", b"bundles", "certain_devices", b"certain_devices", "placement_group_id", b"placement_group_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1850,6 +1856,7 @@ class PlacementGroupReady(_message.Message):
     RAY_PLACEMENT_GROUP_ID_FIELD_NUMBER: _builtins.int
     RAY_SESSION_FIELD_NUMBER: _builtins.int
     TOOK_MS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     placement_group_id: _builtins.str
     """Our id."""
     attempt: _builtins.int
@@ -1860,6 +1867,10 @@ class PlacementGroupReady(_message.Message):
     """Ray session it belongs to."""
     took_ms: _builtins.int
     """Milliseconds from command to ready."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleDevices]:
+        """Devices of each bundle, in order, where Ray gave it others than were asked for; empty: those that were."""
+
     def __init__(
         self,
         *,
@@ -1868,14 +1879,39 @@ class PlacementGroupReady(_message.Message):
         ray_placement_group_id: _builtins.str = ...,
         ray_session: _builtins.str = ...,
         took_ms: _builtins.int = ...,
+        devices: _abc.Iterable[Global___BundleDevices] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "placement_group_id", b"placement_group_id", "ray_placement_group_id", b"ray_placement_group_id", "ray_session", b"ray_session", "took_ms", b"took_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "devices", b"devices", "placement_group_id", b"placement_group_id", "ray_placement_group_id", b"ray_placement_group_id", "ray_session", b"ray_session", "took_ms", b"took_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlacementGroupReady: _TypeAlias = PlacementGroupReady  # noqa: Y015
+
+@_typing.final
+class BundleDevices(_message.Message):
+    """The devices that Ray gave to one bundle, all of them whole."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEXES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Positions among the devices of its node."""
+
+    def __init__(
+        self,
+        *,
+        indexes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indexes", b"indexes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BundleDevices: _TypeAlias = BundleDevices  # noqa: Y015
 
 @_typing.final
 class PlacementGroupFailed(_message.Message):

@@ -9,6 +9,7 @@ from callboard.model.specs import PgPoolSpec, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
+from callboard.scheduler.invariants import check_invariants
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.pool_records import BundleRecord
 from callboard.scheduler.states import GroupState, JobState
@@ -383,3 +384,94 @@ def test_a_job_meant_for_a_reserved_group_waits_for_it_to_be_made() -> None:
     world.hold = lambda command: False
     world.answer()
     assert world.status("high") is JobState.RUNNING
+
+
+class TestDevicesOfRaysChoice:
+    """A group that Ray gave other devices than were planned."""
+
+    def test_ft_b1_the_ledger_follows_ray_while_nothing_runs_there(self) -> None:
+        world = World({"n1": 3})
+        pooled(world)
+        world.hold = lambda command: isinstance(command, cmd.CreateGroup)
+        world.submit("a", ask={"cpu": 1, "gpu": 2})
+        world.submit("b")
+        assert [devices_of(world, job) for job in ("a", "b")] == [[0, 1], [2]]
+        made(world, "a", (2, 1))
+        assert [devices_of(world, job) for job in ("a", "b")] == [[1, 2], [0]]
+        assert world.status("a") is JobState.RUNNING
+        made(world, "b")
+        assert [worker.visible_devices for job in ("a", "b") for worker in world.workers(job)] == ["1,2", "0"]
+        check_invariants(world.state)
+
+    def test_ft_b1_what_is_held_for_a_job_follows_too(self) -> None:
+        world = World({"n1": {"cpu": 4, "gpu": 3}})
+        pooled(world)
+        world.submit("low", priority=1, ask={"cpu": 3, "gpu": 1})
+        world.hold_stops_of("low")
+        world.submit("high", priority=5, ask={"cpu": 2, "gpu": 2})
+        (held,) = [group.group_id for group in world.state.groups.values() if group.state is GroupState.NOMINATED]
+        assert indexes(world, held) == [0, 1]
+        world.hold = lambda command: isinstance(command, cmd.CreateGroup | cmd.StopWorker)
+        world.submit("beside", ask={"gpu": 1})
+        made(world, "beside", (1,))
+        assert devices_of(world, "beside") == [1]
+        assert indexes(world, held) == [0, 2]
+        check_invariants(world.state)
+
+    @pytest.mark.parametrize("answer", [((0,),), ((5,),), ((-1,),), ((0, 1),), ((),), ((1,), (0,))])
+    def test_ft_b1_what_ray_can_not_have_given_is_removed_and_made_again(
+        self, answer: tuple[tuple[int, ...], ...]
+    ) -> None:
+        world = World({"n1": 2})
+        pooled(world)
+        world.submit("runs")
+        world.hold = lambda command: isinstance(command, cmd.CreateGroup)
+        world.submit("a")
+        made(world, "a", *answer)
+        assert devices_of(world, "runs") == [0]
+        assert "Ray gave it device" in world.job("a").reason
+        world.hold = lambda _: False
+        world.answer()
+        world.tick(60_000)
+        assert world.status("a") is JobState.RUNNING
+        assert devices_of(world, "a") == [1]
+        check_invariants(world.state)
+
+    def test_ft_b1_parts_of_devices_and_places_are_certain_and_never_exchanged(self) -> None:
+        world = World({"n1": 2})
+        pooled(world)
+        world.hold = lambda command: isinstance(command, cmd.CreateGroup)
+        world.submit("part", ask={"cpu": 1, "gpu": 0.5})
+        world.submit("whole")
+        certain = {command.group_id: command.certain for command in world.held if isinstance(command, cmd.CreateGroup)}
+        assert list(certain.values()) == [True, False]
+        made(world, "whole", (0,))
+        assert world.status("whole") is not JobState.RUNNING
+        assert devices_of(world, "part") == [0]
+        check_invariants(world.state)
+
+
+def indexes(world: World, group_id: str) -> list[int]:
+    return [share.index for bundle in world.state.groups[group_id].bundles for share in bundle.devices]
+
+
+def devices_of(world: World, job: str) -> list[int]:
+    return [share.index for worker in world.workers(job) for share in worker.devices]
+
+
+def made(world: World, job: str, *devices: tuple[int, ...]) -> None:
+    """The agent made the group of a job, and Ray gave it these devices."""
+    (worker, *_) = world.workers(job)
+    (command,) = [c for c in world.held if isinstance(c, cmd.CreateGroup) and c.group_id == worker.group_id]
+    world.held.remove(command)
+    world.send(
+        ev.GroupReady(
+            now_ms=world.now_ms,
+            group_id=command.group_id,
+            attempt=command.attempt,
+            ray_id=f"ray-{command.group_id}",
+            ray_session="s",
+            devices=devices,
+        )
+    )
+    world.answer()

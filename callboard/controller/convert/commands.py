@@ -158,4 +158,5 @@ def _create_group(command: CreateGroup) -> agent_pb2.CreatePlacementGroup:
         attempt=command.attempt,
         bundles=[bundle(*pair) for pair in zip(command.bundles, command.ray_node_ids, strict=True)],
         timeout_ms=command.timeout_ms,
+        certain_devices=command.certain,
     )

@@ -145,6 +145,7 @@ def _group_ready(report: agent_pb2.Report, _node_id: str, now_ms: int, cause: st
         attempt=ready.attempt,
         ray_id=_cut(ready.ray_placement_group_id),
         ray_session=_cut(ready.ray_session),
+        devices=tuple(tuple(each.indexes) for each in ready.devices),
     )
 
 
