@@ -235,6 +235,22 @@ class History:
             self.send(
                 ev.GroupFailed(now_ms=now_ms, group_id=command.group_id, attempt=command.attempt, message="timed out")
             )
+        elif isinstance(command, cmd.CreateGroup) and dice < 0.3 and not command.certain:
+            self.send(
+                ev.GroupReady(
+                    now_ms=now_ms,
+                    group_id=command.group_id,
+                    attempt=command.attempt,
+                    ray_id=f"ray-{command.group_id}",
+                    ray_session="s",
+                    devices=tuple(
+                        tuple(self.random.sample(range(len(self.world.state.nodes[bundle.node_id].devices)), gpus))
+                        if (gpus := len(bundle.devices)) <= len(self.world.state.nodes[bundle.node_id].devices)
+                        else ()
+                        for bundle in command.bundles
+                    ),
+                )
+            )
         else:
             self.story.append(f"reply {command.command_id}")
             self.world.reply(command)
