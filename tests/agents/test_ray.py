@@ -87,7 +87,9 @@ class Cluster:
         asked = [self.bundle("n1", gpu_milli=sum(milli for _, milli in each)) for each in bundles]
         for bundle, each in zip(asked, bundles, strict=True):
             bundle.devices.extend(common_pb2.DeviceShare(index=index, milli=milli) for index, milli in each)
-        create = agent_pb2.CreatePlacementGroup(placement_group_id=name, attempt=1, timeout_ms=20_000, bundles=asked)
+        create = agent_pb2.CreatePlacementGroup(
+            placement_group_id=name, attempt=1, timeout_ms=20_000, bundles=asked, certain_devices=True
+        )
         report = await self.controller.do("n1", create_placement_group=create)
         assert report.HasField("placement_group_ready"), report
         ray_id = report.placement_group_ready.ray_placement_group_id
@@ -359,10 +361,18 @@ class TestPlacementGroups:
         bundle = cluster.bundle("n1", gpu_milli=1000)
         bundle.devices.add(index=0, milli=1000)
         create = agent_pb2.CreatePlacementGroup(
-            placement_group_id="pg-b2f", attempt=1, timeout_ms=3_000, bundles=[bundle]
+            placement_group_id="pg-b2f", attempt=1, timeout_ms=3_000, bundles=[bundle], certain_devices=True
         )
         report = await cluster.controller.do("n1", create_placement_group=create)
         assert "GPU 0 to something that callboard doesn't know of" in report.placement_group_failed.message
+        # One that may have any device gets the other, and says so.
+        create.attempt, create.certain_devices = 2, False
+        ready = (await cluster.controller.do("n1", create_placement_group=create)).placement_group_ready
+        assert [list(each.indexes) for each in ready.devices] == [[1]]
+        remove = agent_pb2.RemovePlacementGroup(
+            placement_group_id="pg-b2f", attempt=2, ray_placement_group_id=ready.ray_placement_group_id
+        )
+        await cluster.controller.do("n1", remove_placement_group=remove)
         # The other device is there all the same, and this one once it is given back.
         async with cluster.group("pg-b2g", ((1, 1000),)) as group:
             assert (await cluster.told_in(group))[0] == [1]
