@@ -60,6 +60,8 @@ _POLL_S = 0.02
 _PAUSE_S = (0.1, 0.6)
 """Between tries, by chance, so that two drivers that hinder each other don't do so again."""
 
+_NO_ROOM = "Ray has no room for it"
+
 
 class NotBooked(Exception):
     """A placement group can't be made as asked; nothing of it is left."""
@@ -127,9 +129,12 @@ class Bookings:
         certain = certain or any(milli % MILLI for each in asked for _, milli in each.devices)
         deadline = time.monotonic() + timeout_s
         nodes = sorted({each.node for each in asked if each.devices})
+        problem = _NO_ROOM
         while True:
             with self._turn(nodes):
-                group, problem = self._try(name, asked, nodes, deadline, certain)
+                group, found = self._try(name, asked, nodes, deadline, certain)
+            # The last try may have had no time to find out more than this.
+            problem = problem if found == _NO_ROOM else found
             if group is not None:
                 got = {each.ours: [index for index, _ in each.devices] for each in asked}
                 other = any(got[i] != [index for index, _ in each["devices"]] for i, each in enumerate(bundles))
@@ -190,7 +195,7 @@ class Bookings:
                         self._fill(rooms[node], _on(asked, node), node, deadline)
                     group = _make(name, asked)
                 if not self._is_ready(group, name, min(deadline, time.monotonic() + _TURN_S) if nodes else deadline):
-                    return None, "Ray has no room for it"
+                    return None, _NO_ROOM
                 if problem := difference(asked, placement_group_table(group)):
                     raise NotBooked(problem)
                 done = not nodes or self._holds(group, asked, rooms, deadline, certain)
