@@ -133,8 +133,8 @@ class Bookings:
         while True:
             with self._turn(nodes):
                 group, found = self._try(name, asked, nodes, deadline, certain)
-            # The last try may have had no time to find out more than this.
-            problem = problem if found == _NO_ROOM else found
+            # The last try may have had no time to find out as much as one before it.
+            problem = found if problem == _NO_ROOM else problem
             if group is not None:
                 got = {each.ours: [index for index, _ in each.devices] for each in asked}
                 other = any(got[i] != [index for index, _ in each["devices"]] for i, each in enumerate(bundles))

@@ -325,10 +325,10 @@ class TestPlacementGroups:
 
     async def test_ft_b1_what_workers_start_inside_their_groups_gets_their_own_devices(self, cluster: Cluster) -> None:
         async with cluster.group("pg-b1", ((1, 1000),)) as upper, cluster.group("pg-b1b", ((0, 1000),)) as lower:
-            for generation, group, device in ((900, upper, 1), (901, lower, 0)):
+            for job, group, device in (("upper", upper, 1), ("lower", lower, 0)):
                 command = await cluster.start(
                     "Plain",
-                    generation=generation,
+                    job=job,
                     devices=(str(device),),
                     in_bundle=True,
                     ray_placement_group_id=group,
@@ -339,9 +339,7 @@ class TestPlacementGroups:
 
     async def test_ft_b1_bundles_in_another_order_than_their_devices_stay_apart(self, cluster: Cluster) -> None:
         async with cluster.group("pg-b1c", ((1, 1000),), ((0, 400),)) as group:
-            command = start_worker(
-                "Plain", generation=905, devices=("1",), in_bundle=True, ray_placement_group_id=group
-            )
+            command = start_worker("Plain", job="crossed", devices=("1",), in_bundle=True, ray_placement_group_id=group)
             assert command.allocation.bundle_index == 0
             assert (await cluster.controller.do("n1", start_worker=command)).HasField("worker_ready")
             assert await cluster.call(command, "told_to_a_task", 1) == [[[1], ["1"], 1.0]]
@@ -361,7 +359,7 @@ class TestPlacementGroups:
         bundle = cluster.bundle("n1", gpu_milli=1000)
         bundle.devices.add(index=0, milli=1000)
         create = agent_pb2.CreatePlacementGroup(
-            placement_group_id="pg-b2f", attempt=1, timeout_ms=3_000, bundles=[bundle], certain_devices=True
+            placement_group_id="pg-b2f", attempt=1, timeout_ms=12_000, bundles=[bundle], certain_devices=True
         )
         report = await cluster.controller.do("n1", create_placement_group=create)
         assert "GPU 0 to something that callboard doesn't know of" in report.placement_group_failed.message
@@ -412,11 +410,11 @@ class TestWorkers:
     async def test_ft_b3_ray_tells_a_worker_of_its_devices_what_it_tells_a_plain_actor(self, cluster: Cluster) -> None:
         async with cluster.group("pg-b3", ((1, 1000),)) as group:
             plain = await cluster.told_in(group)
-            for generation in (910, 911):  # A spare was there for one of them at the most.
-                command = await cluster.start("Plain", generation=generation, devices=("1",))
+            for job in ("told", "told-again"):  # A spare was there for one of them at the most.
+                command = await cluster.start("Plain", job=job, devices=("1",))
                 assert await cluster.call(command, "told_by_ray") == [plain] == [[[1], ["1"], 1.0]]
                 await cluster.stop(command)
-        without = await cluster.start("Plain", generation=912)
+        without = await cluster.start("Plain", job="told-of-none")
         assert await cluster.call(without, "told_by_ray") == [[[], [], 0]]
         await cluster.stop(without)
 
