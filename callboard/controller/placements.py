@@ -1,21 +1,131 @@
-"""What does a placement text mean on the nodes there are now? Texts become places of workers, at submit."""
+"""What does a placement text mean on the nodes there are now? Texts become places of workers, at submit.
+
+To compile a text may take long, so it is done in a thread, beside the loop that decides. What comes of it counts only
+if the nodes are still the same when the job is decided about; else it is done again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from callboard.model.colocation import unfused
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import Misfit, Misfits, path_of
+from callboard.model.inputs.settling import settled
+from callboard.model.roles import RolePreset
 from callboard.model.specs import JobSpec
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
 from callboard.placement.jobs import digest_of, place_job
+from callboard.scheduler import State
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.states import NodeState
-from callboard.wire.refusals import InventoryChanged
+from callboard.wire.paths import refuse
+from callboard.wire.refusals import CallboardError, ErrorReason, InventoryChanged
 
 _GONE = (NodeState.LOST, NodeState.LEFT)
+
+
+T = TypeVar("T")
+
+Roles = Mapping[str, RolePreset]
+
+MOST_TRIES = 10
+"""Most times that a text is compiled because nodes changed meanwhile; then its sender is told to try again."""
+
+
+class _Moved(CallboardError):
+    """What was worked out holds no longer."""
+
+    code = "ABORTED"
+    reason = ErrorReason.INVENTORY_CHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What a job is resolved against.
+
+    Attributes:
+        state: the state, to tell it from another.
+        version: of its nodes.
+        nodes: its nodes.
+        first: uid of the job that the same request made before; None: there is none.
+    """
+
+    state: State
+    version: int
+    nodes: tuple[NodeRecord, ...]
+    first: str | None
+
+    @classmethod
+    def of(cls, state: State, request_id: str) -> _Basis:
+        """What there is now."""
+        first = state.requests.get(request_id) if request_id else None
+        return cls(state, state.nodes_version, tuple(state.nodes.values()), first)
+
+    def holds(self, state: State, request_id: str) -> bool:
+        """Whether it is so still."""
+        first = state.requests.get(request_id) if request_id else None
+        return state is self.state and state.nodes_version == self.version and first == self.first
+
+
+async def resolving(
+    spec: JobSpec,
+    request_id: str,
+    roles: Roles,
+    now: Callable[[], State],
+    use: Callable[[Callable[[], JobSpec]], Awaitable[T]],
+) -> T:
+    """Has a job used as it is scheduled: its placement text resolved against the nodes of the moment of its use, then
+    filled in by its roles and its colocation groups fused.
+
+    Args:
+        spec: the job as it was sent.
+        request_id: of its request; a repeated one is resolved as it was the first time.
+        roles: of the controller.
+        now: the state of this moment.
+        use: is given what returns the job at the moment it is called, or raises why there is none.
+    """
+    if not spec.placement_config:
+        # Nothing depends on the nodes, and there is little to do.
+        return await use(lambda: _resolved(spec, None, (), roles))
+    for _ in range(MOST_TRIES):
+        basis = _Basis.of(now(), request_id)
+        first = basis.state.specs[basis.first].spec if basis.first is not None else None
+        found = await asyncio.to_thread(_found, spec, first, basis.nodes, roles)
+
+        def at_once(basis: _Basis = basis, found: JobSpec | Exception = found) -> JobSpec:
+            if not basis.holds(now(), request_id):
+                raise _Moved("nodes changed meanwhile")
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        try:
+            return await use(at_once)
+        except _Moved:
+            continue
+    raise InventoryChanged(
+        f"nodes changed {MOST_TRIES} times while the placement of {spec.name} was compiled; try again"
+    )
+
+
+def _found(spec: JobSpec, first: JobSpec | None, nodes: Sequence[NodeRecord], roles: Roles) -> JobSpec | Exception:
+    try:
+        return _resolved(spec, first, nodes, roles)
+    except (InvalidInput, CallboardError) as refusal:
+        return refusal
+
+
+def _resolved(spec: JobSpec, first: JobSpec | None, nodes: Sequence[NodeRecord], roles: Roles) -> JobSpec:
+    if spec.placement_config:
+        spec = placed(spec, nodes) if first is None else as_before(spec, first)
+    try:
+        return settled(spec, roles)
+    except Misfits as error:
+        raise refuse(list(error.found), "spec") from None
 
 
 def cluster_of(nodes: Iterable[NodeRecord]) -> Cluster:

@@ -63,6 +63,8 @@ class State:
         next only what one event adds means anything."""
         self.leaving_version = 0
         """Counts what began to leave: jobs, extra workers, placement groups. Their room may be promised already."""
+        self.nodes_version = 0
+        """Counts changes of nodes, for those who work something out beside the loop. Nothing is decided by it."""
         self._tables: dict[str, InOrder[Key, Record]] = {
             "node": cast("InOrder[Key, Record]", self.nodes),
             "pool": cast("InOrder[Key, Record]", self.pools),
@@ -287,6 +289,7 @@ class State:
             self.shapes.drop(old.uid)
 
     def _index_node(self, old: NodeRecord | None, new: NodeRecord | None) -> None:
+        self.nodes_version += 1
         self.fits_ever.clear()
         self.roster.update(old, new)
         self.ledger.node_changed(old, new)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import textwrap
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,10 @@ import yaml
 
 from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId, identify
+from callboard.controller import placements
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
-from tests.controller.support import Api, api_at, options_for, pool, refusal_of, running
+from callboard.wire.errors import ErrorReason
+from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running
 from tests.support.fake_agent import FakeAgent
 
 TWO_GROUPS = """
@@ -194,6 +200,96 @@ class TestPlacedJobs:
                 assert not controller.driver.state.jobs
         [worker] = answer.plan.workers
         assert [share.id for share in worker.devices] == ["1"]
+
+
+class Gate:
+    """Holds compilations of texts until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.begun, self.go = threading.Semaphore(0), threading.Semaphore(0)
+        self.count = 0
+        compiled = getattr(placements, name)
+
+        def held(*arguments: Any) -> Any:
+            self.count += 1
+            self.begun.release()
+            self.go.acquire()
+            return compiled(*arguments)
+
+        monkeypatch.setattr(placements, name, held)
+
+    async def until_begun(self) -> None:
+        await asyncio.to_thread(self.begun.acquire)
+
+
+EVERYWHERE = "cluster: {num_nodes: 1, component_placement: {actor: 0-1}}"
+
+
+class TestCompilingBesideTheLoop:
+    @pytest.fixture
+    def gate(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+        gate = Gate(monkeypatch, "place_job")
+        yield gate
+        gate.go.release(100)
+
+    async def test_others_are_decided_while_a_text_is_compiled(self, tmp_path: Path, gate: Gate) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                placed = asyncio.create_task(api.submit(placed_job("rl", EVERYWHERE, "actor")))
+                await gate.until_begun()
+                await api.submit(job("quick", gpu=0))
+                await api.until_job("quick", "RUNNING")
+                assert not placed.done()
+                gate.go.release(100)
+                await placed
+                await api.until_job("rl", "RUNNING")
+
+    @pytest.mark.parametrize("validate_only", [False, True])
+    async def test_what_it_means_is_what_it_means_when_it_is_decided(
+        self, tmp_path: Path, gate: Gate, validate_only: bool
+    ) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0", rank=1), contextlib.AsyncExitStack() as agents:
+                request = job_pb2.SubmitJobRequest(
+                    spec=placed_job("rl", EVERYWHERE, "actor"), validate_only=validate_only
+                )
+                placed = api.jobs.SubmitJob(request)
+                await gate.until_begun()
+                # Now this is the node of the lowest rank, which the text means.
+                await agents.enter_async_context(FakeAgent(controller.address, "n9", rank=0))
+                gate.go.release(100)
+                answer = await placed
+                if validate_only:
+                    assert {worker.node_id for worker in answer.plan.workers} == {"n9"}
+                else:
+                    shown = await api.job("rl")
+                    assert {worker.allocation.node_id for worker in shown.workers} == {"n9"}
+        assert gate.count == 2
+
+    async def test_a_repeated_request_that_overlaps_the_first_makes_one_job(self, tmp_path: Path, gate: Gate) -> None:
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                request = job_pb2.SubmitJobRequest(spec=placed_job("rl", EVERYWHERE, "actor"), request_id="r")
+                calls = [api.jobs.SubmitJob(request) for _ in range(2)]
+                await gate.until_begun()
+                await gate.until_begun()
+                gate.go.release(100)
+                first, second = [await call for call in calls]
+                assert first.job.uid == second.job.uid
+
+    async def test_where_nodes_never_stand_still_the_sender_is_told_to_try_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(placements._Basis, "holds", lambda *_: False)
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                call = api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=placed_job("rl", EVERYWHERE, "actor")))
+                error = await refusal_of(call)
+                assert (error.code, error.reason) == ("ABORTED", ErrorReason.INVENTORY_CHANGED)
 
 
 class TestPlannedJobs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -13,12 +13,10 @@ from callboard.controller.driver import Driver
 from callboard.controller.gauges import GaugeBoard, gauges_of
 from callboard.controller.options import ControllerOptions
 from callboard.controller.outputs import OutputReads
-from callboard.controller.placements import as_before, placed
+from callboard.controller.placements import resolving
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, output_selection, page_of, text_of
 from callboard.controller.views.jobs import explanation_message, job_message
-from callboard.model.inputs.located import Misfits
-from callboard.model.inputs.settling import settled
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
 from callboard.scheduler.events import (
@@ -35,7 +33,6 @@ from callboard.scheduler.states import JobState
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto
-from callboard.wire.paths import refuse
 from callboard.wire.refusals import DeadlineExceeded, NotFound
 
 MAX_RENEWED = 1_000
@@ -43,6 +40,8 @@ MAX_RENEWED = 1_000
 
 MOST_STALLED_S = 600.0
 """How long a reader of output may take none. It holds a read and streams of nodes."""
+
+T = TypeVar("T")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -71,13 +70,17 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if request.validate_only:
             return job_pb2.SubmitJobResponse(plan=await self._plan(spec, request_id))
         uid = self._new_uid()
-        job = await self._driver.ask(
-            lambda now_ms, cause: JobSubmitted(
-                now_ms=now_ms, cause=cause, uid=uid, spec=self._placed(spec, request_id), request_id=request_id
-            ),
-            self._result,
-            source="submit",
-        )
+
+        async def submit(resolved: Callable[[], JobSpec]) -> job_pb2.Job:
+            return await self._driver.ask(
+                lambda now_ms, cause: JobSubmitted(
+                    now_ms=now_ms, cause=cause, uid=uid, spec=resolved(), request_id=request_id
+                ),
+                self._result,
+                source="submit",
+            )
+
+        job = await self._resolving(spec, request_id, submit)
         return job_pb2.SubmitJobResponse(job=job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.GetJobResponse:
@@ -241,31 +244,21 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def _plan(self, spec: JobSpec, request_id: str) -> job_pb2.Explanation:
         """What would become of a job: its submission, decided and taken back."""
 
-        def build(_state: State) -> job_pb2.Explanation:
-            event = JobSubmitted(
-                now_ms=self._driver.now_ms(),
-                cause="trial",
-                uid=self._new_uid(),
-                spec=self._placed(spec, request_id),
-                request_id=request_id,
-            )
-            return explanation_message(self._driver.scheduler.what_if(event))
+        async def plan(resolved: Callable[[], JobSpec]) -> job_pb2.Explanation:
+            def build(_state: State) -> job_pb2.Explanation:
+                now_ms, uid = self._driver.now_ms(), self._new_uid()
+                event = JobSubmitted(now_ms=now_ms, cause="trial", uid=uid, spec=resolved(), request_id=request_id)
+                return explanation_message(self._driver.scheduler.what_if(event))
 
-        return await self._driver.read(build)
+            return await self._driver.read(build)
 
-    def _placed(self, spec: JobSpec, request_id: str = "") -> JobSpec:
-        """The job as it is scheduled: its placement text resolved against the nodes of this moment, when it is decided
-        about, then filled in by its roles and its colocation groups fused."""
-        state = self._driver.state
-        uid = state.requests.get(request_id) if request_id else None
-        if uid is not None and spec.placement_config:
-            spec = as_before(spec, state.specs[uid].spec)
-        else:
-            spec = placed(spec, state.nodes.values())
-        try:
-            return settled(spec, self._options.roles)
-        except Misfits as error:
-            raise refuse(list(error.found), "spec") from None
+        return await self._resolving(spec, request_id, plan)
+
+    async def _resolving(
+        self, spec: JobSpec, request_id: str, use: Callable[[Callable[[], JobSpec]], Awaitable[T]]
+    ) -> T:
+        self._driver.check_serving()
+        return await resolving(spec, request_id, self._options.roles, lambda: self._driver.state, use)
 
     def _shown(self, state: State, uid: str) -> job_pb2.Job | None:
         if uid not in state.jobs:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,6 +18,7 @@ from callboard.model.inputs.placement_config import MAX_BYTES
 from callboard.placement import PlacementPlan, plan_placement
 from callboard.placement.jobs import hardware_shares, place_of
 from callboard.scheduler import State
+from callboard.scheduler.node_record import NodeRecord
 from callboard.v1 import placement_pb2, placement_pb2_grpc
 from callboard.wire.job import place_to_proto
 from callboard.wire.refusals import Unschedulable
@@ -42,11 +44,12 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         config = config_of(request.config)
         text_of(request.source, "source", 256)
 
-        def build(state: State) -> placement_pb2.ResolvePlacementResponse:
-            plan = plan_placement(config, cluster_of(state.nodes.values()))
-            return resolved_message(plan, state.meta.revision)
+        def build(nodes: Sequence[NodeRecord], revision: int) -> placement_pb2.ResolvePlacementResponse:
+            return resolved_message(plan_placement(config, cluster_of(nodes)), revision)
 
-        return await self._driver.read(build)
+        nodes, revision = await self._driver.read(lambda state: (tuple(state.nodes.values()), state.meta.revision))
+        # In a thread: it may take long, and others must be answered meanwhile.
+        return await asyncio.to_thread(build, nodes, revision)
 
     async def SearchPlacement(
         self, request: placement_pb2.SearchPlacementRequest, context: Context
