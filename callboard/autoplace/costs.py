@@ -1,8 +1,10 @@
 """What does a component cost on g GPUs? Measured points verbatim, interpolation between them, laws where named.
 
 Between two measured counts the time is interpolated on log-log axes (a power law through both, which is how scaling
-is plotted); outside the measured range there is no cost unless a law is named. Whatever isn't measured is marked
-*estimated*. Monotone data is not required: real data isn't.
+is plotted); outside the measured range there is no cost unless a law is named. A law has the shape of the curve there
+and the nearest measured count its height: real points rarely lie on their law, and a jump between the two would be a
+gain that only the search sees. Whatever isn't measured is marked *estimated*. Monotone data is not required: real data
+isn't.
 """
 
 from __future__ import annotations
@@ -149,10 +151,18 @@ def costs_at(counts: Iterable[int], points: Mapping[int, float], scaling: Scalin
             continue
         seconds = interpolated(on_gpus, gpus) if gpus > 0 else None
         if seconds is None and law is not None and gpus > 0:
-            seconds = law(gpus)
+            seconds = _continued(on_gpus, law, gpus)
         if seconds is not None:
             found[gpus] = Cost(seconds, estimated=True)
     return found
+
+
+def _continued(points: Mapping[int, float], law: Law, gpus: int) -> float | None:
+    """What a law says outside the measured range, from the nearest measured count on. RLinf's laws say nothing of the
+    count that they are derived from, and are taken as they are from a single point."""
+    end = min(points) if gpus < min(points) else max(points)
+    beyond, there = law(gpus), law(end)
+    return beyond if beyond is None or there is None else points[end] * (beyond / there)
 
 
 def _amdahl(points: Mapping[int, float], serial_fraction: float | None) -> Law:

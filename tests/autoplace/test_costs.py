@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.autoplace.costs import CostError, Scaling, costs_at, interpolated, law_of, nonnegative_least_squares
+from callboard.autoplace.costs import (
+    Cost,
+    CostError,
+    Scaling,
+    costs_at,
+    interpolated,
+    law_of,
+    nonnegative_least_squares,
+)
 
 
 def test_measured_points_are_verbatim_and_the_rest_is_marked() -> None:
@@ -89,3 +98,37 @@ def test_real_data_need_not_be_monotone() -> None:
     costs = costs_at(range(1, 5), {1: 4.0, 2: 5.0, 4: 3.0}, None)
     assert costs[2].seconds == 5.0
     assert costs[3].seconds == pytest.approx(math.exp(math.log(5) + math.log(3 / 5) * math.log(1.5) / math.log(2)))
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.floats(1.0, 1e4), min_size=2, max_size=6),
+    st.sampled_from(["linear", "amdahl", "usl"]),
+)
+def test_ft_h4_a_law_goes_on_where_the_measured_points_end(points: dict[int, float], model: str) -> None:
+    """Points that don't follow their law give no jump that a search could exploit."""
+    low, high = min(points), max(points)
+    costs = costs_at(range(1, 200), points, Scaling(model))
+    for gpus, seconds in points.items():
+        assert costs[gpus] == Cost(seconds, estimated=False)
+    ups, downs = range(high, 200), range(low, 0, -1)
+    for counts in (ups, downs):
+        for here, there in itertools.pairwise(counts):
+            fewer, more = sorted((here, there))
+            if fewer not in costs or more not in costs:
+                continue
+            one, two = costs[fewer].seconds, costs[more].seconds
+            assert two * more >= one * fewer * (1 - 1e-9), "no step is worth more than its GPUs, the first included"
+            if model != "usl":  # whose curve may turn up, as it is meant to
+                assert two <= one * (1 + 1e-9), "nor does a step cost anything"
+    assert set(ups) <= costs.keys()
+    assert set(downs) - {1} <= costs.keys(), "a fit may say nothing of one GPU"
+
+
+def test_ft_h4_the_last_measured_count_is_no_seam() -> None:
+    costs = costs_at(range(1, 33), {4: 100.0, 8: 90.0}, Scaling("linear"))
+    assert costs[16].seconds == pytest.approx(45.0)
+    assert costs[2].seconds == pytest.approx(200.0)
+    one = costs_at(range(1, 17), {8: 100.0}, Scaling("megatron"))
+    assert one[4].seconds == pytest.approx(100 * 2 / (1 + 0.2)), "RLinf's own law is RLinf's"
+    two = costs_at(range(1, 17), {8: 100.0, 4: 150.0}, Scaling("megatron"))
+    assert two[2].seconds == pytest.approx(150 * 2 * 1.2 / 1.4)
