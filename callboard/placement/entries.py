@@ -32,7 +32,7 @@ class EntryReader:
         self._document = document
         self._section = section
         self._report = report
-        self._seen: dict[str, Where] = {}
+        self._seen: dict[str, tuple[Where, str]] = {}
 
     def entries(self) -> list[Entry]:
         """The placement of each component, however the document carries it."""
@@ -84,12 +84,13 @@ class EntryReader:
         start = 0
         for part in key.text.split(","):
             where = key.where.at(start + len(part) - len(part.lstrip()))
-            if self._name(part.strip(), where, bare=key.bare and "," not in key.text):
+            if self._name(part.strip(), where, key=key.text, bare=key.bare and "," not in key.text):
                 names.append(part.strip())
             start += len(part) + 1
         return names
 
-    def _name(self, name: str, where: Where, *, bare: bool = False) -> bool:
+    def _name(self, name: str, where: Where, *, key: str = "", bare: bool = False) -> bool:
+        """Whether a component may have this name; ``key`` is all of the key that it stands in."""
         report = self._report
         if not name:
             report.fault(where, "a component's name is empty; is there a comma too many?", read="nothing")
@@ -102,11 +103,13 @@ class EntryReader:
                 message += "; between braces a text with commas needs quotes"
             report.fault(where, message, read=name[:80], allowed=NAME_PATTERN)
         elif name in self._seen:
-            line = self._seen[name].line
-            first = f", first in line {line}" if line else ""
-            report.fault(where, f"the component {name} is placed twice{first}; a name appears once", read=name)
+            first, written = self._seen[name]
+            line = f", first in line {first.line}" if first.line else ""
+            keys = [shown_text(each) for each in (written, key or name)]
+            by = f"in {keys[0]}" if keys[0] == keys[1] else f"by {keys[0]} and by {keys[1]}"
+            report.fault(where, f"the component {name} is placed twice{line}: {by}; a name appears once", read=name)
         else:
-            self._seen[name] = where
+            self._seen[name] = (where, key or name)
             return True
         return False
 

@@ -113,6 +113,21 @@ def parse_segments(text: str, where: Where, report: Report) -> tuple[Segment, ..
 
 
 _HINT = "write e.g. all, 0-3, 0,2,5-7 or 0-1:0-3"
+"""The accepted forms, shown with every fault of the text."""
+
+_MISREADINGS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"[\[\](){}]"), "there are no brackets, commas alone part the segments"),
+    (re.compile(r"[0-9]\s*(?:\.\.|[\u2010-\u2015~]|to)\s*[0-9]", re.IGNORECASE), "a range is written with '-'"),
+    (re.compile(r"[0-9]\s*[;/|+&\s]\s*[0-9]"), "commas part the segments"),
+    (re.compile(r"(?:gpu|cuda|node|rank)\W*[0-9]", re.IGNORECASE), "ranks are plain numbers"),
+    (re.compile(r"\*"), "all resources are 'all'"),
+    (re.compile(r"[0-9]\s*-\s*$|[0-9]\s*-\s*-"), "a range has two ends, and none is counted from the back"),
+)
+"""What people write in other languages, and what it is in this one."""
+
+
+def _with_forms(message: str) -> str:
+    return message if _HINT in message else f"{message}; {_HINT}"
 
 
 class _Segments:
@@ -146,11 +161,23 @@ class _Segments:
         if stripped.lower() == "all":
             if resources:
                 return 0, -1
-            self._fault("process ranks are never 'all'; write a range such as 0-3", text, offset)
+            own = self._part.partition(":")[0].strip()
+            self._fault(
+                f"process ranks are never 'all'; one process per resource is {own} without the ':', "
+                f"and of other counts give the range, as in {own}:0-3",
+                text,
+                offset,
+            )
             return None
         match = _RANGE.fullmatch(text)
         if match is None:
-            self._fault(self._why_no_range(stripped, resources=resources), text, offset)
+            second = text.find(":")  # the place of the fault, if it is that one
+            self._fault(
+                self._why_no_range(stripped, resources=resources),
+                text[max(second, 0) :] if second >= 0 else text,
+                offset + max(second, 0),
+                read=stripped,
+            )
             return None
         low, high = match[1], match[2] or match[1]
         for digits in dict.fromkeys((low, high)):
@@ -162,7 +189,12 @@ class _Segments:
                 self._fault(f"{said}; write {int(digits)}", text, offset)
                 return None
         if int(low) > int(high):
-            self._fault(f"the range {low}-{high} descends; write {high}-{low}", text, offset)
+            self._fault(
+                f"the range {low}-{high} descends; write {high}-{low}: process ranks follow the resources, "
+                "so no other order can be asked for",
+                text,
+                offset,
+            )
             return None
         return int(low), int(high)
 
@@ -171,19 +203,25 @@ class _Segments:
         if not text:
             return f"{kind} ranks are missing; {_HINT}"
         if _LONE_DASH.fullmatch(text):
-            return f"{shown_text(text)} is negative; {kind} ranks count from 0"
+            every = ", and all of them are 'all'" if resources else ""
+            return f"{shown_text(text)} is negative; {kind} ranks count from 0, never from the back{every}"
         if ":" in text:
-            return f"{shown_text(text)} has a second ':'; a segment is resources:processes"
-        return f"{shown_text(text)} is no {kind} rank or range; {_HINT}"
+            own = self._part.partition(":")[0].strip()
+            return (
+                f"{shown_text(text)} has a second ':'; a segment is resources:processes and no third number, "
+                f"and the next segment comes after a comma, as in {own}:{text.partition(':')[0].strip()},…"
+            )
+        meant = next((said for pattern, said in _MISREADINGS if pattern.search(text)), "")
+        return f"{shown_text(text)} is no {kind} rank or range; {meant + '; ' if meant else ''}{_HINT}"
 
-    def _fault(self, message: str, text: str, offset: int) -> None:
+    def _fault(self, message: str, text: str, offset: int, *, read: str | None = None) -> None:
         column = self._column(text, offset)
         self._report.fault(
             self._where.at(column - 1),
-            message,
+            _with_forms(message),
             segment=shown_text(self._part.strip())[1:-1] or " ",
             segment_column=column,
-            read=shown_text(text.strip()),
+            read=shown_text(text.strip() if read is None else read),
             allowed=_HINT,
         )
 
@@ -207,8 +245,10 @@ def compile_segments(
     faults_before = len(report.faults)
     previous = -1
     started = 0
+    before: Segment | None = None
     for segment in segments:
-        said = _Saying(segment, where, report)
+        said = _Saying(segment, where, report, before, resource)
+        before = segment
         first, last = (0, total - 1) if segment.every else (segment.first, segment.last)
         if last >= total:
             have = f"there are {total} here, 0 to {total - 1}" if total else "there are none here"
@@ -222,10 +262,15 @@ def compile_segments(
             continue
         if first <= previous:
             said.fault(
-                f"{resource} ranks ascend and occur once: {first} comes after {previous}",
+                _with_forms(
+                    f"{resource} ranks ascend and occur once: {first} comes after {previous}"
+                    f"{said.likely_meant(started)}"
+                ),
                 read=str(first),
                 allowed=f"{previous + 1} or more",
             )
+        else:
+            said.note_comma(started)
         previous = max(previous, last)
         resources = last - first + 1
         processes = resources
@@ -234,7 +279,12 @@ def compile_segments(
             processes = high - low + 1
             if low != started:
                 rule = "start at 0" if started == 0 else f"go on at {started}"
-                said.fault(f"process ranks must {rule} (got {low})", read=str(low), allowed=str(started), process=True)
+                own = str(segment).partition(":")[0]
+                message = (
+                    f"process ranks must {rule} (got {low}): they are numbers of this component's own processes, "
+                    f"not of resources; write {own}:{_range_text(started, started + processes - 1)}"
+                )
+                said.fault(_with_forms(message), read=str(low), allowed=str(started), process=True)
             said.check_even(resources, processes)
         started += processes
         if started > MAX_PROCESSES:
@@ -251,6 +301,47 @@ class _Saying:
     segment: Segment
     where: Where
     report: Report
+    before: Segment | None
+    resource: str
+
+    @property
+    def _begins_where_processes_go_on(self) -> bool:
+        """Whether this may be meant as more processes of the segment before: 0-3:0,1 for 0-3:0-1."""
+        before = self.before
+        return before is not None and before.processes is not None and self.segment.processes is None
+
+    def likely_meant(self, started: int) -> str:
+        """What somebody may have meant by a segment that goes back, as the end of a sentence."""
+        before, segment = self.before, self.segment
+        if before is None or segment.every:
+            return ""
+        own = str(before).partition(":")[0]
+        if self._begins_where_processes_go_on and before.processes is not None:
+            more = _range_text(before.processes[0], max(segment.last, started))
+            return (
+                f"; a comma begins a new segment, so this {segment} means {self.resource}s: "
+                f"processes {more} on {self.resource}s {own} are {own}:{more}"
+            )
+        same = (before.first, before.last) == (segment.first, segment.last)
+        if same and not before.every:
+            all_of_them = _range_text(started - _count(before), started + _count(segment) - 1)
+            return f"; more processes on the same {self.resource}s are one segment: {own}:{all_of_them}"
+        return "" if before.every or segment.last >= before.first else f"; write {segment},{before}"
+
+    def note_comma(self, started: int) -> None:
+        """Warns of 0-3:0,4: a process more, on GPU 4, where processes 0 to 4 may be meant."""
+        before, segment = self.before, self.segment
+        if not self._begins_where_processes_go_on or before is None or before.processes is None or segment.every:
+            return
+        if before.processes[0] != before.processes[1] or segment.first != segment.last:
+            return  # a range is what it looks like
+        own = str(before).partition(":")[0]
+        meant = f"{own}:{_range_text(before.processes[0], segment.last)}"
+        self.report.warn(
+            self.where.at(segment.column - 1),
+            f"{before},{segment}: the comma begins a new segment, so process {started} is on {self.resource} "
+            f"{segment.first}; processes {before.processes[0]} to {segment.last} on {self.resource}s {own} are {meant}",
+        )
 
     def fault(self, message: str, *, read: str = "", allowed: str = "", process: bool = False) -> None:
         column = self.segment.process_column if process else self.segment.column
@@ -268,13 +359,24 @@ class _Saying:
         if resources % processes == 0 or processes % resources == 0:
             return
         low, high = nearest_counts(resources, processes)
+        own, first = str(self.segment).partition(":")[0], self.segment.processes[0] if self.segment.processes else 0
+        texts = dict.fromkeys(f"{own}:{_range_text(first, first + count - 1)}" for count in (low, high))
         self.fault(
-            f"{processes} processes can't be spread evenly over {resources} resources: one count must divide the "
-            f"other; the nearest are {low} or {high} processes",
+            _with_forms(
+                f"{processes} processes can't be spread evenly over {resources} resources: one count must divide the "
+                f"other; the nearest are {low} or {high} processes, {' or '.join(texts)}"
+            ),
             read=f"{processes} processes on {resources} resources",
             allowed=f"{low} or {high} processes",
             process=True,
         )
+
+
+def _count(segment: Segment) -> int:
+    """Processes of a segment that names its resources."""
+    if segment.processes is None:
+        return segment.last - segment.first + 1
+    return segment.processes[1] - segment.processes[0] + 1
 
 
 def nearest_counts(resources: int, processes: int) -> tuple[int, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from callboard.model.faults import InvalidInput
 from callboard.placement import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PlacementMode,
     component_placement_for,
+    plan_placement,
 )
 from callboard.placement.cluster import Cluster
 from tests.placement.support import Seen, faults, nodes, of, plan, refused, seen
@@ -314,3 +316,75 @@ def test_observers_see_every_gpu_of_their_node_and_are_charged_for_their_own() -
     own = found.by_name["a"].workers[1]
     assert (own.placement.visible_accelerators, [d.id for d in own.devices], own.observer) == (("4", "6"), ["6"], True)
     assert [(node.workers, node.gpu_milli) for node in found.demand] == [(3, 2000), (1, 0)]
+
+
+FORMS = "write e.g. all, 0-3, 0,2,5-7 or 0-1:0-3"
+
+
+@pytest.mark.parametrize(
+    ("written", "column", "meant"),
+    [
+        ("0-3:0,1", 7, "a comma begins a new segment, so this 1 means GPUs: processes 0-1 on GPUs 0-3 are 0-3:0-1"),
+        ("0-1:0,0-1:1", 7, "more processes on the same GPUs are one segment: 0-1:0-1"),
+        ("0-3,0-3", 5, "more processes on the same GPUs are one segment: 0-3:0-7"),
+        ("3,1", 3, "write 1,3"),
+        ("7-0", 1, "write 0-7"),
+        ("-1", 1, "never from the back, and all of them are 'all'"),
+        ("0-3:-1", 5, "process ranks count from 0"),
+        ("0-3:ALL", 5, "one process per resource is 0-3 without the ':'"),
+        ("0-3:0-3:0-3", 8, "a segment is resources:processes"),
+        ("0-3:0-1, 4-7:2-3:9", 17, "a segment is resources:processes"),
+        ("0-3:1-4", 5, "write 0-3:0-3"),
+        ("0-1:0,2:2", 9, "write 2:1"),
+        ("0-3:0-2", 5, "0-3:0-1 or 0-3:0-3"),
+        ("0-3:", 5, "process ranks are missing"),
+        ("0,,2", 3, "resource ranks are missing"),
+        ("0;1", 1, "commas part the segments"),
+        ("0-3 4-7", 1, "commas part the segments"),
+        ("0..3", 1, "a range is written with '-'"),
+        ("0\u20133", 1, "a range is written with '-'"),
+        ("[0]", 1, "there are no brackets"),
+        ("GPU 0", 1, "ranks are plain numbers"),
+        ("*", 1, "all resources are 'all'"),
+        ("0-", 1, "a range has two ends"),
+        ("01", 1, "write 1"),
+    ],
+)
+def test_ft_i4_the_likely_misreading_is_named_at_its_column_with_the_forms_there_are(
+    written: str, column: int, meant: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        plan_placement(f"cluster:\n  component_placement:\n    env: '{written}'\n", Cluster.from_nodes("8"))
+    fault = caught.value.faults[0]
+    assert meant in fault.message
+    assert FORMS in fault.message
+    assert f"(column {column})" in fault.message
+    assert (fault.line, fault.column) == (3, len("    env: '") + column)
+
+
+def test_ft_i4_a_comma_that_looks_like_a_list_of_processes_gets_a_note() -> None:
+    def notes(written: str) -> list[str]:
+        plan = plan_placement(f"cluster: {{component_placement: {{env: '{written}'}}}}", Cluster.from_nodes("8"))
+        return [note.message for note in plan.warnings]
+
+    (note,) = notes("0-3:0,4")
+    assert "the comma begins a new segment, so process 1 is on GPU 4" in note
+    assert "0-3:0-4" in note
+    for clear in ("0-3,4", "0-3:0-3,4", "0-3:0,4:1", "0-1:0-3,3-5,7:7-14", "all:0-7"):
+        assert notes(clear) == [], clear
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('"actor,rollout": 0-1, "rollout ": 2-3', "by 'actor,rollout' and by 'rollout '"),
+        ('"actor, rollout": 0-1, "env,rollout": 2-3', "by 'actor, rollout' and by 'env,rollout'"),
+        ('"rollout,rollout": 0-1', "in 'rollout,rollout'"),
+    ],
+)
+def test_ft_i5_both_keys_that_place_a_component_are_named(keys: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        plan_placement(f"cluster: {{component_placement: {{{keys}}}}}", Cluster.from_nodes("8"))
+    (message,) = [fault.message for fault in caught.value.faults]
+    assert "the component rollout is placed twice" in message
+    assert said in message
