@@ -10,7 +10,7 @@ from rich.text import Text
 
 from callboard.cli import screen, words
 from callboard.model.quantities import format_milli
-from callboard.v1.job_pb2 import Explanation, Job
+from callboard.v1.job_pb2 import Explanation, Job, Worker, WorkerFailure
 
 _VERDICTS = {
     "START": "It would start now.",
@@ -62,6 +62,8 @@ def job_view(job: Job, *, wide: bool) -> Group:
         parts += ["", Text("Waits for", style="bold"), *(f"  {reason.message}" for reason in job.waiting_for)]
     if job.victims:
         parts += ["", Text("Made room", style="bold"), *(f"  {words.yielding(victim)}" for victim in job.victims)]
+    if len(job.failures) > 1:
+        parts += ["", Text("Failures", style="bold"), *(f"  {_failure(failure)}" for failure in job.failures)]
     if job.history:
         parts += ["", Text("History", style="bold"), _history(job, wide=wide)]
     if job.traceback:
@@ -112,6 +114,7 @@ def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:
         ("Job", job.spec.name),
         ("State", screen.state_text(words.job_state(job))),
         ("Why", words.why(job)),
+        ("Checkpoint lost", job.checkpoint_lost),
         ("Pool", job.spec.pool),
         ("Priority", format_milli(job.spec.priority_milli)),
         ("Labels", words.labels(job.spec.labels)),
@@ -129,6 +132,11 @@ def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:
     return [(name, value) for name, value in found if value]
 
 
+def _failure(failure: WorkerFailure) -> str:
+    cause = " (the cause)" if failure.cause else ""
+    return f"{words.clock(failure.time)}, attempt {failure.attempt}: {failure.message}{cause}"
+
+
 def _worker_table(job: Job, *, wide: bool) -> Table:
     columns = ["COMPONENT", "RANK", "STATE", "NODE", "GPUS", "SEES", "STARTED IN", "PID"]
     if wide:
@@ -138,7 +146,7 @@ def _worker_table(job: Job, *, wide: bool) -> Table:
         row: list[RenderableType] = [
             words.component_of(worker),
             str(worker.key.rank),
-            screen.state_text(words.worker_state(worker)),
+            _worker_state(worker),
             worker.allocation.node_id,
             words.devices(worker.allocation.devices) or "none",
             worker.visible_devices or "none",
@@ -150,6 +158,12 @@ def _worker_table(job: Job, *, wide: bool) -> Table:
             row += [str(worker.generation), group, worker.actor_name, worker.cold_reason]
         rows.append(row)
     return screen.table(columns, rows, right=("RANK", "PID", "GENERATION"))
+
+
+def _worker_state(worker: Worker) -> Text:
+    state = screen.state_text(words.worker_state(worker))
+    parts = [words.kill_in(worker), f"checkpoint lost: {worker.checkpoint_lost}" if worker.checkpoint_lost else ""]
+    return state.append("".join(f"; {part}" for part in parts if part), style="not bold")
 
 
 def _history(job: Job, *, wide: bool) -> Table:

@@ -121,6 +121,16 @@ def cancel(
     destroy_pg: Annotated[
         bool, typer.Option("--destroy-pg", help="Remove its placement groups too, also reserved ones.")
     ] = False,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace",
+            metavar="TIME",
+            help="Time for cancel() and checkpoint(), e.g. 5s; also shortens a stop that is under way. "
+            "Default: as the job and the policy say.",
+            show_default=False,
+        ),
+    ] = "",
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
     controller: ControllerOption = "",
@@ -131,6 +141,7 @@ def cancel(
         job,
         reason=reason,
         destroy_placement_groups=destroy_pg,
+        grace=grace,
         wait=wait,
         timeout_s=timeout,
         controller=controller,

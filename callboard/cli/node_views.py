@@ -32,7 +32,7 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
         if wide:
             head = " (head)" if node.ray_head else ""
             row += [node.hostname, node.address + head, node.runtime, str(node.epoch), node.version, node.ray_node_id]
-        rows.append([*row, "" if words.node_state(node) == "READY" else node.state_reason])
+        rows.append([*row, "" if words.node_state(node) == "READY" else words.node_why(node)])
     return screen.table(columns, rows, right=("RANK", "EPOCH"))
 
 
@@ -41,7 +41,7 @@ def node_view(node: Node, *, wide: bool) -> Group:
     found: list[tuple[str, RenderableType]] = [
         ("Node", words.node_id(node)),
         ("State", screen.state_text(words.node_state(node))),
-        ("Why", node.state_reason),
+        ("Why", words.node_why(node)),
         ("Rank", str(node.rank)),
         ("Has", words.amounts(node.capacity) + (" (simulated GPUs)" if node.simulated else "")),
         ("Used", words.amounts(node.used)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
@@ -179,7 +180,27 @@ def why(job: Job) -> str:
     """Why a job is where it is, one sentence: what it waits for, if it waits."""
     if job.state == JobState.JOB_STATE_PENDING and job.waiting_for:
         return "; ".join(reason.message for reason in job.waiting_for[:2])
-    return job.state_reason
+    return _with_kill(job.state_reason, job)
+
+
+def node_why(node: Node) -> str:
+    """Why a node is in its state, and when what leaves it is gone."""
+    return _with_kill(node.state_reason, node)
+
+
+def kill_in(shown: Job | Worker | Node, now: datetime | None = None) -> str:
+    """ "killed at the latest in 12 s" of what is being stopped; empty for anything else."""
+    if not shown.HasField("kill_time"):
+        return ""
+    left = shown.kill_time.ToDatetime(UTC) - (now or datetime.now(UTC))
+    left_s = max(0, math.ceil(left.total_seconds()))
+    return (
+        f"killed at the latest in {left_s} s" if left_s < 60 else f"killed at the latest in {duration(left_s * 1000)}"
+    )
+
+
+def _with_kill(reason: str, shown: Job | Node) -> str:
+    return "; ".join(part for part in (reason, kill_in(shown)) if part)
 
 
 def trouble(job: Job) -> str:
@@ -234,5 +255,7 @@ def yielding(victim: Preemption) -> str:
     to = f" to {victim.preemptor}" if victim.preemptor else ""
     if not victim.HasField("yield_ms"):
         return f"{victim.victim} is yielding{to}"
-    outcome = f" ({victim.outcome.lower().replace('_', ' ')})" if victim.outcome else ""
+    how = victim.outcome.partition(";")[0].lower().replace("_", " ")
+    outcome = f" ({how})" if how else ""
+    outcome += f"; checkpoint lost: {victim.checkpoint_lost}" if victim.checkpoint_lost else ""
     return f"{victim.victim} yielded{to} in {duration(victim.yield_ms)}{outcome}"

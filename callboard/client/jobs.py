@@ -12,6 +12,8 @@ from callboard.client.output import LogLine, job_lines
 from callboard.client.watching import watch_events
 from callboard.client.workers import WorkerHandle
 from callboard.model.durations import parse_duration_ms
+from callboard.model.faults import Fault, InvalidInput
+from callboard.model.quantities import QuantityError
 from callboard.v1.common_pb2 import OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
 from callboard.v1.job_pb2 import (
@@ -120,15 +122,29 @@ class JobHandle:
                 or ((self.job.state_reason,) if self.job.state_reason else ()),
             ) from None
 
-    async def cancel(self, reason: str = "", *, destroy_placement_groups: bool = False) -> Job:
+    async def cancel(
+        self, reason: str = "", *, destroy_placement_groups: bool = False, grace: float | str | None = None
+    ) -> Job:
         """Ends the job as cancelled; idempotent, in every state. Returns at once: wait with :meth:`finished`.
 
         Args:
             reason: why, for people.
             destroy_placement_groups: remove its placement groups too, also reserved ones.
+            grace: seconds, or a span such as ``"5s"``, for its hooks; only shortens what the job and the policy say,
+                even while it is being stopped.
+
+        Raises:
+            InvalidInput: ``grace`` is no span of time; nothing was sent.
         """
+        try:
+            grace_ms = None if grace is None else parse_duration_ms(grace)
+        except QuantityError as error:
+            raise InvalidInput([Fault("grace", str(error))]) from error
         request = CancelJobRequest(
-            name=self._resource, reason=reason, destroy_placement_groups=destroy_placement_groups
+            name=self._resource,
+            reason=reason,
+            destroy_placement_groups=destroy_placement_groups,
+            grace_ms=grace_ms,
         )
         self.job = (await self._connection.call(methods.CANCEL_JOB, request)).job
         return self.job

@@ -61,9 +61,13 @@ class SyncJobHandle:
         """Waits until ``reached(job)`` is true or the job has ended, whichever comes first."""
         return self._loop.run(self._handle.until(reached, what, timeout))
 
-    def cancel(self, reason: str = "", *, destroy_placement_groups: bool = False) -> Job:
+    def cancel(
+        self, reason: str = "", *, destroy_placement_groups: bool = False, grace: float | str | None = None
+    ) -> Job:
         """Ends the job as cancelled; idempotent, in every state. Returns at once: wait with :meth:`finished`."""
-        return self._loop.run(self._handle.cancel(reason, destroy_placement_groups=destroy_placement_groups))
+        return self._loop.run(
+            self._handle.cancel(reason, destroy_placement_groups=destroy_placement_groups, grace=grace)
+        )
 
     def complete(self, reason: str = "") -> Job:
         """Ends the job as succeeded; idempotent, in every state. Returns at once: wait with :meth:`finished`."""

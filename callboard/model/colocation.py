@@ -91,6 +91,7 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         progress_timeout_ms=min((each.progress_timeout_ms for each in members if each.progress_timeout_ms), default=0),
         placement=next((member.placement for member in members if member.placement), None),
         ports=max(member.ports for member in members),
+        stop_signal=next((member.stop_signal for member in members if member.stop_signal), ""),
         places=first.places,
         members=tuple(members),
     )

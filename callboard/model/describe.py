@@ -123,6 +123,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
         "starvation_after": format_duration_ms(spec.starvation_after_ms),
         "start_timeout": format_duration_ms(spec.start_timeout_ms),
         "never_preempts": spec.never_preempts,
+        "require_checkpoint": spec.require_checkpoint,
         "placement_config": spec.placement_config or None,
         "placement_source": spec.placement_source or None,
         "placement_revision": spec.placement_revision or None,
@@ -158,6 +159,7 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "progress_timeout": format_duration_ms(spec.progress_timeout_ms),
         "placement": spec.placement.value if spec.placement else None,
         "ports": spec.ports,
+        "stop_signal": spec.stop_signal or None,
         "places": [_place(place, secrets=secrets) for place in spec.places],
     }
     if not defaults:

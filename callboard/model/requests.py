@@ -77,6 +77,7 @@ class ComponentSpec(_Request):
         progress_timeout: a worker whose ``progress()`` says the same for so long, calls being in flight, has failed.
         placement: ``"SPREAD"`` or another strategy, for the workers of this component instead of the job's.
         ports: number of free TCP ports that each worker is given in ``CALLBOARD_PORTS``.
+        stop_signal: signal that a stop begins with, sent to the worker's processes: ``"SIGTERM"``.
         component_placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
             ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
@@ -110,6 +111,7 @@ class ComponentSpec(_Request):
     progress_timeout: Span | None = None
     placement: str | None = None
     ports: int | None = None
+    stop_signal: str | None = None
     component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
 
@@ -130,6 +132,7 @@ class JobSpec(_Request):
         restart: ``{"max_restarts": 3, "backoff_base": "1s", "backoff_max": "60s", "window": "1h"}``;
             with ``"scope": "worker"`` only the lost worker is replaced.
         wait_for_nodes: ``{"timeout": "5m"}`` or just the duration.
+        require_checkpoint: once it lost a checkpoint, spare it until it has run for ``min_runtime``.
         cluster: ``num_nodes``, ``node_groups`` and ``component_placement`` as in an RLinf config.
         placement_config: the same as YAML text with a ``cluster`` key; ``placement_source``: the file it is from.
 
@@ -158,6 +161,7 @@ class JobSpec(_Request):
     starvation_after: Span | None = None
     start_timeout: Span | None = None
     never_preempts: bool | None = None
+    require_checkpoint: bool | None = None
     cluster: Mapping[str, Any] | None = None
     placement_config: str | None = None
     placement_source: str | None = None

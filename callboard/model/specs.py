@@ -245,6 +245,7 @@ class ComponentSpec:
         ports: TCP ports of its node that each worker is given.
         progress_timeout_ms: a worker whose ``progress()`` says the same for so long, while calls are in flight, counts
             as failed; 0: never.
+        stop_signal: signal that a stop begins with, sent to the worker's process tree; empty: none.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
         members: the components of a colocation group that this one stands for, each as it was asked for; see
@@ -277,6 +278,7 @@ class ComponentSpec:
     progress_timeout_ms: int = 0
     placement: Strategy | None = None
     ports: int = 0
+    stop_signal: str = ""
     places: tuple[WorkerPlace, ...] = ()
     members: tuple[ComponentSpec, ...] = ()
 
@@ -331,6 +333,8 @@ class JobSpec:
         starvation_after_ms: after this long a blocked job holds the room it needs; 0: never.
         start_timeout_ms: bound of one worker's start.
         never_preempts: waits rather than preempting others.
+        require_checkpoint: once it lost a checkpoint, it isn't chosen as a victim again before it has run for
+            ``min_runtime_ms``.
         placement_config: placement text in RLinf's language (docs/placement.md), YAML with a ``cluster`` key. What is
             submitted is as the user wrote it; a job keeps the resolved placement in its normal form. Empty: none.
         placement_digest: fingerprint of the text as it was submitted, so that a repeat of the request is known as one,
@@ -361,6 +365,7 @@ class JobSpec:
     starvation_after_ms: int = 0
     start_timeout_ms: int = 120_000
     never_preempts: bool = False
+    require_checkpoint: bool = False
     placement_config: str = ""
     placement_source: str = ""
     placement_digest: str = ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from callboard.model.specs import Fencing, JobSpec
 from callboard.scheduler.blockers import MAX_SUBJECTS
-from callboard.scheduler.records import JobRecord
+from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.state import State
 from callboard.scheduler.states import GroupState, JobState, WorkerState
@@ -37,7 +37,31 @@ def living_copies(state: State, job: JobRecord, spec: JobSpec) -> tuple[Reason, 
     )
 
 
-def awaited(state: State, job: JobRecord) -> tuple[Reason, ...]:
+def checkpoint_lost(job: JobRecord) -> tuple[Reason, ...]:
+    """That a job left no checkpoint when it was last asked for one, and why."""
+    if not job.checkpoint_lost:
+        return ()
+    return (Reason("CHECKPOINT_LOST", f"jobs/{job.name}", f"checkpoint lost: {job.checkpoint_lost}"),)
+
+
+def failures(job: JobRecord) -> tuple[Reason, ...]:
+    """What failed in the present attempt of a job, in order, where that is more than its reason says."""
+    failed = [failure for failure in job.failed if failure.attempt == job.attempt]
+    if len(failed) < 2:
+        return ()
+    return tuple(
+        Reason("WORKER_FAILED", f"jobs/{job.name}/workers/{failure.worker}", failure.reason)
+        for failure in sorted(failed, key=lambda failure: failure.at_ms)
+    )
+
+
+def killed_in(workers: Iterable[WorkerRecord], now_ms: int) -> str:
+    """When those that are being stopped are killed at the latest; empty: none is."""
+    at_ms = max((worker.kill_ms for worker in workers if worker.state is WorkerState.STOPPING), default=0)
+    return f"killed at the latest in {time_left(max(0, at_ms - now_ms))}" if at_ms else ""
+
+
+def awaited(state: State, job: JobRecord, now_ms: int) -> tuple[Reason, ...]:
     """What a nominated job waits for: victims with the time of their kill, groups being removed, or running jobs."""
     reasons = []
     if job.patient:
@@ -48,24 +72,24 @@ def awaited(state: State, job: JobRecord) -> tuple[Reason, ...]:
     places = dict.fromkeys(bundle.node_id for group in groups for bundle in group.bundles)
     victims = {record.victim for record in state.preemptions_for(job.uid)}
     leaving = dict.fromkeys((*job.waits_for, *_leaving(state, places, [group.pool for group in groups])))
-    reasons += [reason for name in leaving if (reason := _end_of(state, name, victims)) is not None]
+    reasons += [reason for name in leaving if (reason := _end_of(state, name, victims, now_ms)) is not None]
     return tuple(reasons[:MAX_SUBJECTS])
 
 
-def leaving_beside(state: State, nodes: Collection[str], pools: Collection[str]) -> list[Reason]:
+def leaving_beside(state: State, nodes: Collection[str], pools: Collection[str], now_ms: int) -> list[Reason]:
     """What is on its way out where a job would be, or uses its pools' quota."""
     leaving = dict.fromkeys(_leaving(state, nodes, pools))
-    return [reason for name in leaving if (reason := _end_of(state, name, ())) is not None][:MAX_SUBJECTS]
+    return [reason for name in leaving if (reason := _end_of(state, name, (), now_ms)) is not None][:MAX_SUBJECTS]
 
 
-def _end_of(state: State, name: str, victims: Collection[str]) -> Reason | None:
+def _end_of(state: State, name: str, victims: Collection[str], now_ms: int) -> Reason | None:
     """That a job or a placement group has yet to go; None if it has."""
     other = state.jobs.get(name)
     if other is not None:
-        ends = [worker.deadline_ms for worker in state.workers_of(name) if worker.state is WorkerState.STOPPING]
-        if not ends and other.state not in _LEAVING:
+        kill = killed_in(state.workers_of(name), now_ms)
+        if not kill and other.state not in _LEAVING:
             return None
-        by = f" (gone in {time_left(max(0, max(ends) - state.meta.now_ms))} at the latest)" if ends else ""
+        by = f" ({kill})" if kill else ""
         if name in victims:
             return Reason("WAITING_FOR_VICTIM", f"jobs/{other.name}", f"victim {other.name}{by}")
         return Reason("WAITING_FOR_JOB", f"jobs/{other.name}", f"{other.name}, which ends{by}")
@@ -94,7 +118,7 @@ def _leaving(state: State, nodes: Collection[str], pools: Collection[str]) -> li
     return found
 
 
-def waiting_workers(state: State, job: JobRecord) -> tuple[Reason, ...]:
+def waiting_workers(state: State, job: JobRecord, now_ms: int) -> tuple[Reason, ...]:
     """What a starting or stopping job waits for, worker by worker."""
     code = {JobState.STARTING: "WORKER_STARTING"}.get(job.state, "WORKER_STOPPING")
     busy = (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.STOPPING, WorkerState.QUARANTINED)
@@ -102,7 +126,8 @@ def waiting_workers(state: State, job: JobRecord) -> tuple[Reason, ...]:
         Reason(
             code,
             f"jobs/{job.name}/workers/{worker.component}/{worker.rank}",
-            f"{worker.component}/{worker.rank} on {worker.node_id} is {worker.state}: {worker.reason}",
+            f"{worker.component}/{worker.rank} on {worker.node_id} is {worker.state}: {worker.reason}"
+            + (f"; {kill}" if (kill := killed_in([worker], now_ms)) else ""),
         )
         for worker in state.workers_of(job.uid)[:MAX_SUBJECTS]
         if worker.state in busy

@@ -12,6 +12,7 @@ from callboard.model.frozen import quick
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler.pool_records import BundleRecord
 from callboard.scheduler.records import CheckpointRecord, WorkerRecord
+from callboard.scheduler.states import StopKind
 
 
 @quick
@@ -60,7 +61,11 @@ class ReservePort:
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorker:
-    """Stop one worker and prove its process tree gone."""
+    """Stop one worker and prove its process tree gone; of several for one worker the earliest end holds.
+
+    Attributes:
+        cancel_timeout_ms: what is left until it is killed.
+    """
 
     command_id: str
     node_id: str
@@ -72,6 +77,7 @@ class StopWorker:
     kill_timeout_ms: int
     checkpoint: bool
     reason: str
+    stop_kind: StopKind | None = None
 
 
 @quick

@@ -9,6 +9,8 @@ Every change is announced with the new rank map.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from callboard.model.colocation import member_names
 from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction
 from callboard.scheduler import starting, stopping
@@ -20,7 +22,7 @@ from callboard.scheduler.preemption import stop_timeouts
 from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.slots import Slot
-from callboard.scheduler.states import ENDED, LIVE, JobState, WorkerState
+from callboard.scheduler.states import ENDED, LIVE, JobState, StopKind, WorkerState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 
@@ -84,7 +86,7 @@ def set_target(
 def grow(tx: Transaction, uid: str) -> None:
     """Adds workers to a running job, as many as are wanted and find free room."""
     job = tx.state.jobs[uid]
-    if job.state is not JobState.RUNNING or job.eligible_ms > tx.now_ms:
+    if job.state is not JobState.RUNNING or job.eligible_ms > tx.now_ms or job.cause_ms:
         return
     # Nothing new before running work is counted (QL-03), nor beside a copy that may live (R5).
     if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):
@@ -117,9 +119,11 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
     job = tx.state.jobs[uid]
     gone = [worker for worker in gone if worker.attempt == job.attempt]
     base = [worker for worker in gone if not worker.extra]
-    if job.state is not JobState.RUNNING or not _promote(tx, job, base):
+    if job.state is not JobState.RUNNING or job.cause_ms or not _promote(tx, job, base):
         stopping.recover(tx, uid, reason, counts=counts)
         return
+    if job.failed:
+        job = tx.change_job(uid, failed=tuple(replace(failure, survived=True) for failure in job.failed))
     for worker in gone:
         stopping.drop_extra(tx, worker)
     if counts:
@@ -152,9 +156,9 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     live = live_of(tx, job, component)
     extras = sorted((worker for worker in live if worker.extra), key=lambda worker: worker.rank, reverse=True)
-    cancel_ms, kill_ms = stop_timeouts(tx.state, spec)
+    bounds = stop_timeouts(tx.state, spec)
     for worker in extras[: max(0, len(live) - count)]:
-        stopping.shed(tx, worker, f"scaled to {count} workers", cancel_ms, kill_ms)
+        stopping.shed(tx, worker, f"scaled to {count} workers", StopKind.SCALE, bounds)
 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:

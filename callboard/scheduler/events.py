@@ -78,11 +78,12 @@ class JobSubmitted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCancelled(Event):
-    """Somebody cancels a job."""
+    """Somebody cancels a job; ``within_ms`` shortens the time of its hooks, also of a stop that is under way."""
 
     uid: str
     reason: str = ""
     destroy_groups: bool = False
+    within_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,37 +284,45 @@ class WorkerStarted(WorkerEvent):
     visible_devices: str = ""
     warm: bool = False
     cold_reason: str = ""
+    can_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStartFailed(WorkerEvent):
-    """A worker could not be started. ``user_fault``: its own code raised."""
+    """A worker could not be started. ``user_fault``: its own code raised; ``died``: its process ended by itself."""
 
     message: str
     traceback: str = ""
     user_fault: bool = False
+    died: bool = False
     quarantined: bool = False
     stderr_tail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(WorkerEvent):
-    """A worker was stopped as asked, or a quarantined one is gone at last."""
+    """A worker was stopped as asked, or a quarantined one is gone at last.
+
+    Attributes:
+        checkpoint_lost: why it left no checkpoint, though it was asked for one; empty: none was lost.
+    """
 
     outcome: StopOutcome
     checkpoint_data: bytes = b""
     checkpoint_uri: str = ""
     took_ms: int = 0
     detail: str = ""
+    checkpoint_lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited(WorkerEvent):
-    """A worker died without being asked."""
+    """A worker died without being asked, ``ago_ms`` before."""
 
     message: str
     quarantined: bool = False
     stderr_tail: str = ""
+    ago_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

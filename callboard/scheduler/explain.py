@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler.asks import asks_of
-from callboard.scheduler.awaited import awaited, backoff, leaving_beside, living_copies, waiting_workers
+from callboard.scheduler.awaited import (
+    awaited,
+    backoff,
+    checkpoint_lost,
+    failures,
+    killed_in,
+    leaving_beside,
+    living_copies,
+    waiting_workers,
+)
 from callboard.scheduler.blockers import blockers
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.obstacles import obstacles, start_by_time, waits_for_time
@@ -72,8 +81,10 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
             for worker in state.workers_of(uid)
             if worker.attempt == job.attempt
         )
-        summary = f"{job.name} is {job.state}: {job.reason}"
-        reasons = (*waiting_workers(state, job), *_last_words(job))
+        kill = killed_in(state.workers_of(uid), now_ms)
+        summary = f"{job.name} is {job.state}: {job.reason}" + (f"; {kill}" if kill else "")
+        waiting = waiting_workers(state, job, now_ms)
+        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *_last_words(job))
         return Explanation("NONE", summary, reasons, (), workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
@@ -81,7 +92,8 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
             *_reconciling(state),
             *backoff(job, now_ms),
             *living_copies(state, job, spec),
-            *awaited(state, job),
+            *awaited(state, job, now_ms),
+            *checkpoint_lost(job),
         )
         what = join([reason.message for reason in reasons]) or "what is on its way out"
         workers = _nominated_workers(state, job, spec)
@@ -94,7 +106,8 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
     if held_back:
         summary = f"{job.name} waits for {held_back[0].message}"
         found = replace(found, verdict="WAIT", summary=summary, reasons=(*held_back, *found.reasons))
-    return replace(found, queue_position=position, victims=victims or found.victims)
+    reasons = (*found.reasons, *checkpoint_lost(job))
+    return replace(found, reasons=reasons, queue_position=position, victims=victims or found.victims)
 
 
 def _waits_for_nodes(job: JobRecord, found: Explanation, now_ms: int) -> Explanation:
@@ -178,9 +191,8 @@ def _planned(state: State, uid: str, spec: JobSpec, found: Plan, now_ms: int) ->
     ]
     if found.waits:
         bundles = [bundle for use in found.uses for bundle in use.bundles]
-        reasons += leaving_beside(
-            state, dict.fromkeys(bundle.node_id for bundle in bundles), [use.ask.pool for use in found.uses]
-        )
+        places, pools = dict.fromkeys(bundle.node_id for bundle in bundles), [use.ask.pool for use in found.uses]
+        reasons += leaving_beside(state, places, pools, now_ms)
     nodes = join(sorted({worker.node_id for worker in workers}))
     if victims:
         names = join([record.victim_name for record in victims])

@@ -149,7 +149,7 @@ class Scheduler:
 
     def owed_commands(self, node_id: str) -> list[Command]:
         """What the agent of a node must still do, as far as it has not answered."""
-        return list(orders.owed(self.state, node_id))
+        return list(orders.owed(self.state, node_id, self.state.meta.now_ms))
 
     def next_wake_ms(self) -> int | None:
         """When a :class:`Tick` is needed at the latest, in controller time; None: no time is awaited."""
@@ -222,6 +222,8 @@ def _tick(tx: Transaction, _event: ev.Tick) -> None:
         elif kind == "starving":
             tx.change_job(str(key), starving=True)
             tx.fresh.append(str(key))
+        elif kind == "cause":
+            stopping.recover(tx, str(key), tx.state.jobs[str(key)].reason, counts=True)
         elif kind == "session":
             requests.session_over(tx, str(key))
         elif kind == "group":

@@ -21,7 +21,8 @@ from callboard.scheduler.events import (
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.planning import Victim
-from callboard.scheduler.records import WorkerRecord
+from callboard.scheduler.preemption import stop_timeouts
+from callboard.scheduler.records import Failure, WorkerRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.roster import GONE, uuids_of
 from callboard.scheduler.states import (
@@ -32,6 +33,7 @@ from callboard.scheduler.states import (
     NodeState,
     Removal,
     Rule,
+    StopKind,
     StopOutcome,
     WorkerState,
 )
@@ -83,7 +85,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
     keep = _compare(tx, event)
     for ghost in ghosts:
         tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
-    for command in orders.owed(tx.state, event.node_id):
+    for command in orders.owed(tx.state, event.node_id, tx.now_ms):
         if command not in tx.commands:
             tx.command(command)
     if ready:
@@ -146,23 +148,28 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
     node = tx.state.nodes.get(event.node_id)
     if node is None:
         raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
-    reason = event.reason or "drained on request"
+    reason = event.reason or preempting.ON_REQUEST
     # Somebody's own cordon or drain lasts, whichever came first.
     passes = event.until_rejoin and (node.cordon_passes or not node.cordoned)
     if node.state is NodeState.READY:
         tx.move_node(node.node_id, NodeState.DRAINING, reason, cordoned=True, cordon_passes=passes)
     elif not node.cordoned or node.cordon_passes != passes:
         tx.put(evolve(node, cordoned=True, cordon_passes=passes))
+    elif event.reason and node.state is NodeState.DRAINING and node.reason != event.reason:
+        revision = tx.event("node.draining", f"nodes/{node.node_id}", node.state.value, reason)
+        tx.put(evolve(node, reason=reason, revision=revision))
     within_ms = max(0, event.deadline_ms - tx.now_ms) if event.deadline_ms else None
     there = tx.state.workers_on(node.node_id)
     for worker in there:
         job, current = tx.state.jobs.get(worker.job), tx.state.workers.get(worker.generation)
         if job is None or current is None or current.state not in LIVE:
             continue
-        if job.state is JobState.RUNNING and worker.extra:
-            if worker.state is not WorkerState.STOPPING:
-                victim = Victim(job.uid, Rule.DRAIN, reason, worker.generation)
-                preempting.preempt(tx, victim, None, within_ms=within_ms)
+        if current.state is WorkerState.STOPPING:
+            bounds = stop_timeouts(tx.state, tx.state.specs[job.uid].spec, within_ms)
+            stopping.hasten(tx, current, f"{node.node_id} is drained: {reason}", StopKind.DRAIN, bounds)
+        elif job.state is JobState.RUNNING and worker.extra:
+            victim = Victim(job.uid, Rule.DRAIN, reason, worker.generation)
+            preempting.preempt(tx, victim, None, within_ms=within_ms)
         elif job.state in (JobState.RUNNING, JobState.STARTING):
             preempting.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
     for group_id in list(tx.state.group_index.on_node.get(node.node_id, ())):
@@ -292,6 +299,8 @@ def _compare(tx: Transaction, event: NodeJoined) -> tuple[int, ...]:
 def _give_up(tx: Transaction, node: NodeRecord, reason: str) -> None:
     gone = tx.state.workers_on(node.node_id)
     for worker in gone:
+        if worker.state is WorkerState.STOPPING:
+            workers.miss_checkpoint(tx, worker, reason)
         tx.move_worker(worker.generation, WorkerState.LOST, reason, outcome=StopOutcome.ALREADY_GONE, deadline_ms=0)
     for uid in dict.fromkeys(worker.job for worker in gone):
         _lose_workers(tx, uid, gone, node)
@@ -323,6 +332,11 @@ def _lose_workers(tx: Transaction, uid: str, gone: list[WorkerRecord], node: Nod
     hit = [worker for worker in gone if worker.job == uid and worker.attempt == job.attempt and worker.state in HOLDING]
     if hit:
         reason = f"node {node.node_id} is gone, with {len(hit)} of its workers"
+        ran = [worker for worker in hit if worker.state in (WorkerState.STARTING, WorkerState.READY)]
+        if ran:
+            name = f"{ran[0].component}/{ran[0].rank}"
+            failure = Failure(job.attempt, tx.now_ms, name, node.node_id, died=True, reason=reason, counts=False)
+            stopping.note_failure(tx, uid, failure)
         elastic.lose(tx, uid, hit, reason, counts=False)
 
 

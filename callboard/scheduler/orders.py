@@ -2,6 +2,7 @@
 
 A command is owed as long as the record says so: a STARTING worker its start, a STOPPING one its stop, a CREATING group
 its creation, a REMOVING one its removal. Ids depend on the record alone, so an agent recognises a repeated command.
+A stop that is sent again carries the time that is left.
 """
 
 from __future__ import annotations
@@ -86,19 +87,22 @@ def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorke
     )
 
 
-def stop_worker(worker: WorkerRecord) -> StopWorker:
-    """The stop of a worker."""
+def stop_worker(worker: WorkerRecord, now_ms: int) -> StopWorker:
+    """The stop of a worker, with the time that is left of it. A shortened one is another command."""
+    # A record of an earlier version doesn't say when it is killed.
+    left_ms = max(0, worker.kill_ms - now_ms) if worker.kill_ms else worker.cancel_timeout_ms
     return StopWorker(
-        command_id=f"stop-g{worker.generation}",
+        command_id=f"stop-g{worker.generation}" + (f"-{worker.hastened}" if worker.hastened else ""),
         node_id=worker.node_id,
         generation=worker.generation,
         job=worker.job,
         component=worker.component,
         rank=worker.rank,
-        cancel_timeout_ms=worker.cancel_timeout_ms,
+        cancel_timeout_ms=left_ms,
         kill_timeout_ms=worker.kill_timeout_ms,
         checkpoint=worker.checkpoint,
         reason=worker.reason,
+        stop_kind=worker.stop_kind,
     )
 
 
@@ -173,7 +177,7 @@ def pick_executor(state: State, group: GroupRecord) -> str:
     return state.roster.first_connected()
 
 
-def owed(state: State, node_id: str) -> Iterator[Command]:
+def owed(state: State, node_id: str, now_ms: int) -> Iterator[Command]:
     """Every command that the agent of a node has been or should have been told and has not answered."""
     peers: dict[tuple[str, str, int], Peers] = {}
     for worker in state.workers_on(node_id):
@@ -187,7 +191,7 @@ def owed(state: State, node_id: str) -> Iterator[Command]:
                 peers[key] = peers_of(state, worker)
             yield start_worker(state, worker, peers[key])
         elif worker.state in (WorkerState.STOPPING, WorkerState.QUARANTINED):
-            yield stop_worker(worker)
+            yield stop_worker(worker, now_ms)
     going: list[RemoveGroup] = []
     for group_id in state.group_index.by_executor.get(node_id, ()):
         group = state.groups[group_id]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from callboard.scheduler.planning import Victim
 from callboard.scheduler.preemption import lost_work_ms, stop_timeouts
 from callboard.scheduler.records import JobRecord, PreemptionRecord
-from callboard.scheduler.states import ENDED, JobState, Rule
+from callboard.scheduler.states import ENDED, JobState, Rule, StopKind
 from callboard.scheduler.stopping import finish_if_all_returned, shed, stop
 from callboard.scheduler.transaction import Transaction
+
+BY_HAND, ON_REQUEST = "asked by hand", "drained on request"
+"""Reasons of those who give none."""
 
 KEPT_PREEMPTIONS = 1_000
 """Most preemption records kept; the totals go on counting."""
@@ -39,6 +42,10 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, wit
     tx.put(record)
     tx.drop("preemption", number - KEPT_PREEMPTIONS)
     by = f"by {preemptor.name}" if preemptor else "by hand" if rule is Rule.MANUAL else "to drain"
+    kind = StopKind.DRAIN if rule is Rule.DRAIN else StopKind.PREEMPT
+    # What somebody gave as reason is in the job's story; that of a rule is in the record of the preemption.
+    given = rule in (Rule.DRAIN, Rule.MANUAL) and reason not in (BY_HAND, ON_REQUEST)
+    why = f"preempted {by}: {reason}" if given else f"preempted {by}"
     tx.event(
         "preemption.decided",
         f"jobs/{job.name}",
@@ -50,11 +57,11 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, wit
     if preemptor is not None:
         note_yield(tx, uid, preemptor.uid)
     if victim.generation:
-        cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
-        shed(tx, tx.state.workers[victim.generation], f"preempted {by}", cancel_ms, kill_ms)
+        bounds = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
+        shed(tx, tx.state.workers[victim.generation], why, kind, bounds)
         finish_if_all_returned(tx, uid)
         return
-    stop(tx, uid, JobState.PREEMPTING, f"preempted {by}", checkpoint=True, within_ms=within_ms)
+    stop(tx, uid, JobState.PREEMPTING, why, kind, checkpoint=True, within_ms=within_ms)
 
 
 def note_yield(tx: Transaction, uid: str, winner: str) -> None:

@@ -52,6 +52,9 @@ class Claims:
 
 NO_CLAIMS = Claims()
 
+LOOK_AGAIN_MS = 1_000
+"""At a job that is starting, and may be a victim once it has run for long enough."""
+
 
 def policy_for(state: State, pool: str) -> PreemptionPolicy:
     """The cluster's policy with a pool's overrides."""
@@ -178,12 +181,30 @@ def _guarded(
     if own.max_preemptions_per_job and victim.preemptions >= own.max_preemptions_per_job:
         limit = f"which is the limit (max_preemptions_per_job of pool {spec.pool})"
         return _no("MAX_PREEMPTIONS", f"{victim.name} was preempted {victim.preemptions} times already, {limit}")
-    min_runtime_ms = max(own.min_runtime_ms, spec.min_runtime_ms)
+    if victim.cause_ms:
+        why = f"a worker of {victim.name} failed just now, so it is about to stop"
+        return _no("ABOUT_TO_STOP", why, victim.cause_ms)
+    return _spared_for_a_time(victim, spec, max(own.min_runtime_ms, spec.min_runtime_ms), now_ms)
+
+
+def _spared_for_a_time(victim: JobRecord, spec: JobSpec, min_runtime_ms: int, now_ms: int) -> Verdict | None:
+    """What keeps a job from yielding until it has run for long enough, or None."""
+    lost = spec.require_checkpoint and victim.checkpoint_lost
+    if lost and victim.state is JobState.STARTING:
+        until_ms = now_ms + max(min_runtime_ms, LOOK_AGAIN_MS)
+        return _no("CHECKPOINT_LOST", f"{_lost(victim)}, and it does not run yet", until_ms)
     if victim.state is JobState.RUNNING and now_ms < victim.running_ms + min_runtime_ms:
         until_ms = victim.running_ms + min_runtime_ms
         left = f"{time_left(until_ms - now_ms)} of {time_left(min_runtime_ms)}"
+        if lost:
+            ran = f"it has not run for its min_runtime since, {left} are left"
+            return _no("CHECKPOINT_LOST", f"{_lost(victim)}, and {ran}", until_ms)
         return _no("MIN_RUNTIME", f"{victim.name} has not run for its min_runtime yet, {left} are left", until_ms)
     return None
+
+
+def _lost(victim: JobRecord) -> str:
+    return f"{victim.name} requires checkpoints (require_checkpoint) and lost its last one ({victim.checkpoint_lost})"
 
 
 def yielded_before(state: State, uid: str, other: str) -> bool:

@@ -18,7 +18,7 @@ from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec
 from callboard.scheduler.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.pool_records import GroupRecord, PoolRecord
-from callboard.scheduler.states import JobState, Rule, StopOutcome, WorkerState
+from callboard.scheduler.states import JobState, Rule, StopKind, StopOutcome, WorkerState
 
 
 @quick
@@ -43,6 +43,34 @@ class RanOn:
     component: str
     ranks: tuple[int, ...]
 
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure of a worker.
+
+    Attributes:
+        attempt: attempt of the job.
+        at_ms: when it failed.
+        worker: ``component/rank``.
+        died: its process ended by itself; otherwise its code raised, or it did not start.
+        reason: the job's reason, should this be the cause.
+        counts: it counts against the restart budget.
+        survived: the job went on without the worker.
+    """
+
+    attempt: int
+    at_ms: int
+    worker: str
+    node_id: str
+    died: bool
+    reason: str
+    counts: bool = True
+    survived: bool = False
+
+
+FAILURES_LIMIT = 32
+"""Most failures kept per job."""
 
 RAN_LIMIT = 4_096
 """Most of these kept per job; of the oldest attempts nobody knows then where they ran."""
@@ -75,6 +103,10 @@ class JobRecord:
         retry_ms: it is blocked, and by time alone that may be over then; 0: not by time alone.
         session_ms: cancelled then, unless its client is heard before; 0: detached, or ended.
         ran: where its workers ran, oldest attempt first.
+        failed: failures of its workers, oldest first.
+        cause_ms: until then it is seen whether a process died, of which an exception is the consequence; 0: no failure
+            is looked into.
+        checkpoint_lost: why checkpoints were lost when it was last asked for them; empty: none was.
         traceback: of the worker that failed it last.
         stderr_tail: end of what that worker wrote to stderr.
         destroy_groups: its groups are removed when it lets go of them.
@@ -109,6 +141,9 @@ class JobRecord:
     starving: bool = False
     retry_ms: int = 0
     checkpoint_ms: int = 0
+    checkpoint_lost: str = ""
+    failed: tuple[Failure, ...] = ()
+    cause_ms: int = 0
     ran: tuple[RanOn, ...] = ()
     traceback: str = ""
     stderr_tail: str = ""
@@ -151,6 +186,11 @@ class WorkerRecord:
         cancel_timeout_ms, kill_timeout_ms: bounds of its stop, while STOPPING.
         master_port: of the first worker of a component, the port that its node reserved for the rendezvous of all of
             them; 0: not asked for, or not answered yet; -1: its node can't reserve one.
+        kill_ms: when it is killed at the latest, while STOPPING.
+        stop_kind: what it is stopped for.
+        hastened: times that a stop which was under way was shortened.
+        can_checkpoint: its class has ``checkpoint()``.
+        checkpoint_lost: why it left no checkpoint, though it was asked for one; empty: none was lost.
         deadline_ms: when its start or stop is over at the latest; 0: none.
     """
 
@@ -183,6 +223,11 @@ class WorkerRecord:
     cancel_timeout_ms: int = 0
     kill_timeout_ms: int = 0
     checkpoint: bool = False
+    kill_ms: int = 0
+    stop_kind: StopKind | None = None
+    hastened: int = 0
+    can_checkpoint: bool = False
+    checkpoint_lost: str = ""
     deadline_ms: int = 0
     outcome: StopOutcome | None = None
     revision: int = 0
@@ -223,6 +268,7 @@ class PreemptionRecord:
         yield_ms: milliseconds from decision until its room was free; -1 until then.
         outcome: worst stop outcome of its workers; None until then.
         lost_work_ms: work since its start or last checkpoint when it was decided.
+        checkpoint_lost: why checkpoints that were asked of it were lost; empty: none was.
     """
 
     kind: ClassVar[str] = "preemption"
@@ -240,6 +286,7 @@ class PreemptionRecord:
     lost_work_ms: int = 0
     yield_ms: int = -1
     outcome: StopOutcome | None = None
+    checkpoint_lost: str = ""
 
     @property
     def key(self) -> int:

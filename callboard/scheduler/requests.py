@@ -24,7 +24,7 @@ from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import borrowable
 from callboard.scheduler.records import JobRecord, SpecRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
-from callboard.scheduler.states import ENDED, GroupKind, GroupState, JobState, Removal, Rule
+from callboard.scheduler.states import ENDED, GroupKind, GroupState, JobState, Removal, Rule, StopKind
 from callboard.scheduler.transaction import Transaction
 
 # ---- pools and policy ----
@@ -73,9 +73,11 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
 
 def _drain_pool(tx: Transaction, name: str) -> None:
     """Preempts what runs in a pool that holds and drains."""
+    reason = f"pool {name} drains (stop policy)"
     for uid in jobs_in(tx, name):
         if tx.state.jobs[uid].state in (JobState.RUNNING, JobState.STARTING):
-            preempting.preempt(tx, Victim(uid, Rule.DRAIN, f"pool {name} drains (stop policy)"), None)
+            preempting.preempt(tx, Victim(uid, Rule.DRAIN, reason), None)
+        stopping.hasten_job(tx, uid, reason, StopKind.DRAIN)
 
 
 def delete_pool(tx: Transaction, event: PoolDeleted) -> str:
@@ -215,7 +217,7 @@ def cancel(tx: Transaction, event: JobCancelled) -> str:
     job = _job(tx, event.uid)
     if event.destroy_groups and job.state not in ENDED:
         ending.destroy_groups_of(tx, job)
-    _finish(tx, job, JobState.CANCELLED, event.reason or "cancelled")
+    _finish(tx, job, JobState.CANCELLED, event.reason or "cancelled", event.within_ms)
     return job.uid
 
 
@@ -246,13 +248,16 @@ def complete(tx: Transaction, event: JobCompleted) -> str:
     return job.uid
 
 
-def _finish(tx: Transaction, job: JobRecord, target: JobState, reason: str) -> None:
-    if job.state in ENDED or job.state is JobState.STOPPING:
+def _finish(tx: Transaction, job: JobRecord, target: JobState, reason: str, within_ms: int | None = None) -> None:
+    kind = StopKind.CANCEL if target is JobState.CANCELLED else StopKind.COMPLETE
+    if job.state in ENDED:
         return
-    if job.state is JobState.PENDING:
+    if job.state is JobState.STOPPING:
+        stopping.hasten_job(tx, job.uid, reason, kind, within_ms)
+    elif job.state is JobState.PENDING:
         ending.end(tx, job.uid, target, reason)
     else:
-        stopping.stop(tx, job.uid, JobState.STOPPING, reason, target=target)
+        stopping.stop(tx, job.uid, JobState.STOPPING, reason, kind, target=target, within_ms=within_ms)
 
 
 def preempt(tx: Transaction, event: JobPreempted) -> str:
@@ -272,7 +277,7 @@ def preempt(tx: Transaction, event: JobPreempted) -> str:
                 f"job {preemptor.name} is {preemptor.state} and waits for nothing",
                 "for_job",
             )
-        reason = event.reason or "asked by hand"
+        reason = event.reason or preempting.BY_HAND
         spec = tx.state.specs[preemptor.uid].spec
         found = plan_with(tx.state, preemptor.uid, spec, Victim(job.uid, Rule.MANUAL, reason))
         if found is None:
@@ -286,7 +291,7 @@ def preempt(tx: Transaction, event: JobPreempted) -> str:
         starting.nominate(tx, preemptor.uid, found)
         for group_id in found.trims:
             groups.trim(tx, group_id, f"makes room for {preemptor.name}")
-    preempting.preempt(tx, Victim(job.uid, Rule.MANUAL, event.reason or "asked by hand"), preemptor)
+    preempting.preempt(tx, Victim(job.uid, Rule.MANUAL, event.reason or preempting.BY_HAND), preemptor)
     return job.uid
 
 

@@ -378,6 +378,8 @@ class State:
         at("eligible", uid, 0 if new is None else new.eligible_ms)
         at("session", uid, 0 if new is None else new.session_ms)
         at("job", uid, 0 if new is None else self._end_of_wait_ms(new))
+        holds = new is not None and new.state in (JobState.STARTING, JobState.RUNNING)
+        at("cause", uid, new.cause_ms if new is not None and holds else 0)
         at("starving", uid, new.starving_ms if new is not None and waits and not new.starving else 0)
         at("retry", uid, new.retry_ms if new is not None and waits and not new.nominated else 0)
 
@@ -410,7 +412,7 @@ class State:
 
 def _states_time(job: JobRecord) -> bool:
     """Whether a job states any time by which something is due: few do."""
-    return bool(job.eligible_ms or job.deadline_ms or job.session_ms or job.starving_ms or job.retry_ms)
+    return bool(job.eligible_ms or job.deadline_ms or job.session_ms or job.starving_ms or job.retry_ms or job.cause_ms)
 
 
 def _idle_ttl_ms(pool: PoolRecord | None) -> int:

@@ -85,6 +85,17 @@ class StopOutcome(StrEnum):
     ALREADY_GONE = "ALREADY_GONE"
 
 
+class StopKind(StrEnum):
+    """What a worker is stopped for."""
+
+    PREEMPT = "PREEMPT"
+    DRAIN = "DRAIN"
+    CANCEL = "CANCEL"
+    COMPLETE = "COMPLETE"
+    FAILURE = "FAILURE"
+    SCALE = "SCALE"
+
+
 class Rule(StrEnum):
     """What allowed a preemption."""
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from callboard.model.specs import JobSpec, OnPreempt
 from callboard.scheduler import groups, orders
 from callboard.scheduler.ending import end
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.preemption import stop_timeouts, yield_backoff_ms
-from callboard.scheduler.records import JobRecord, WorkerRecord
-from callboard.scheduler.states import HOLDING, LIVE, JobState, StopOutcome, WorkerState
+from callboard.scheduler.records import FAILURES_LIMIT, Failure, JobRecord, WorkerRecord
+from callboard.scheduler.states import HOLDING, LIVE, JobState, StopKind, StopOutcome, WorkerState
 from callboard.scheduler.transaction import Transaction
+from callboard.scheduler.wording import join, time_left
+
+CAUSE_MS = 1_000
+"""After an exception of a worker, for the death of a process to be reported of which it is the consequence."""
+
+_LOST_CHARACTERS = 1_000
 
 _BADNESS = (StopOutcome.ALREADY_GONE, StopOutcome.COOPERATIVE, StopOutcome.KILLED, StopOutcome.QUARANTINED)
 
@@ -20,29 +29,44 @@ def stop(
     uid: str,
     state: JobState,
     reason: str,
+    kind: StopKind,
     *,
     target: JobState | None = None,
     checkpoint: bool = False,
-    traceback: str = "",
     within_ms: int | None = None,
 ) -> None:
-    """Stops every worker of a job and moves it to STOPPING, PREEMPTING or RECOVERING; it goes on when all are gone."""
+    """Stops every worker of a job and moves it to STOPPING, PREEMPTING or RECOVERING; it goes on when all are gone.
+    What is being stopped already is only hastened."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
-    tx.move_job(uid, state, reason, target=target, traceback=traceback or job.traceback)
-    cancel_ms, kill_ms = stop_timeouts(tx.state, spec, within_ms)
+    lost = "" if checkpoint else job.checkpoint_lost
+    tx.move_job(uid, state, reason, target=target, cause_ms=0, checkpoint_lost=lost)
+    bounds = stop_timeouts(tx.state, spec, within_ms)
     for worker in tx.state.workers_of(uid):
         if worker.state is WorkerState.ASSIGNED:
             tx.move_worker(worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
             groups.let_go(tx, worker.group_id)
         elif worker.state in (WorkerState.STARTING, WorkerState.READY):
-            stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=checkpoint)
+            stop_one(tx, worker, reason, kind, bounds, checkpoint=checkpoint)
+        elif worker.state is WorkerState.STOPPING:
+            hasten(tx, worker, reason, kind, bounds)
     settle(tx, uid)
 
 
 def stop_one(
-    tx: Transaction, worker: WorkerRecord, reason: str, cancel_ms: int, kill_ms: int, *, checkpoint: bool
+    tx: Transaction,
+    worker: WorkerRecord,
+    reason: str,
+    kind: StopKind,
+    bounds: tuple[int, int],
+    *,
+    checkpoint: bool,
 ) -> None:
-    """Asks an agent to end one worker. Without its answer the worker counts as QUARANTINED in the end (I6)."""
+    """Asks an agent to end one worker. Without its answer the worker counts as QUARANTINED in the end (I6).
+
+    Args:
+        bounds: of the hooks and of the kill in ms; see :func:`stop_timeouts`.
+    """
+    cancel_ms, kill_ms = bounds
     stopping = tx.move_worker(
         worker.generation,
         WorkerState.STOPPING,
@@ -50,17 +74,61 @@ def stop_one(
         cancel_timeout_ms=cancel_ms,
         kill_timeout_ms=kill_ms,
         checkpoint=checkpoint,
+        kill_ms=tx.now_ms + cancel_ms,
+        stop_kind=kind,
         deadline_ms=tx.now_ms + cancel_ms + kill_ms + groups.ANSWER_MARGIN_MS,
     )
-    tx.command(orders.stop_worker(stopping))
+    tx.command(orders.stop_worker(stopping, tx.now_ms))
 
 
-def shed(tx: Transaction, worker: WorkerRecord, reason: str, cancel_ms: int, kill_ms: int) -> None:
+def hasten(tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, bounds: tuple[int, int]) -> None:
+    """Stops a worker a second time, while it is being stopped: the earlier end holds, and its agent is told."""
+    cancel_ms, kill_ms = bounds
+    before_ms = worker.kill_ms or worker.deadline_ms - worker.kill_timeout_ms - groups.ANSWER_MARGIN_MS
+    at_ms = tx.now_ms + cancel_ms
+    if at_ms >= before_ms:
+        return
+    left = time_left(cancel_ms)
+    revision = tx.event(
+        "worker.hastened",
+        tx.worker_subject(worker),
+        worker.state.value,
+        f"{reason}; killed at the latest in {left} instead of {time_left(max(0, before_ms - tx.now_ms))}",
+        {"generation": str(worker.generation), "node": worker.node_id},
+    )
+    kill_ms = min(kill_ms, worker.kill_timeout_ms)
+    hastened = evolve(
+        worker,
+        reason=reason,
+        cancel_timeout_ms=cancel_ms,
+        kill_timeout_ms=kill_ms,
+        kill_ms=at_ms,
+        stop_kind=kind,
+        hastened=worker.hastened + 1,
+        deadline_ms=min(worker.deadline_ms, at_ms + kill_ms + groups.ANSWER_MARGIN_MS),
+        revision=revision,
+    )
+    tx.put(hastened)
+    tx.command(orders.stop_worker(hastened, tx.now_ms))
+
+
+def hasten_job(tx: Transaction, uid: str, reason: str, kind: StopKind, within_ms: int | None = None) -> None:
+    """Stops a job a second time, while it is being stopped; see :func:`hasten`."""
+    bounds = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
+    before = len(tx.commands)
+    for worker in tx.state.workers_of(uid):
+        if worker.state is WorkerState.STOPPING:
+            hasten(tx, worker, reason, kind, bounds)
+    if len(tx.commands) > before:
+        tx.add_line(uid, f"{reason}; killed at the latest in {time_left(bounds[0])}")
+
+
+def shed(tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, bounds: tuple[int, int]) -> None:
     """Ends one extra worker; its job goes on."""
     if worker.state is WorkerState.ASSIGNED:
         cancel_assigned(tx, worker, reason)
     elif worker.state in (WorkerState.STARTING, WorkerState.READY):
-        stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=True)
+        stop_one(tx, worker, reason, kind, bounds, checkpoint=True)
 
 
 def cancel_assigned(tx: Transaction, worker: WorkerRecord, reason: str) -> None:
@@ -87,12 +155,77 @@ def finish_if_all_returned(tx: Transaction, uid: str) -> None:
     worker may have had to go."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     entered = {component.name for component in spec.components if component.entry}
-    if job.state is not JobState.RUNNING or not entered:
+    if job.state is not JobState.RUNNING or not entered or job.cause_ms:
         return
     staying = (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY)
     peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt and worker.state in staying]
     if all(worker.finished for worker in peers if worker.component in entered):
-        stop(tx, uid, JobState.STOPPING, "every entry method returned", target=JobState.SUCCEEDED)
+        reason = "every entry method returned"
+        stop(tx, uid, JobState.STOPPING, reason, StopKind.COMPLETE, target=JobState.SUCCEEDED)
+
+
+def note_failure(tx: Transaction, uid: str, failure: Failure, *, traceback: str = "", stderr_tail: str = "") -> bool:
+    """Writes down that a worker failed. Returns whether it is what the job fails by, as far as is known.
+
+    It may be the cause also when the job is on its way out: what comes first is not always heard first.
+    """
+    job = tx.state.jobs[uid]
+    failing = job.state is JobState.RECOVERING or job.target is JobState.FAILED
+    if failure.attempt != job.attempt or not (failing or job.state in (JobState.STARTING, JobState.RUNNING)):
+        return False
+    if any(each.worker == failure.worker and each.died == failure.died for each in unsurvived(job)):
+        return False
+    failed = (*job.failed, failure)[-FAILURES_LIMIT:]
+    fields: dict[str, Any] = {"failed": failed}
+    is_cause = cause_of(unsurvived(evolve(job, failed=failed))) is failure
+    if is_cause:
+        fields |= {"traceback": traceback, "stderr_tail": stderr_tail}
+    if failing and unsurvived(job):
+        fields["reason"] = failed_by(unsurvived(evolve(job, failed=failed)))
+    tx.change_job(uid, **fields)
+    return is_cause
+
+
+def unsurvived(job: JobRecord) -> list[Failure]:
+    """What the job's present attempt fails by."""
+    return [failure for failure in job.failed if failure.attempt == job.attempt and not failure.survived]
+
+
+def cause_of(failed: Sequence[Failure]) -> Failure:
+    """The first death, which exceptions of others follow from; without one the first exception. What dies long after
+    the first failure is no cause of it."""
+    first_ms = min(failure.at_ms for failure in failed)
+    died = [failure for failure in failed if failure.died and failure.at_ms <= first_ms + CAUSE_MS]
+    return min(died or failed, key=lambda failure: failure.at_ms)
+
+
+def failed_by(failed: Sequence[Failure]) -> str:
+    """The reason of a job that fails: its cause, and who failed beside."""
+    cause = cause_of(failed)
+    others = list(dict.fromkeys(failure.worker for failure in failed if failure.worker != cause.worker))
+    if not others:
+        return cause.reason
+    more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+    return f"{cause.reason}; {', '.join(others[:5])}{more} failed after it"
+
+
+def await_cause(tx: Transaction, uid: str) -> bool:
+    """Whether a job that just failed by an exception goes on for a moment, since a process of it may have died before
+    and be reported after."""
+    job = tx.state.jobs[uid]
+    busy = (WorkerState.STARTING, WorkerState.READY)
+    failed = unsurvived(job)
+    if any(failure.died for failure in failed):
+        return False
+    known = {failure.worker for failure in failed}
+    if not any(
+        worker.state in busy and worker.attempt == job.attempt and f"{worker.component}/{worker.rank}" not in known
+        for worker in tx.state.workers_of(uid)
+    ):
+        return False
+    if not job.cause_ms:
+        tx.change_job(uid, cause_ms=tx.now_ms + CAUSE_MS)
+    return True
 
 
 def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
@@ -105,14 +238,17 @@ def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
     if job.state not in (JobState.STARTING, JobState.RUNNING):
         settle(tx, uid)
         return
+    if failed := unsurvived(job):
+        cause = cause_of(failed)
+        reason, counts = failed_by(failed), cause.counts
     if counts:
         window_ms = spec.restart.window_ms
         recent = tuple(at for at in job.failures if not window_ms or at > tx.now_ms - window_ms)
         if len(recent) >= spec.restart.max_restarts:
-            stop(tx, uid, JobState.STOPPING, reason, target=JobState.FAILED)
+            stop(tx, uid, JobState.STOPPING, reason, StopKind.FAILURE, target=JobState.FAILED)
             return
         tx.change_job(uid, failures=(*recent, tx.now_ms))
-    stop(tx, uid, JobState.RECOVERING, reason)
+    stop(tx, uid, JobState.RECOVERING, reason, StopKind.FAILURE)
 
 
 def settle(tx: Transaction, uid: str) -> None:
@@ -125,11 +261,14 @@ def settle(tx: Transaction, uid: str) -> None:
         return
     _close_preemptions(tx, job, [worker for worker in workers if worker.attempt == job.attempt])
     spec = tx.state.specs[uid].spec
+    reason = job.reason
+    if job.checkpoint_lost and job.state is not JobState.RECOVERING:
+        reason = f"{reason}; checkpoint lost: {job.checkpoint_lost}"
     if job.state is JobState.STOPPING:
         assert job.target is not None, "a stopping job knows how it ends"
-        end(tx, uid, job.target, job.reason)
+        end(tx, uid, job.target, job.reason if job.target is JobState.FAILED else reason)
     elif job.state is JobState.PREEMPTING and spec.on_preempt is OnPreempt.CANCEL:
-        end(tx, uid, JobState.CANCELLED, job.reason)
+        end(tx, uid, JobState.CANCELLED, reason)
     else:
         if job.state is JobState.PREEMPTING:
             wait_ms = yield_backoff_ms(tx.state, spec, job.preemptions)
@@ -140,7 +279,7 @@ def settle(tx: Transaction, uid: str) -> None:
         tx.move_job(
             uid,
             JobState.PENDING,
-            job.reason,
+            reason,
             groups=(),
             running_ms=0,
             restarts=restarts,
@@ -164,7 +303,8 @@ def requeue(tx: Transaction, uid: str, reason: str, *, pool: PoolRecord | None =
     for worker in tx.state.workers_of(uid):
         if worker.state is WorkerState.ASSIGNED:
             tx.move_worker(worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
-    tx.move_job(uid, JobState.PENDING, reason, groups=(), eligible_ms=tx.now_ms + wait_ms if wait_ms else 0)
+    eligible_ms = tx.now_ms + wait_ms if wait_ms else 0
+    tx.move_job(uid, JobState.PENDING, reason, groups=(), eligible_ms=eligible_ms, cause_ms=0)
     tx.fresh.append(uid)
     for group_id in job.groups:
         if group_id != failed_group:
@@ -185,10 +325,11 @@ def _close_preemptions(tx: Transaction, job: JobRecord, workers: list[WorkerReco
     """Notes how a preemption ended: of the whole job, and of whatever extra workers it had, or of one extra worker."""
     outcomes = [worker.outcome for worker in workers if worker.outcome is not None]
     worst = max(outcomes, key=_BADNESS.index, default=StopOutcome.ALREADY_GONE)
+    lost = lost_by(workers)
     for record in tx.state.open_preemptions(job.uid):
         if generation and record.generation != generation:
             continue
-        tx.put(evolve(record, yield_ms=tx.now_ms - record.decided_ms, outcome=worst))
+        tx.put(evolve(record, yield_ms=tx.now_ms - record.decided_ms, outcome=worst, checkpoint_lost=lost))
         counts = dict(tx.state.meta.preemption_outcomes)
         counts[worst.value] = counts.get(worst.value, 0) + 1
         tx.count(preemption_outcomes=tuple(sorted(counts.items())))
@@ -196,6 +337,30 @@ def _close_preemptions(tx: Transaction, job: JobRecord, workers: list[WorkerReco
             "preemption.done",
             f"jobs/{job.name}",
             job.state.value,
-            f"{job.name} yielded ({worst.value.lower()}) after {tx.now_ms - record.decided_ms} ms",
+            f"{job.name} yielded ({worst.value.lower()}) after {tx.now_ms - record.decided_ms} ms"
+            + (f"; checkpoint lost: {lost}" if lost else ""),
             {"victim": job.name, "preemptor": record.preemptor_name, "outcome": worst.value},
         )
+
+
+def lose_checkpoint(tx: Transaction, worker: WorkerRecord, why: str) -> None:
+    """Notes that a worker which was asked for a checkpoint left none; what says so first holds."""
+    current = tx.state.workers[worker.generation]
+    if current.checkpoint_lost:
+        return
+    why = why[:_LOST_CHARACTERS]
+    tx.put(evolve(current, checkpoint_lost=why))
+    job = tx.state.jobs[worker.job]
+    # A job that runs on loses extra workers one by one; of the others all are stopped at once.
+    whose = [current] if job.state is JobState.RUNNING else tx.state.workers_of(job.uid)
+    lost = lost_by([tx.state.workers[each.generation] for each in whose if each.attempt == job.attempt])
+    tx.change_job(job.uid, checkpoint_lost=lost)
+    tx.event("worker.checkpoint_lost", tx.worker_subject(worker), worker.state.value, f"checkpoint lost: {why}")
+
+
+def lost_by(workers: Sequence[WorkerRecord]) -> str:
+    """Why checkpoints of these workers were lost, worker by worker; empty: none was."""
+    lost = [
+        f"{worker.component}/{worker.rank}: {worker.checkpoint_lost}" for worker in workers if worker.checkpoint_lost
+    ]
+    return join(lost)[: 2 * _LOST_CHARACTERS]

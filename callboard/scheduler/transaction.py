@@ -193,6 +193,14 @@ class Transaction:
         self.put(new)
         return new
 
+    def add_line(self, uid: str, reason: str) -> None:
+        """Writes into the story of a job what happened to it in the state it is in."""
+        job = self.state.jobs[uid]
+        name = job.state.value
+        revision = self.event("job.hastened", f"jobs/{job.name}", name, reason, {"uid": uid})
+        line = StoryLine(revision, self.now_ms, name, reason, self.cause)
+        self.put(evolve(job, story=(*job.story[-STORY_LIMIT + 1 :], line), revision=revision))
+
     def change_job(self, uid: str, **fields: Any) -> JobRecord:
         """Changes fields of a job, not its state."""
         new = evolve(self.state.jobs[uid], **fields)

@@ -7,6 +7,7 @@ is not in the table cannot happen and raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from callboard.scheduler import elastic, groups, starting, stopping
@@ -20,9 +21,9 @@ from callboard.scheduler.events import (
 )
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.preemption import stop_timeouts
-from callboard.scheduler.records import CheckpointRecord, WorkerRecord
+from callboard.scheduler.records import CheckpointRecord, Failure, WorkerRecord
 from callboard.scheduler.refusals import ImpossibleTransition
-from callboard.scheduler.states import JobState, StopOutcome, WorkerState
+from callboard.scheduler.states import JobState, StopKind, StopOutcome, WorkerState
 from callboard.scheduler.transaction import Transaction
 
 Handler = Callable[[Transaction, WorkerRecord, Any], None]
@@ -49,12 +50,14 @@ def overdue(tx: Transaction, worker: WorkerRecord) -> None:
     """An agent did not answer in time."""
     if worker.state is WorkerState.STARTING:
         job = tx.state.jobs[worker.job]
-        cancel_ms, kill_ms = stop_timeouts(tx.state, tx.state.specs[worker.job].spec)
+        bounds = stop_timeouts(tx.state, tx.state.specs[worker.job].spec)
         reason = f"{worker.component}/{worker.rank} did not start in time on {worker.node_id}"
-        stopping.stop_one(tx, worker, reason, cancel_ms, kill_ms, checkpoint=False)
+        stopping.stop_one(tx, worker, reason, StopKind.FAILURE, bounds, checkpoint=False)
         if not worker.extra or job.state is not JobState.RUNNING:
+            stopping.note_failure(tx, job.uid, _failure(tx, worker, reason, died=False))
             stopping.recover(tx, job.uid, reason, counts=True)
     elif worker.state is WorkerState.STOPPING:
+        miss_checkpoint(tx, worker, f"its agent on {worker.node_id} did not answer in time")
         _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)
         _after_stop(tx, worker)
 
@@ -78,6 +81,7 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         visible_devices=event.visible_devices,
         warm=event.warm,
         cold_reason=event.cold_reason,
+        can_checkpoint=event.can_checkpoint,
         ready_ms=tx.now_ms,
         deadline_ms=0,
     )
@@ -95,15 +99,26 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
 def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
+    failure = _start_failure(tx, worker, event)
+    stopping.note_failure(tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail)
+    # Nothing is awaited: it is gone, so its gang is not whole. A death that is reported after it counts all the same.
+    elastic.lose(tx, worker.job, [worker], failure.reason, counts=True)
+
+
+def _start_failure(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> Failure:
     reason = f"{worker.component}/{worker.rank} on {worker.node_id}: {event.message}"
-    job = tx.change_job(worker.job, stderr_tail=event.stderr_tail)
-    if event.user_fault and job.state is JobState.STARTING:
-        tx.change_job(worker.job, traceback=event.traceback)
-    # Whether another start helps its code, the job knows: by its restart budget.
-    elastic.lose(tx, worker.job, [worker], reason, counts=True)
+    return _failure(tx, worker, reason, died=event.died)
+
+
+def _failure(tx: Transaction, worker: WorkerRecord, reason: str, *, died: bool, **more: Any) -> Failure:
+    name = f"{worker.component}/{worker.rank}"
+    return Failure(worker.attempt, tx.now_ms, name, worker.node_id, died=died, reason=reason, **more)
 
 
 def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
+    if event.died or event.user_fault:
+        failure = _start_failure(tx, worker, event)
+        stopping.note_failure(tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail)
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
     _after_stop(tx, worker)
@@ -121,10 +136,20 @@ def _stopped_unasked(tx: Transaction, worker: WorkerRecord, event: WorkerStopped
     _keep_checkpoint(tx, worker, event)
     _gone_or_quarantined(tx, worker, "stopped by its agent", event.outcome)
     reason = f"{worker.component}/{worker.rank} was stopped by its agent"
+    reason += f": {event.detail}" if event.detail else ""
+    stopping.note_failure(tx, worker.job, _failure(tx, worker, reason, died=True, counts=False))
     elastic.lose(tx, worker.job, [worker], reason, counts=False)
 
 
+def miss_checkpoint(tx: Transaction, worker: WorkerRecord, why: str) -> None:
+    """Notes the loss of a checkpoint by a worker that was asked for one and could have left it."""
+    if worker.checkpoint and worker.can_checkpoint:
+        stopping.lose_checkpoint(tx, worker, why)
+
+
 def _keep_checkpoint(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
+    if event.checkpoint_lost:
+        stopping.lose_checkpoint(tx, worker, event.checkpoint_lost)
     if event.checkpoint_data or event.checkpoint_uri:
         tx.put(
             CheckpointRecord(
@@ -154,15 +179,23 @@ def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | 
 def _exited(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
-    tx.change_job(worker.job, stderr_tail=event.stderr_tail)
-    reason = f"{worker.component}/{worker.rank} on {worker.node_id} died: {event.message}"
+    failure = _death(tx, worker, event)
     node = tx.state.nodes.get(worker.node_id)
     # A Ray node that ended takes its workers along: like the loss of a node, no fault of the job's.
     host_ended = node is not None and node.runtime == "ray" and node.ray is None
-    elastic.lose(tx, worker.job, [worker], reason, counts=not host_ended)
+    failure = replace(failure, counts=not host_ended)
+    stopping.note_failure(tx, worker.job, failure, stderr_tail=event.stderr_tail)
+    elastic.lose(tx, worker.job, [worker], failure.reason, counts=not host_ended)
+
+
+def _death(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> Failure:
+    reason = f"{worker.component}/{worker.rank} on {worker.node_id} died: {event.message}"
+    return replace(_failure(tx, worker, reason, died=True), at_ms=tx.now_ms - event.ago_ms)
 
 
 def _exited_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
+    stopping.note_failure(tx, worker.job, _death(tx, worker, event), stderr_tail=event.stderr_tail)
+    miss_checkpoint(tx, worker, f"it died before it was asked: {event.message}")
     outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
     _gone_or_quarantined(tx, worker, event.message, outcome)
     _after_stop(tx, worker)
@@ -172,15 +205,27 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
     if worker.finished:
         return
     if not event.succeeded:
-        name = f"{worker.component}/{worker.rank}"
-        tx.change_job(worker.job, traceback=event.traceback, stderr_tail=event.stderr_tail)
-        said = _error_of(event.traceback)
-        reason = f"the entry method of {name} raised {said}" if said else f"the entry method of {name} raised"
-        stopping.recover(tx, worker.job, reason, counts=True)
+        failure = _raised(tx, worker, event)
+        if not stopping.await_cause(tx, worker.job):
+            stopping.recover(tx, worker.job, failure.reason, counts=True)
         return
     tx.put(evolve(worker, finished=True))
     tx.event("worker.finished", tx.worker_subject(worker), worker.state.value, "its entry method returned")
     stopping.finish_if_all_returned(tx, worker.job)
+
+
+def _raised(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> Failure:
+    """Notes that the entry method of a worker raised."""
+    name, said = f"{worker.component}/{worker.rank}", _error_of(event.traceback)
+    reason = f"the entry method of {name} raised {said}" if said else f"the entry method of {name} raised"
+    failure = _failure(tx, worker, reason, died=False)
+    stopping.note_failure(tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail)
+    return failure
+
+
+def _finished_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> None:
+    if not event.succeeded:
+        _raised(tx, worker, event)
 
 
 def _error_of(traceback: str) -> str:
@@ -256,7 +301,7 @@ TABLE: Mapping[tuple[WorkerState, type[WorkerEvent]], Handler] = {
     (_S.LOST, WorkerExited): _ignore,
     (_S.STARTING, WorkerFinished): _finished,
     (_S.READY, WorkerFinished): _finished,
-    (_S.STOPPING, WorkerFinished): _ignore,
+    (_S.STOPPING, WorkerFinished): _finished_while_stopping,
     (_S.QUARANTINED, WorkerFinished): _ignore,
     (_S.STOPPED, WorkerFinished): _ignore,
     (_S.LOST, WorkerFinished): _ignore,

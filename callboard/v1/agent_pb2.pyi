@@ -45,6 +45,50 @@ RUNTIME_PROCESS: Runtime.ValueType  # 2
 """Plain processes of the agent: laptops and tests."""
 Global___Runtime: _TypeAlias = Runtime  # noqa: Y015
 
+class _StopKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StopKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STOP_KIND_UNSPECIFIED: _StopKind.ValueType  # 0
+    """Not said."""
+    STOP_KIND_PREEMPT: _StopKind.ValueType  # 1
+    """The job makes room for another, or was asked to by hand."""
+    STOP_KIND_DRAIN: _StopKind.ValueType  # 2
+    """Its node or pool is drained."""
+    STOP_KIND_CANCEL: _StopKind.ValueType  # 3
+    """The job was cancelled."""
+    STOP_KIND_COMPLETE: _StopKind.ValueType  # 4
+    """The job is complete."""
+    STOP_KIND_FAILURE: _StopKind.ValueType  # 5
+    """The job failed, or starts again after a failure."""
+    STOP_KIND_SCALE: _StopKind.ValueType  # 6
+    """An elastic component has fewer workers from now on."""
+    STOP_KIND_AGENT: _StopKind.ValueType  # 7
+    """The agent itself stops the worker: it leaves, or lost its controller."""
+
+class StopKind(_StopKind, metaclass=_StopKindEnumTypeWrapper):
+    """What a stop is for."""
+
+STOP_KIND_UNSPECIFIED: StopKind.ValueType  # 0
+"""Not said."""
+STOP_KIND_PREEMPT: StopKind.ValueType  # 1
+"""The job makes room for another, or was asked to by hand."""
+STOP_KIND_DRAIN: StopKind.ValueType  # 2
+"""Its node or pool is drained."""
+STOP_KIND_CANCEL: StopKind.ValueType  # 3
+"""The job was cancelled."""
+STOP_KIND_COMPLETE: StopKind.ValueType  # 4
+"""The job is complete."""
+STOP_KIND_FAILURE: StopKind.ValueType  # 5
+"""The job failed, or starts again after a failure."""
+STOP_KIND_SCALE: StopKind.ValueType  # 6
+"""An elastic component has fewer workers from now on."""
+STOP_KIND_AGENT: StopKind.ValueType  # 7
+"""The agent itself stops the worker: it leaves, or lost its controller."""
+Global___StopKind: _TypeAlias = StopKind  # noqa: Y015
+
 class _AgentWorkerState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1063,6 +1107,7 @@ class StartWorker(_message.Message):
     SECRET_NAMES_FIELD_NUMBER: _builtins.int
     PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
+    STOP_SIGNAL_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -1113,6 +1158,8 @@ class StartWorker(_message.Message):
     """Milliseconds after which a worker that makes no progress counts as failed; 0: never."""
     ports: _builtins.int
     """TCP ports to give to the worker in CALLBOARD_PORTS."""
+    stop_signal: _builtins.str
+    """Signal that a stop begins with, sent to the worker's process tree: "SIGTERM"; empty: none."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1176,10 +1223,11 @@ class StartWorker(_message.Message):
         secret_names: _abc.Iterable[_builtins.str] | None = ...,
         progress_timeout_ms: _builtins.int = ...,
         ports: _builtins.int = ...,
+        stop_signal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "stop_signal", b"stop_signal", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1271,6 +1319,7 @@ class StopWorker(_message.Message):
     KILL_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Generation to stop; an older one is answered as already gone."""
     cancel_timeout_ms: _builtins.int
@@ -1281,6 +1330,8 @@ class StopWorker(_message.Message):
     """Ask for a checkpoint."""
     reason: _builtins.str
     """Why, for people: "preempted by train-00"."""
+    kind: Global___StopKind.ValueType
+    """What the stop is for; its hooks are told."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1294,10 +1345,11 @@ class StopWorker(_message.Message):
         kill_timeout_ms: _builtins.int = ...,
         checkpoint: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        kind: Global___StopKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_timeout_ms", b"cancel_timeout_ms", "checkpoint", b"checkpoint", "generation", b"generation", "kill_timeout_ms", b"kill_timeout_ms", "reason", b"reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_timeout_ms", b"cancel_timeout_ms", "checkpoint", b"checkpoint", "generation", b"generation", "kill_timeout_ms", b"kill_timeout_ms", "kind", b"kind", "reason", b"reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1622,6 +1674,7 @@ class WorkerReady(_message.Message):
     WARM_FIELD_NUMBER: _builtins.int
     COLD_REASON_FIELD_NUMBER: _builtins.int
     VISIBLE_DEVICES_FIELD_NUMBER: _builtins.int
+    HOOKS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     pid: _builtins.int
@@ -1642,6 +1695,10 @@ class WorkerReady(_message.Message):
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
 
+    @_builtins.property
+    def hooks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Hooks that its class has, e.g. "checkpoint"."""
+
     def __init__(
         self,
         *,
@@ -1654,10 +1711,11 @@ class WorkerReady(_message.Message):
         warm: _builtins.bool = ...,
         cold_reason: _builtins.str = ...,
         visible_devices: _builtins.str = ...,
+        hooks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "cold_reason", b"cold_reason", "generation", b"generation", "pid", b"pid", "pid_start_ms", b"pid_start_ms", "start_ms", b"start_ms", "visible_devices", b"visible_devices", "warm", b"warm", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "cold_reason", b"cold_reason", "generation", b"generation", "hooks", b"hooks", "pid", b"pid", "pid_start_ms", b"pid_start_ms", "start_ms", b"start_ms", "visible_devices", b"visible_devices", "warm", b"warm", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1723,6 +1781,7 @@ class WorkerStopped(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     TOOK_MS_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     outcome: Global___StopOutcome.ValueType
@@ -1731,6 +1790,8 @@ class WorkerStopped(_message.Message):
     """Milliseconds from command to proof."""
     detail: _builtins.str
     """What went wrong on the way, e.g. "cancel() raised ValueError"; empty: nothing."""
+    checkpoint_lost: _builtins.str
+    """Why the checkpoint that a stop asks for was not left, e.g. "checkpoint() raised OSError"; empty: none was lost."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1748,10 +1809,11 @@ class WorkerStopped(_message.Message):
         checkpoint: Global___Checkpoint | None = ...,
         took_ms: _builtins.int = ...,
         detail: _builtins.str = ...,
+        checkpoint_lost: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "detail", b"detail", "generation", b"generation", "outcome", b"outcome", "took_ms", b"took_ms", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "checkpoint_lost", b"checkpoint_lost", "detail", b"detail", "generation", b"generation", "outcome", b"outcome", "took_ms", b"took_ms", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1770,6 +1832,7 @@ class WorkerExited(_message.Message):
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     STDERR_TAIL_FIELD_NUMBER: _builtins.int
+    AGO_MS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     message: _builtins.str
@@ -1782,6 +1845,8 @@ class WorkerExited(_message.Message):
     """Most memory that its process tree was seen to hold, in bytes; 0: never seen."""
     stderr_tail: _builtins.str
     """End of what it wrote to stderr, at most 4 KiB, secrets masked; empty: nothing."""
+    ago_ms: _builtins.int
+    """Milliseconds that had passed since it died when this report was made: by them the first death is found."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1796,10 +1861,11 @@ class WorkerExited(_message.Message):
         out_of_memory: _builtins.bool = ...,
         peak_memory_bytes: _builtins.int = ...,
         stderr_tail: _builtins.str = ...,
+        ago_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "message", b"message", "out_of_memory", b"out_of_memory", "peak_memory_bytes", b"peak_memory_bytes", "quarantined", b"quarantined", "stderr_tail", b"stderr_tail", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_ms", b"ago_ms", "generation", b"generation", "message", b"message", "out_of_memory", b"out_of_memory", "peak_memory_bytes", b"peak_memory_bytes", "quarantined", b"quarantined", "stderr_tail", b"stderr_tail", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

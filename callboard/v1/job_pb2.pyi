@@ -359,6 +359,7 @@ class ComponentSpec(_message.Message):
     NODE_SELECTOR_SOFT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
+    STOP_SIGNAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
@@ -399,6 +400,10 @@ class ComponentSpec(_message.Message):
     """Where the workers of this component lie to each other. Unspecified: as the job says."""
     ports: _builtins.int
     """TCP ports of its node that each worker is given in CALLBOARD_PORTS, 0 … 64. Default 0."""
+    stop_signal: _builtins.str
+    """Signal that a stop begins with, sent to the worker's process tree before cancel() and checkpoint(): SIGTERM, SIGINT,
+    SIGHUP, SIGUSR1 or SIGUSR2. Empty: none.
+    """
     @_builtins.property
     def resources(self) -> _common_pb2.Resources:
         """Resources of each worker."""
@@ -476,10 +481,11 @@ class ComponentSpec(_message.Message):
         node_selector_soft: _builtins.bool = ...,
         placement: Global___PlacementStrategy.ValueType = ...,
         ports: _builtins.int = ...,
+        stop_signal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
@@ -673,6 +679,7 @@ class JobSpec(_message.Message):
     PLACEMENT_CONFIG_FIELD_NUMBER: _builtins.int
     PLACEMENT_SOURCE_FIELD_NUMBER: _builtins.int
     PLACEMENT_REVISION_FIELD_NUMBER: _builtins.int
+    REQUIRE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, unique among jobs that neither have ended nor are ending."""
     pool: _builtins.str
@@ -721,6 +728,10 @@ class JobSpec(_message.Message):
     """Revision of the inventory that the placement was planned for (FoundPlacement.revision); the submit is refused with
     ABORTED and INVENTORY_CHANGED if a node has joined, left or changed its devices since. 0: not compared.
     """
+    require_checkpoint: _builtins.bool
+    """The job counts on its checkpoints: once one was lost, it isn't chosen as a victim again before it has run for
+    min_runtime.
+    """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels, for preemption rules and people."""
@@ -765,10 +776,11 @@ class JobSpec(_message.Message):
         placement_config: _builtins.str = ...,
         placement_source: _builtins.str = ...,
         placement_revision: _builtins.int = ...,
+        require_checkpoint: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "gang", b"gang", "grace_ms", b"grace_ms", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "start_timeout_ms", b"start_timeout_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "components", b"components", "estimated_duration_ms", b"estimated_duration_ms", "fencing", b"fencing", "gang", b"gang", "grace_ms", b"grace_ms", "labels", b"labels", "min_runtime_ms", b"min_runtime_ms", "name", b"name", "never_preempts", b"never_preempts", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "on_preempt", b"on_preempt", "placement", b"placement", "placement_config", b"placement_config", "placement_revision", b"placement_revision", "placement_source", b"placement_source", "pool", b"pool", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "restart", b"restart", "session_lease_ms", b"session_lease_ms", "start_timeout_ms", b"start_timeout_ms", "starvation_after_ms", b"starvation_after_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gang", b"_gang", "_grace_ms", b"_grace_ms", "_preemptible", b"_preemptible", "_priority_milli", b"_priority_milli", "_start_timeout_ms", b"_start_timeout_ms", "_ttl_after_finished_ms", b"_ttl_after_finished_ms", "_wait_for_nodes_ms", b"_wait_for_nodes_ms", "components", b"components", "estimated_duration_ms", b"estimated_duration_ms", "fencing", b"fencing", "gang", b"gang", "grace_ms", b"grace_ms", "labels", b"labels", "min_runtime_ms", b"min_runtime_ms", "name", b"name", "never_preempts", b"never_preempts", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "on_preempt", b"on_preempt", "placement", b"placement", "placement_config", b"placement_config", "placement_revision", b"placement_revision", "placement_source", b"placement_source", "pool", b"pool", "preemptible", b"preemptible", "priority_milli", b"priority_milli", "require_checkpoint", b"require_checkpoint", "restart", b"restart", "session_lease_ms", b"session_lease_ms", "start_timeout_ms", b"start_timeout_ms", "starvation_after_ms", b"starvation_after_ms", "ttl_after_finished_ms", b"ttl_after_finished_ms", "wait_for_nodes_ms", b"wait_for_nodes_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gang: _TypeAlias = _typing.Literal["gang"]  # noqa: Y015
     _WhichOneofArgType__gang: _TypeAlias = _typing.Literal["_gang", b"_gang"]  # noqa: Y015
@@ -820,6 +832,8 @@ class Worker(_message.Message):
     WARM_FIELD_NUMBER: _builtins.int
     COLD_REASON_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    KILL_TIME_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Attempt of the job it belongs to."""
     generation: _builtins.int
@@ -840,6 +854,8 @@ class Worker(_message.Message):
     """Whether it took a warm spare."""
     cold_reason: _builtins.str
     """Why it took none."""
+    checkpoint_lost: _builtins.str
+    """Why the checkpoint that was asked of it was lost; empty: it was not."""
     @_builtins.property
     def key(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -853,6 +869,10 @@ class Worker(_message.Message):
         """Members of its colocation group, whose methods are called as "member.method"; its key names the group. Empty: its
         component stands alone.
         """
+
+    @_builtins.property
+    def kill_time(self) -> _timestamp_pb2.Timestamp:
+        """When it is killed at the latest; absent unless it is being stopped."""
 
     def __init__(
         self,
@@ -870,14 +890,64 @@ class Worker(_message.Message):
         warm: _builtins.bool = ...,
         cold_reason: _builtins.str = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
+        kill_time: _timestamp_pb2.Timestamp | None = ...,
+        checkpoint_lost: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "key", b"key", "kill_time", b"kill_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "allocation", b"allocation", "attempt", b"attempt", "cold_reason", b"cold_reason", "generation", b"generation", "key", b"key", "members", b"members", "pid", b"pid", "start_ms", b"start_ms", "state", b"state", "state_reason", b"state_reason", "visible_devices", b"visible_devices", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "allocation", b"allocation", "attempt", b"attempt", "checkpoint_lost", b"checkpoint_lost", "cold_reason", b"cold_reason", "generation", b"generation", "key", b"key", "kill_time", b"kill_time", "members", b"members", "pid", b"pid", "start_ms", b"start_ms", "state", b"state", "state_reason", b"state_reason", "visible_devices", b"visible_devices", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Worker: _TypeAlias = Worker  # noqa: Y015
+
+@_typing.final
+class WorkerFailure(_message.Message):
+    """One failure of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DIED_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """Attempt of the job."""
+    worker: _builtins.str
+    """Which worker: "trainer/1"."""
+    node_id: _builtins.str
+    """Node it was on."""
+    message: _builtins.str
+    """How it failed, one sentence."""
+    died: _builtins.bool
+    """Whether its process ended by itself; otherwise its code raised."""
+    cause: _builtins.bool
+    """Whether the job's reason names it: the first death, or else the first exception."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it failed, by the controller's clock."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        worker: _builtins.str = ...,
+        node_id: _builtins.str = ...,
+        message: _builtins.str = ...,
+        died: _builtins.bool = ...,
+        cause: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "died", b"died", "message", b"message", "node_id", b"node_id", "time", b"time", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerFailure: _TypeAlias = WorkerFailure  # noqa: Y015
 
 @_typing.final
 class Preemption(_message.Message):
@@ -893,6 +963,7 @@ class Preemption(_message.Message):
     YIELD_MS_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     LOST_WORK_MS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
     victim: _builtins.str
     """Name of the victim."""
     preemptor: _builtins.str
@@ -904,9 +975,13 @@ class Preemption(_message.Message):
     yield_ms: _builtins.int
     """Milliseconds from decision until its room was free; absent until then."""
     outcome: _builtins.str
-    """How it ended, by the name of the stop outcome; empty until then."""
+    """How it ended, by the name of the stop outcome; empty until then. After a "; " it says that a checkpoint was lost, and
+    why: "KILLED; checkpoint lost: …".
+    """
     lost_work_ms: _builtins.int
     """Milliseconds of work lost: since the start or the last checkpoint."""
+    checkpoint_lost: _builtins.str
+    """Why a checkpoint that was asked of it was lost; empty: none was."""
     @_builtins.property
     def decide_time(self) -> _timestamp_pb2.Timestamp:
         """When it was decided."""
@@ -922,10 +997,11 @@ class Preemption(_message.Message):
         yield_ms: _builtins.int | None = ...,
         outcome: _builtins.str = ...,
         lost_work_ms: _builtins.int = ...,
+        checkpoint_lost: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_yield_ms", b"_yield_ms", "decide_time", b"decide_time", "yield_ms", b"yield_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_yield_ms", b"_yield_ms", "decide_time", b"decide_time", "lost_work_ms", b"lost_work_ms", "outcome", b"outcome", "preemptor", b"preemptor", "reason", b"reason", "rule", b"rule", "victim", b"victim", "yield_ms", b"yield_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_yield_ms", b"_yield_ms", "checkpoint_lost", b"checkpoint_lost", "decide_time", b"decide_time", "lost_work_ms", b"lost_work_ms", "outcome", b"outcome", "preemptor", b"preemptor", "reason", b"reason", "rule", b"rule", "victim", b"victim", "yield_ms", b"yield_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__yield_ms: _TypeAlias = _typing.Literal["yield_ms"]  # noqa: Y015
     _WhichOneofArgType__yield_ms: _TypeAlias = _typing.Literal["_yield_ms", b"_yield_ms"]  # noqa: Y015
@@ -981,6 +1057,9 @@ class Job(_message.Message):
     HAS_CHECKPOINT_FIELD_NUMBER: _builtins.int
     GAUGES_FIELD_NUMBER: _builtins.int
     STDERR_TAIL_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
+    KILL_TIME_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "jobs/{job}"."""
     uid: _builtins.str
@@ -1005,6 +1084,8 @@ class Job(_message.Message):
     """Ids of the last checkpoint's workers: whether restore() will be called."""
     stderr_tail: _builtins.str
     """End of what the worker that failed it wrote to stderr, at most 4 KiB; empty: nothing, or no worker failed."""
+    checkpoint_lost: _builtins.str
+    """Why a checkpoint was lost when it was last asked for one; empty: none was."""
     @_builtins.property
     def spec(self) -> Global___JobSpec:
         """What was asked."""
@@ -1045,6 +1126,14 @@ class Job(_message.Message):
     def gauges(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Gauges that its workers or its trainer reported lately, by name."""
 
+    @_builtins.property
+    def kill_time(self) -> _timestamp_pb2.Timestamp:
+        """When its workers that are being stopped are killed at the latest; absent: none is."""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerFailure]:
+        """Failures of its workers, oldest first, at most 32."""
+
     def __init__(
         self,
         *,
@@ -1070,10 +1159,13 @@ class Job(_message.Message):
         has_checkpoint: _builtins.bool = ...,
         gauges: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         stderr_tail: _builtins.str = ...,
+        checkpoint_lost: _builtins.str = ...,
+        kill_time: _timestamp_pb2.Timestamp | None = ...,
+        failures: _abc.Iterable[Global___WorkerFailure] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "running_time", b"running_time", "spec", b"spec", "submit_time", b"submit_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "kill_time", b"kill_time", "running_time", b"running_time", "spec", b"spec", "submit_time", b"submit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "end_time", b"end_time", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "stderr_tail", b"stderr_tail", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_lost", b"checkpoint_lost", "end_time", b"end_time", "failures", b"failures", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "kill_time", b"kill_time", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "stderr_tail", b"stderr_tail", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1260,24 +1352,32 @@ class CancelJobRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     DESTROY_PLACEMENT_GROUPS_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"jobs/{job}"."""
     reason: _builtins.str
     """Why, for people."""
     destroy_placement_groups: _builtins.bool
     """Remove its placement groups too, also reserved ones."""
+    grace_ms: _builtins.int
+    """Milliseconds for cancel() and checkpoint(); only shortens what the job and the policy say, also of a stop that is
+    under way. Absent: as they say.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         reason: _builtins.str = ...,
         destroy_placement_groups: _builtins.bool = ...,
+        grace_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms", "grace_ms", b"grace_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["destroy_placement_groups", b"destroy_placement_groups", "name", b"name", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms", "destroy_placement_groups", b"destroy_placement_groups", "grace_ms", b"grace_ms", "name", b"name", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__grace_ms: _TypeAlias = _typing.Literal["grace_ms"]  # noqa: Y015
+    _WhichOneofArgType__grace_ms: _TypeAlias = _typing.Literal["_grace_ms", b"_grace_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grace_ms) -> _WhichOneofReturnType__grace_ms | None: ...
 
 Global___CancelJobRequest: _TypeAlias = CancelJobRequest  # noqa: Y015
 

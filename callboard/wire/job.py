@@ -66,6 +66,7 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
         starvation_after_ms=spec.starvation_after_ms,
         start_timeout_ms=spec.start_timeout_ms,
         never_preempts=spec.never_preempts,
+        require_checkpoint=spec.require_checkpoint,
         placement_config=spec.placement_config,
         placement_source=spec.placement_source,
         placement_revision=spec.placement_revision,
@@ -103,6 +104,7 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
         starvation_after=exact_or_none(message.starvation_after_ms),
         start_timeout=optional(message, "start_timeout_ms", Exact),
         never_preempts=message.never_preempts,
+        require_checkpoint=message.require_checkpoint,
         placement_config=message.placement_config,
         placement_source=message.placement_source,
         placement_revision=message.placement_revision or None,
@@ -147,6 +149,7 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         if spec.placement
         else job_pb2.PLACEMENT_STRATEGY_UNSPECIFIED,
         ports=spec.ports,
+        stop_signal=spec.stop_signal,
         places=[place_to_proto(place, mask=mask) for place in spec.places],
         **counts,
     )
@@ -213,6 +216,7 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         progress_timeout=exact_or_none(message.progress_timeout_ms),
         placement=reader.word(job_pb2.PlacementStrategy, message.placement, Strategy, (*place, "placement")),
         ports=message.ports,
+        stop_signal=message.stop_signal,
         places=[_place_mapping(item) for item in message.places[: MAX_WORKERS + 1]],
     )
 

@@ -161,6 +161,7 @@ def cancel(
     *,
     reason: str,
     destroy_placement_groups: bool,
+    grace: str,
     wait: bool,
     timeout_s: float,
     controller: str,
@@ -170,7 +171,7 @@ def cancel(
 
     async def action(client: Client) -> None:
         job = await client.get_job(name)
-        await job.cancel(reason, destroy_placement_groups=destroy_placement_groups)
+        await job.cancel(reason, destroy_placement_groups=destroy_placement_groups, grace=grace or None)
         await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
 
     with_client(controller, action)

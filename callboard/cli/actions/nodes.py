@@ -109,7 +109,8 @@ async def _emptied(client: Client, node: Node, revision: int, *, quiet: bool) ->
         jobs = sorted({worker.job for use in node.devices for worker in use.workers})
         now = f"{left} in use{' by ' + ', '.join(jobs) if jobs else ''}"
         if now != told and not quiet:
-            screen.stderr().print(f"{node_id}: {now} …")
+            kill = words.kill_in(node)
+            screen.stderr().print(f"{node_id}: {now}{f', {kill}' if kill else ''} …")
             told = now
         await anext(events)
         node = await client.get_node(node_id)

@@ -155,7 +155,7 @@ def _short(amount_bytes: int) -> str:
 
 def _troubles(nodes: list[Node]) -> list[Text]:
     return [
-        Text(f"{words.node_id(node)} is {words.node_state(node)}: {node.state_reason}", style="yellow")
+        Text(f"{words.node_id(node)} is {words.node_state(node)}: {words.node_why(node)}", style="yellow")
         for node in nodes
         if words.node_state(node) != "READY"
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
+from callboard.controller.convert.workers import STOP_KINDS
 from callboard.model.environment import WORKER_PORTS
 from callboard.model.specs import ComponentSpec, WorkerPlace
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
@@ -117,6 +118,7 @@ def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.Star
         hardware_json=place.hardware_json,
         members=[_member(member) for member in component.members],
         secret_names=[name for name, _ in component.secret_env],
+        stop_signal=component.stop_signal,
     )
     if command.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))
@@ -149,6 +151,7 @@ def _stop_worker(command: StopWorker) -> agent_pb2.StopWorker:
         kill_timeout_ms=command.kill_timeout_ms,
         checkpoint=command.checkpoint,
         reason=command.reason,
+        kind=STOP_KINDS[command.stop_kind],
     )
 
 

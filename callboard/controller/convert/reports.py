@@ -27,6 +27,7 @@ MAX_TRACEBACK = 64 << 10
 MAX_STDERR_TAIL = 4 << 10
 MAX_MESSAGE = 2_000
 MAX_CHECKPOINT_BYTES = 1 << 20
+MAX_AGO_MS = 600_000
 """Bounds that the protocol states; what a worker printed or left must not fill the journal."""
 
 
@@ -67,6 +68,7 @@ def _started(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) ->
         visible_devices=_cut(ready.visible_devices),
         warm=ready.warm,
         cold_reason=_cut(ready.cold_reason),
+        can_checkpoint="checkpoint" in ready.hooks,
     )
 
 
@@ -80,6 +82,7 @@ def _start_failed(report: agent_pb2.Report, node_id: str, now_ms: int, cause: st
         message=_cut(failed.message) or "the start failed",
         traceback=failed.traceback[-MAX_TRACEBACK:],
         user_fault=failed.failure in USER_FAULTS,
+        died=failed.failure == agent_pb2.START_FAILURE_DIED,
         quarantined=failed.quarantined,
         stderr_tail=failed.stderr_tail[-MAX_STDERR_TAIL:],
     )
@@ -93,9 +96,11 @@ def _port_reserved(report: agent_pb2.Report, node_id: str, now_ms: int, cause: s
 
 def _stopped(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> Event:
     stopped = report.worker_stopped
-    data, detail = stopped.checkpoint.data, _cut(stopped.detail)
+    data, uri, lost = stopped.checkpoint.data, stopped.checkpoint.uri, _cut(stopped.checkpoint_lost)
     if len(data) > MAX_CHECKPOINT_BYTES:
-        data, detail = b"", f"its checkpoint of {len(data)} bytes is larger than 1 MiB and was not kept. {detail}"
+        lost, data = f"its {len(data)} bytes are more than 1 MiB; write them to storage and return a URI", b""
+    if len(uri) > MAX_MESSAGE:
+        lost, uri = f"its URI has {len(uri)} characters; at most {MAX_MESSAGE} are kept", ""
     return WorkerStopped(
         now_ms=now_ms,
         cause=cause,
@@ -104,9 +109,10 @@ def _stopped(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) ->
         # An outcome that isn't said proves nothing.
         outcome=STOP_OUTCOMES.get(stopped.outcome, StopOutcome.QUARANTINED),
         checkpoint_data=data,
-        checkpoint_uri=stopped.checkpoint.uri[:MAX_MESSAGE],
+        checkpoint_uri=uri,
         took_ms=stopped.took_ms,
-        detail=detail,
+        detail=_cut(stopped.detail),
+        checkpoint_lost=lost,
     )
 
 
@@ -120,6 +126,8 @@ def _exited(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -> 
         message=_cut(exited.message) or "the worker ended",
         quarantined=exited.quarantined,
         stderr_tail=exited.stderr_tail[-MAX_STDERR_TAIL:],
+        # A clock that jumped must not turn the order of failures around.
+        ago_ms=min(max(0, exited.ago_ms), MAX_AGO_MS),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from callboard.scheduler.states import StopOutcome, WorkerState
+from callboard.scheduler.states import StopKind, StopOutcome, WorkerState
 from callboard.v1 import agent_pb2
 
 WORKER_STATES: Mapping[int, WorkerState] = MappingProxyType(
@@ -27,6 +27,12 @@ STOP_OUTCOMES: Mapping[int, StopOutcome] = MappingProxyType(
     }
 )
 """How a stop ended."""
+
+STOP_KINDS: Mapping[StopKind | None, agent_pb2.StopKind.ValueType] = MappingProxyType(
+    {None: agent_pb2.STOP_KIND_UNSPECIFIED}
+    | {kind: agent_pb2.StopKind.Value(f"STOP_KIND_{kind.value}") for kind in StopKind}
+)
+"""What a stop is for."""
 
 USER_FAULTS = frozenset({agent_pb2.START_FAILURE_IMPORT, agent_pb2.START_FAILURE_CONSTRUCTOR})
 """Failures of the user's own code: starting again helps nobody."""

@@ -17,6 +17,7 @@ from callboard.controller.placements import resolving
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, output_selection, page_of, text_of
 from callboard.controller.views.jobs import explanation_message, job_message
+from callboard.model.inputs.scalars import DAY_MS
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
 from callboard.scheduler.events import (
@@ -126,6 +127,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.CancelJobResponse:
         """Cancels a job."""
         wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
+        within_ms = request.grace_ms if request.HasField("grace_ms") else None
+        if within_ms is not None and not 0 <= within_ms <= DAY_MS:
+            raise invalid("grace_ms", f"{within_ms} ms; 0 to {DAY_MS} are allowed")
         job = await self._driver.ask(
             lambda now_ms, cause: JobCancelled(
                 now_ms=now_ms,
@@ -133,6 +137,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 uid=self._uid(wanted),
                 reason=reason,
                 destroy_groups=request.destroy_placement_groups,
+                within_ms=within_ms,
             ),
             self._result,
             source="cancel",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from callboard.scheduler.records import PreemptionRecord
+from callboard.scheduler.records import PreemptionRecord, WorkerRecord
 from callboard.scheduler.refusals import Reason
+from callboard.scheduler.states import WorkerState
 from callboard.v1 import common_pb2, job_pb2
 
 
@@ -29,6 +32,18 @@ def reason_message(reason: Reason) -> common_pb2.Reason:
     )
 
 
+def kill_time(workers: Iterable[WorkerRecord]) -> Timestamp | None:
+    """When those that are being stopped are killed at the latest; None: none is."""
+    return timestamp(max((worker.kill_ms for worker in workers if worker.state is WorkerState.STOPPING), default=0))
+
+
+def _outcome(record: PreemptionRecord) -> str:
+    if record.outcome is None:
+        return ""
+    lost = f"; checkpoint lost: {record.checkpoint_lost}" if record.checkpoint_lost else ""
+    return f"{record.outcome.value}{lost}"
+
+
 def preemption_message(record: PreemptionRecord) -> job_pb2.Preemption:
     """One victim that yields or yielded."""
     return job_pb2.Preemption(
@@ -38,6 +53,7 @@ def preemption_message(record: PreemptionRecord) -> job_pb2.Preemption:
         reason=record.reason,
         decide_time=timestamp(record.decided_ms),
         yield_ms=record.yield_ms if record.yield_ms >= 0 else None,
-        outcome=record.outcome.value if record.outcome is not None else "",
+        outcome=_outcome(record),
+        checkpoint_lost=record.checkpoint_lost,
         lost_work_ms=record.lost_work_ms,
     )

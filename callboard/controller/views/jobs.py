@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callboard.controller.convert.commands import allocation, shares, worker_key
-from callboard.controller.views.common import preemption_message, reason_message, timestamp
+from callboard.controller.views.common import kill_time, preemption_message, reason_message, timestamp
 from callboard.model.colocation import member_names
 from callboard.scheduler import Explanation, State
-from callboard.scheduler.records import JobRecord, WorkerRecord
+from callboard.scheduler.records import Failure, JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Reason
+from callboard.scheduler.stopping import cause_of
 from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.enums import to_wire
 from callboard.wire.job import job_spec_to_proto
@@ -57,7 +58,31 @@ def job_message(job: JobRecord, state: State, waiting_for: tuple[Reason, ...] = 
         revision=job.revision,
         has_checkpoint=bool(state.checkpoints_of(job.uid)),
         stderr_tail=job.stderr_tail,
+        checkpoint_lost=job.checkpoint_lost,
+        kill_time=kill_time(state.workers_of(job.uid)),
+        failures=_failures(job),
     )
+
+
+def _failures(job: JobRecord) -> list[job_pb2.WorkerFailure]:
+    """What failed in a job, with the causes of its attempts."""
+    by_attempt: dict[int, list[Failure]] = {}
+    for failure in job.failed:
+        if not failure.survived:
+            by_attempt.setdefault(failure.attempt, []).append(failure)
+    causes = [cause_of(failed) for failed in by_attempt.values()]
+    return [
+        job_pb2.WorkerFailure(
+            attempt=failure.attempt,
+            time=timestamp(failure.at_ms),
+            worker=failure.worker,
+            node_id=failure.node_id,
+            message=failure.reason,
+            died=failure.died,
+            cause=any(failure is cause for cause in causes),
+        )
+        for failure in job.failed
+    ]
 
 
 def worker_message(worker: WorkerRecord, members: Sequence[str]) -> job_pb2.Worker:
@@ -76,6 +101,8 @@ def worker_message(worker: WorkerRecord, members: Sequence[str]) -> job_pb2.Work
         warm=worker.warm,
         cold_reason=worker.cold_reason,
         members=members,
+        kill_time=kill_time([worker]),
+        checkpoint_lost=worker.checkpoint_lost,
     )
 
 

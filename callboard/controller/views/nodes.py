@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from callboard.controller.views.common import timestamp
+from callboard.controller.views.common import kill_time, timestamp
 from callboard.scheduler import State
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.states import NodeState
@@ -59,6 +59,7 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
         runtime=node.runtime,
         lost_devices=node.lost_devices,
         interpreters=node.interpreters,
+        kill_time=kill_time(state.workers_on(node.node_id)),
         hardware=[common_pb2.Hardware(type=item.type, config_json=item.config_json) for item in node.hardware],
     )
 

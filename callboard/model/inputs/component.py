@@ -13,7 +13,7 @@ from callboard.model.inputs.compounds import Env, LabelMap, PassEnv, StatedAmoun
 from callboard.model.inputs.located import Misfit, Misfits, shown_text
 from callboard.model.inputs.places import places_of
 from callboard.model.inputs.reading import Input, check
-from callboard.model.inputs.scalars import Actor, Duration, Flag, Interpreter, Method, Name, choice, whole
+from callboard.model.inputs.scalars import Actor, Duration, Flag, Interpreter, Method, Name, StopSignal, choice, whole
 from callboard.model.inputs.scaling import Scaling
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.specs import COLOCATED_CONCURRENCY, ComponentSpec, Strategy, WorkerPlace
@@ -78,6 +78,7 @@ class ComponentInput(Input):
     progress_timeout_ms: Duration | None = Field(None, alias="progress_timeout")
     placement: Annotated[Strategy, choice(Strategy)] | None = None
     ports: Annotated[int, whole(0, MAX_PORTS)] | None = None
+    stop_signal: StopSignal | None = None
     component_placement: Any = None  # became a part of placement_config before a model sees it
     places: Annotated[tuple[WorkerPlace, ...], places_of(MAX_WORKERS)] | None = None
 

@@ -123,6 +123,7 @@ class JobInput(Input):
     starvation_after_ms: Duration | None = Field(None, alias="starvation_after")
     start_timeout_ms: PositiveTimeout | None = Field(None, alias="start_timeout")
     never_preempts: Flag | None = None
+    require_checkpoint: Flag | None = None
     cluster: Any = None  # became the placement_config
     placement_config: Annotated[str, PlainValidator(placement_text)] | None = None
     placement_source: Text | None = None

@@ -27,6 +27,7 @@ _RAY_CLASS = "__ray_actor_class__"
 """Where what ``@ray.remote`` makes of a class keeps the class; Ray itself is not imported for it."""
 
 MAX_PRIORITY_MILLI = 1_000_000
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Largest priority, either way: ±1000."""
 
 
@@ -182,6 +183,15 @@ def choice(ours: type[E]) -> PlainValidator:
     return PlainValidator(read)
 
 
+def stop_signal(value: object) -> str:
+    """A signal that a stop may begin with, by its name with or without ``SIG``."""
+    word = value.strip().upper() if isinstance(value, str) else ""
+    name = word if word.startswith("SIG") else f"SIG{word}"
+    if name not in STOP_SIGNALS:
+        raise Refused(f"{shown(value)} is no signal that a stop may begin with; use {' or '.join(STOP_SIGNALS)}")
+    return name
+
+
 def _parsed(parse: Callable[[Any], int], value: object) -> int:
     if not isinstance(value, str | int | float):
         raise Refused(f"{shown(value)} is not a number")
@@ -213,6 +223,7 @@ Name = Annotated[str, PlainValidator(name)]
 Actor = Annotated[str, PlainValidator(actor)]
 Method = Annotated[str, PlainValidator(method)]
 Interpreter = Annotated[str, PlainValidator(interpreter)]
+StopSignal = Annotated[str, PlainValidator(stop_signal)]
 Flag = Annotated[bool, PlainValidator(flag)]
 Priority = Annotated[int, milli(-MAX_PRIORITY_MILLI, MAX_PRIORITY_MILLI)]
 PriorityGap = Annotated[int, milli(0, 2 * MAX_PRIORITY_MILLI)]
