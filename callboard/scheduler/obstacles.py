@@ -45,6 +45,14 @@ class Later:
     what: str
 
 
+_TIMES = {
+    "MIN_RUNTIME": "min_runtime of ",
+    "CHECKPOINT_LOST": "min_runtime since the lost checkpoint of ",
+    "ABOUT_TO_STOP": "the end of ",
+}
+"""What time of a job has to pass, by what protects it until then."""
+
+
 def start_by_time(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: int) -> Later | None:
     """The first moment at which others would yield to a blocked job although nothing else changes."""
     if spec.never_preempts:
@@ -55,7 +63,7 @@ def start_by_time(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: 
     for other in _holding(state):
         verdict = may_yield(state, state.jobs[other], spec, uid, now_ms, claims=claims)
         if verdict.rule is None and verdict.retry_ms > now_ms:
-            ends[verdict.retry_ms] = (verdict.code, f"min_runtime of {state.jobs[other].name}")
+            ends[verdict.retry_ms] = (verdict.code, f"{_TIMES.get(verdict.code, '')}{state.jobs[other].name}")
     if since_ms + delay_ms > now_ms:
         ends[since_ms + delay_ms] = ("PREEMPTION_DELAY", "preemption_delay")
     times = sorted(ends)

@@ -417,7 +417,7 @@ def test_ft_a4_a_job_that_requires_checkpoints_is_spared_until_it_ran_for_its_mi
     world.answer()
     assert world.status("low") is JobState.RUNNING
     why = "\n".join(reason.message for reason in world.explain("next").reasons)
-    assert "it has not run for its min_runtime of 30 s since" in why
+    assert "waits 30 s more (min_runtime since the lost checkpoint of low), then low yields" in why
     world.tick(29_000)
     assert world.preempted() == [("low", "high")]
     world.tick(2_000)
