@@ -135,7 +135,7 @@ def test_ft_a2_a_death_long_after_the_failure_is_no_cause_of_it() -> None:
 def test_ft_a2_a_constructors_exception_follows_from_a_death() -> None:
     world = World({"n1": 4})
     world.pool()
-    world.hold = lambda command: not isinstance(command, cmd.CreateGroup)
+    world.hold = lambda command: isinstance(command, cmd.StartWorker | cmd.StopWorker)
     world.submit("j", workers=2)
     first, second = world.workers("j")
     failures: list[tuple[WorkerRecord, dict[str, Any]]] = [
