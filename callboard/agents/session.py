@@ -1,8 +1,10 @@
-"""How does the agent stay in touch with the controller?
+"""The agent's session with the controller: how the two stay in touch.
 
 One bidi stream, opened again whenever it ends: Hello → Welcome, then heartbeats, commands, reports and their acks.
 A refusal of Hello ends the agent; everything else is tried again for ever, with backoff. A stream that just ends is no
 goodbye, to either side.
+
+The stream and chance are handed in, so that the simulator runs this protocol as it ships, on a network of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Coroutine
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -26,7 +30,25 @@ _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-_Stream: TypeAlias = "grpc.aio.StreamStreamCall[agent_pb2.SessionRequest, agent_pb2.SessionResponse]"
+
+class Stream(Protocol):
+    """What a session needs of ``grpc.aio.StreamStreamCall``."""
+
+    async def write(self, request: agent_pb2.SessionRequest, /) -> None: ...
+
+    async def read(self) -> agent_pb2.SessionResponse | Any: ...
+
+    async def done_writing(self) -> None: ...
+
+    async def code(self) -> grpc.StatusCode: ...
+
+    async def details(self) -> str | None: ...
+
+    def cancel(self) -> bool: ...
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Stream]]
+"""Opens a stream."""
 
 WELCOME_S = 20.0
 """For the first answer. Above a controller's slowest start; below anyone's patience."""
@@ -74,19 +96,35 @@ class Session:
         handler: SessionHandler,
         outbox: Outbox,
         lease: Lease,
+        connect: Connect | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """
+        Args:
+            controller: address.
+            http_proxy: whether the channel may go through a proxy.
+            handler: what a session is about.
+            outbox: what is to be said.
+            lease: is renewed by what is heard.
+            connect: opens a stream; None: by gRPC.
+            uniform: chance between two bounds.
+            wall_ns: wall clock in nanoseconds since 1970.
+        """
         self.leaving = False
         """Told with every heartbeat once set."""
         self.epoch = 0
         self.term = 0
         self._controller = controller
-        self._http_proxy = http_proxy
+        self._connect = connect or partial(_grpc_stream, controller, http_proxy=http_proxy)
+        self._uniform = uniform
+        self._wall_ns = wall_ns
         self._handler = handler
         self._outbox = outbox
         self._lease = lease
         self._heartbeat_s = 5.0
         self._beat_now = asyncio.Event()
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
         self._writing = asyncio.Lock()
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
@@ -118,7 +156,7 @@ class Session:
                 self._log_outage(str(error))
             if asyncio.get_running_loop().time() - opened_at > _BACKOFF_MAX_S:
                 backoff_s = _BACKOFF_FIRST_S
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
+            await asyncio.sleep(backoff_s * self._uniform(0.5, 1.0))  # spreads reconnects
             backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
 
     async def settled(self) -> bool:
@@ -144,11 +182,7 @@ class Session:
     # One session.
 
     async def _one_session(self) -> None:
-        async with grpc.aio.insecure_channel(
-            self._controller, options=channel_options(http_proxy=self._http_proxy)
-        ) as channel:
-            # No deadline: a session lasts. The lease and keepalive notice when it is dead.
-            stream: _Stream = agent_pb2_grpc.AgentServiceStub(channel).Session()
+        async with self._connect() as stream:
             tasks: list[asyncio.Task[None]] = []
             self._settled.clear()
             try:
@@ -167,7 +201,7 @@ class Session:
                 if not task.cancelled():
                     task.result()
 
-    async def _open(self, stream: _Stream) -> None:
+    async def _open(self, stream: Stream) -> None:
         hello = self._handler.hello(self.epoch)
         sent_s = self._lease.now_s()
         await _in_time(stream.write(agent_pb2.SessionRequest(hello=hello)), stream)
@@ -185,7 +219,7 @@ class Session:
             raise _Lost(f"stale Welcome: epoch {welcome.epoch}, term {welcome.term}")
         self._begin(stream, welcome, sent_s)
 
-    def _begin(self, stream: _Stream, welcome: agent_pb2.Welcome, sent_s: float) -> None:
+    def _begin(self, stream: Stream, welcome: agent_pb2.Welcome, sent_s: float) -> None:
         self._lease.check()
         self.epoch, self.term = welcome.epoch, welcome.term
         self._heartbeat_s = max(_HEARTBEAT_MIN_S, welcome.heartbeat_ms / 1000)
@@ -199,7 +233,7 @@ class Session:
         self._logged_at = None
         _log.info("session_opened", epoch=self.epoch, term=self.term, rank=welcome.rank)
 
-    async def _receive(self, stream: _Stream) -> None:
+    async def _receive(self, stream: Stream) -> None:
         while True:
             response = _decoded(await _or_lost(stream.read(), stream))
             if not isinstance(response, agent_pb2.SessionResponse):  # grpc.aio.EOF
@@ -236,7 +270,7 @@ class Session:
         if sent_s is not None:
             self._lease.renew(sent_s)
 
-    async def _beat(self, stream: _Stream) -> None:
+    async def _beat(self, stream: Stream) -> None:
         sequence = 0
         while True:
             sequence += 1
@@ -244,13 +278,13 @@ class Session:
             heartbeat = agent_pb2.Heartbeat(
                 sequence=sequence,
                 ray=self._handler.ray_node(),
-                clock_ms=time.time_ns() // 1_000_000,
+                clock_ms=self._wall_ns() // 1_000_000,
                 leaving=self.leaving,
             )
             self._beats[sequence] = self._lease.now_s()
             await self._write(stream, agent_pb2.SessionRequest(heartbeat=heartbeat))
             # Jitter, so that the agents of a restarted controller don't beat in step.
-            interval_s = self._heartbeat_s * random.uniform(0.9, 1.1)  # noqa: S311
+            interval_s = self._heartbeat_s * self._uniform(0.9, 1.1)
             now = asyncio.create_task(self._beat_now.wait())
             try:
                 await asyncio.wait([now], timeout=interval_s)
@@ -259,12 +293,12 @@ class Session:
             if not self._lease.check():
                 raise _Lost("the controller was silent for the whole lease")
 
-    async def _report(self, stream: _Stream) -> None:
+    async def _report(self, stream: Stream) -> None:
         while True:
             report = await self._outbox.next()
             await self._write(stream, agent_pb2.SessionRequest(report=report))
 
-    def _answer(self, stream: _Stream, inquiry: agent_pb2.Inquiry) -> None:
+    def _answer(self, stream: Stream, inquiry: agent_pb2.Inquiry) -> None:
         """Look around beside everything else; few at a time, for each costs a walk through the process table."""
         if len(self._inquiries) >= _MOST_INQUIRIES:
             return
@@ -281,12 +315,12 @@ class Session:
         self._inquiries.add(task)
         task.add_done_callback(self._inquiries.discard)
 
-    async def _farewell(self, stream: _Stream, goodbye: agent_pb2.SessionRequest) -> None:
+    async def _farewell(self, stream: Stream, goodbye: agent_pb2.SessionRequest) -> None:
         await self._write(stream, goodbye)
         await stream.done_writing()
         await self._ended.wait()
 
-    async def _write(self, stream: _Stream, request: agent_pb2.SessionRequest) -> None:
+    async def _write(self, stream: Stream, request: agent_pb2.SessionRequest) -> None:
         # gRPC allows one write at a time.
         async with self._writing:
             await _or_lost(stream.write(request), stream)
@@ -305,7 +339,14 @@ def _decoded(message: _T) -> _T:
     return message
 
 
-async def _or_lost(work: Awaitable[_T], stream: _Stream) -> _T:
+@asynccontextmanager
+async def _grpc_stream(controller: str, *, http_proxy: bool) -> AsyncIterator[Stream]:
+    async with grpc.aio.insecure_channel(controller, options=channel_options(http_proxy=http_proxy)) as channel:
+        # No deadline: a session lasts. The lease and keepalive notice when it is dead.
+        yield agent_pb2_grpc.AgentServiceStub(channel).Session()
+
+
+async def _or_lost(work: Awaitable[_T], stream: Stream) -> _T:
     try:
         return await work
     except grpc.aio.AioRpcError as error:
@@ -315,7 +356,7 @@ async def _or_lost(work: Awaitable[_T], stream: _Stream) -> _T:
         raise _Lost(f"{(await stream.code()).name}: {await stream.details()}") from error
 
 
-async def _in_time(work: Coroutine[Any, Any, _T], stream: _Stream) -> _T:
+async def _in_time(work: Coroutine[Any, Any, _T], stream: Stream) -> _T:
     """The result of one step of opening, within `WELCOME_S`; a refusal becomes `SessionRefused`."""
     task = asyncio.ensure_future(work)
     try:

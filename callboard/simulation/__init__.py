@@ -3,10 +3,10 @@
     report = simulate(SimulationOptions(seed=7, hours=24, nodes=100))
 
 What is real: the controller as it ships (``callboard.controller.core`` on a virtual event loop: the scheduler, the loop
-around it, sessions, liveness, event log), the journal's codec (every decision is encoded, and a crash is answered by
-decoding), and the messages between controller and agents. What is virtual: time, the network, the controller's disk,
-machines with their process trees, Ray, clients. The agent is still rebuilt here, rule by rule as in
-``callboard.agents``.
+around it, sessions, liveness, event log), the agents' sessions, outboxes and leases as they ship, the journal's codec
+(every decision is encoded, and a crash is answered by decoding), and the messages between the two. What is virtual:
+time, the network, the controller's disk, machines with their process trees, Ray, clients. What an agent does with its
+commands is still rebuilt here, rule by rule as in ``callboard.agents``.
 
 =============  ==========================================================================
 options        what to simulate, and which faults
@@ -14,7 +14,7 @@ timeline       virtual time: the only clock, the event loop of production code, 
 machines       the physical truth: which process trees live, which devices they use
 rayworld       the placement groups that exist in Ray
 network        streams between agents and controller, with everything a network does to them
-agent, membership, commands, outbox, tasks, lease, hosting, behaviour   an agent and its workers
+agent, membership, commands, tasks, hosting, fence, behaviour   the surroundings of an agent, and its workers
 controller, disk, watched_logs   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when

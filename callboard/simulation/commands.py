@@ -33,8 +33,8 @@ class Commands:
     def handle(self, command: agent_pb2.Command) -> None:
         """Begins what is asked; one that was answered is answered the same again."""
         if not self._agent.outbox.begin(command.command_id):
-            self._agent.said()
-        elif command.term < self.term:
+            return
+        if command.term < self.term:
             self._refuse(command, f"term {command.term} is over, {self.term} is current")
         else:
             self.term = command.term

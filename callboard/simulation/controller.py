@@ -26,7 +26,7 @@ from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.events import Event
 from callboard.scheduler.records import Change
 from callboard.simulation.disk import Disk, SimulatedJournal
-from callboard.simulation.network import Message, Stream
+from callboard.simulation.network import REFUSED, Message, Stream
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
 from callboard.simulation.timeline import Process
@@ -127,10 +127,6 @@ class Controller:
         for fail in waiting.values():
             fail(Unavailable("the controller died"))
 
-    def close_down(self) -> None:
-        """Ends the program when nothing is simulated any more."""
-        self._site.timeline.close_down([self._process])
-
     def _boot(self) -> None:
         timeline = self._site.timeline
         self._journal = SimulatedJournal(self._site, self.disk, self._watcher.committed)
@@ -148,7 +144,7 @@ class Controller:
             new_scheduler=self._new_scheduler,
         )
         self._guard = Guard(call_timeout_s=self._options.call_timeout_ms / 1000)
-        timeline.create_task(self._live(self._core), name="driver").add_done_callback(self._ended)
+        self._process.start(timeline, self._live(self._core)).add_done_callback(self._ended)
 
     def _ended(self, done: asyncio.Task[None]) -> None:
         """The program ended by itself: it could not start on a full disk, or else by a defect."""
@@ -289,7 +285,7 @@ class _Call:
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:  # noqa: ARG002
         """Ends the call with a status."""
-        self.why = f"refused: {details}" if code in REFUSALS else details
+        self.why = f"{REFUSED}{details}" if code in REFUSALS else details
         raise grpc.aio.AbortError
 
     def peer(self) -> str:

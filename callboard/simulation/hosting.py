@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from callboard.agents.lease import Lease
+from callboard.agents.outbox import Outbox
 from callboard.simulation.behaviour import draw
 from callboard.simulation.fence import guard
 from callboard.simulation.machines import Key, Machine, Tree
-from callboard.simulation.outbox import Outbox
 from callboard.simulation.site import Site
 from callboard.v1 import agent_pb2
 
@@ -49,12 +50,10 @@ class Keeper(Protocol):
     site: Site
     machine: Machine
     outbox: Outbox
+    lease: Lease
 
     def later(self, wait_ms: float, do: Callable[[], None]) -> Timer:
         """Does something in a while, if the agent still lives."""
-
-    def said(self) -> None:
-        """Something was put into the outbox."""
 
     def forget(self, worker: Worker) -> None:
         """A worker is gone."""
@@ -127,7 +126,7 @@ class Worker:
 
     def _spawn(self) -> None:
         now_ms, plan, command = self._site.timeline.now_ms, self._behaviour, self.command
-        if command.strict and self._keeper.machine.lease_until_ms <= now_ms:
+        if command.strict and not self._keeper.lease.holds():
             # Another copy may run by now: it waits for a new lease, or for the controller to end it.
             self._later(LEASE_LOOK_MS, self._spawn)
             return
@@ -283,7 +282,6 @@ class Worker:
 
     def _say(self, command_id: str, **content: Any) -> None:
         self._keeper.outbox.report(command_id, **content)
-        self._keeper.said()
 
     def _later(self, wait_ms: float, do: Callable[[], None]) -> None:
         self._keeper.later(wait_ms, self._in_phase(do))

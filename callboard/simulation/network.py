@@ -16,6 +16,9 @@ from callboard.simulation.timeline import Timeline
 KEEPALIVE_MS = 15_000
 """Ping every 10 s, given up after 5 s: by then both sides know that a connection is dead."""
 
+REFUSED = "refused: "
+"""How the reason begins for which a stream ends that its agent should not open again."""
+
 STUCK_HELLOS = 0.03
 """Share of Hellos that wait in a connection which their agent gives up meanwhile."""
 

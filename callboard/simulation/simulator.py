@@ -97,7 +97,7 @@ class Simulator:
                 self._end()
             except Exception as error:  # noqa: BLE001 - whatever it is, the seed that leads there is wanted
                 failure = self._failure(error)
-            self.controller.close_down()
+            self.timeline.close_down()
         return self._report(time.perf_counter() - started_s, failure)
 
     # ---- phases ----

@@ -85,10 +85,8 @@ class Supervisor:
         self._site.machines.power_off(self.machine)
         if self.agent is not None:
             agent, self.agent = self.agent, None
-            agent.alive = False
             agent.membership.drop()
-            if agent.stream is not None:
-                self._site.network.vanish(agent.stream)
+            agent.lose_power()
         self._site.timeline.after(back_after_ms, self.power_on)
 
     def power_on(self) -> None:

@@ -18,7 +18,7 @@ import contextlib
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any, TypeVar
@@ -55,6 +55,7 @@ class Process:
 
     def start(self, loop: Timeline, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begins a task of this program."""
+        loop.programs[self] = None
         return self.run(lambda: loop.create_task(work))
 
     def kill(self) -> None:
@@ -146,6 +147,8 @@ class Timeline(asyncio.BaseEventLoop):
         """How far the wall clock was set forward or back."""
         self.ready: deque[_Handle] = deque()
         self.chance = chance
+        self.programs: dict[Process, None] = {}
+        """Every run of a program that did anything."""
         self._now_us = 0
         self._timers: list[tuple[int, int, _Handle]] = []
         self._numbers = itertools.count()
@@ -176,11 +179,11 @@ class Timeline(asyncio.BaseEventLoop):
         """The world does something in ``wait_ms`` whole milliseconds, whatever becomes of the program that asked."""
         return self._put(self._now_us + max(0, int(wait_ms)) * _US_PER_MS, do, (), _WORLD)
 
-    def close_down(self, processes: Iterable[Process]) -> None:
-        """Ends programs when nothing is simulated any more."""
+    def close_down(self) -> None:
+        """Ends every program when nothing is simulated any more."""
         asyncio._set_running_loop(self)  # noqa: SLF001
         try:
-            for process in processes:
+            for process in self.programs:
                 process.kill()
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001
