@@ -103,7 +103,7 @@ class Lease:
 
     def holds(self) -> bool:
         """Whether a strict worker may run: its lease has begun and is not over."""
-        return self._terms is not None and self.now_s() - self._answered_at < self._terms.lease_s
+        return self._terms is not None and self.now_s() < self._ends(self._terms)[0]
 
     async def held(self) -> None:
         """Return when a strict worker may run."""
@@ -115,15 +115,20 @@ class Lease:
         """Act on what has run out; whether the controller was heard of within a lease."""
         if self._terms is None:
             return True
-        now_s, lease_s = self.now_s(), self._terms.lease_s
-        expired = now_s - self._answered_at >= lease_s
-        orphaned = now_s - self._heard_at >= lease_s + self._terms.orphan_grace_s
+        now_s = self.now_s()
+        lease_ends, grace_ends = self._ends(self._terms)
+        expired, orphaned = now_s >= lease_ends, now_s >= grace_ends
         before, self._fired = self._fired, (expired, orphaned)
         if expired and not before[0]:
             self._on_expired()
         if orphaned and not before[1]:
             self._on_orphaned()
-        return now_s - self._heard_at < lease_s
+        return now_s < self._heard_at + self._terms.lease_s
+
+    def _ends(self, terms: LeaseTerms) -> tuple[float, float]:
+        """When the lease ends and when the grace does. Compared as these sums everywhere: a difference may be rounded
+        the other way, and what waits for the end of one would wake up again and again before it."""
+        return self._answered_at + terms.lease_s, self._heard_at + (terms.lease_s + terms.orphan_grace_s)
 
     async def watch(self) -> None:
         """Check whenever something may run out; runs until cancelled."""
@@ -140,16 +145,5 @@ class Lease:
     def _next_s(self) -> float | None:
         if self._terms is None:
             return None
-        ends = [
-            end
-            for fired, end in zip(
-                self._fired,
-                (
-                    self._answered_at + self._terms.lease_s,
-                    self._heard_at + self._terms.lease_s + self._terms.orphan_grace_s,
-                ),
-                strict=True,
-            )
-            if not fired
-        ]
+        ends = [end for fired, end in zip(self._fired, self._ends(self._terms), strict=True) if not fired]
         return max(0.0, min(ends) - self.now_s()) if ends else None

@@ -18,9 +18,10 @@ import contextlib
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from random import Random
+from types import CoroutineType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -69,10 +70,8 @@ class Process:
         self._held.clear()
         for task in tasks:
             coroutine = task.get_coro()
-            if isinstance(coroutine, Coroutine | Generator):
-                # A coroutine that awaits in a `finally`, and any error of one that is dead already.
-                with contextlib.suppress(BaseException):
-                    self.run(coroutine.close)
+            assert isinstance(coroutine, Coroutine)
+            self.run(_unwind, coroutine)
 
     def freeze(self) -> None:
         """Stops it, as SIGSTOP does."""
@@ -98,6 +97,15 @@ class Process:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
+
+
+def _unwind(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Throws a coroutine out of where it waits, as often as its last lines wait again."""
+    assert isinstance(coroutine, CoroutineType)
+    while coroutine.cr_frame is not None and not coroutine.cr_running:  # a program may end itself
+        # Whatever it raises is of the dead: that it waited again, or could not do what it wanted to.
+        with contextlib.suppress(BaseException):
+            coroutine.close()
 
 
 _WORLD = Context()
@@ -194,6 +202,7 @@ class Timeline(asyncio.BaseEventLoop):
         Raises:
             BaseException: what code of ours raised and nobody handled.
         """
+        self._check()  # What was let go of last may have been a task whose error nobody looked at.
         if not self.ready and not self._advance(None if until_ms is None else until_ms * _US_PER_MS):
             return False
         asyncio._set_running_loop(self)  # noqa: SLF001 - documented, for those who make loops
@@ -235,6 +244,9 @@ class Timeline(asyncio.BaseEventLoop):
     def _do(self, handle: _Handle) -> None:
         context, callback, args = handle.do
         context.run(callback, *args)
+        self._check()
+
+    def _check(self) -> None:
         if self._broken is not None:
             broken, self._broken = self._broken, None
             raise broken

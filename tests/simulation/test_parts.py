@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from random import Random
 
 import pytest
 
 from callboard.simulation import Fault, SimulationOptions, parse_faults
-from callboard.simulation.lease import Lease
 from callboard.simulation.machines import Machine, Machines, Tree
 from callboard.simulation.network import Message, Network, Stream
 from callboard.simulation.options import ALL_FAULTS, NO_FAULTS, UnknownFault, faults_text
 from callboard.simulation.rayworld import RayWorld
 from callboard.simulation.rules import RuleBroken
-from callboard.simulation.timeline import Timeline
+from callboard.simulation.timeline import Process, Timeline
 
 
 class End:
@@ -92,21 +92,6 @@ def test_a_stream_keeps_its_order_and_a_cut_ends_it() -> None:
     assert controller.why
 
 
-def test_a_lease_ends_again_after_it_was_renewed() -> None:
-    timeline, fired = Timeline(), []
-    lease = Lease(
-        timeline,
-        timeline.after,
-        on_expired=lambda: fired.append(timeline.now_ms),
-        on_orphaned=lambda: fired.append(-1),
-    )
-    lease.grant(1_000, 100_000, sent_ms=0)
-    passes(timeline, 1_500)
-    lease.renew(sent_ms=1_400)
-    passes(timeline, 2_600)
-    assert fired == [1_000, 2_400], "a lease counts from when that was sent which was answered"
-
-
 def test_a_group_waits_in_ray_until_its_room_is_free() -> None:
     ray = RayWorld()
     ray.start_head()
@@ -134,3 +119,68 @@ def test_faults_are_read_as_they_are_written() -> None:
 def test_a_simulation_needs_an_end() -> None:
     with pytest.raises(ValueError, match="how long"):
         SimulationOptions(seed=1)
+
+
+async def _log(said: list[str], name: str) -> None:
+    try:
+        while True:
+            await asyncio.sleep(1)
+            said.append(name)
+    finally:
+        said.append(f"{name} ended")
+
+
+def test_nothing_of_a_killed_program_is_done_and_what_a_stopped_one_should_do_waits() -> None:
+    timeline, said = Timeline(), list[str]()
+    killed, stopped = Process("killed"), Process("stopped")
+    kept = [killed.start(timeline, _log(said, "killed")), stopped.start(timeline, _log(said, "stopped"))]
+    passes(timeline, 1_500)
+    timeline.after(0, killed.kill)
+    stopped.freeze()
+    passes(timeline, 5_000)
+    assert said == ["killed", "stopped", "killed ended"], "unwound at once, and heard of no more"
+    stopped.thaw()
+    passes(timeline, 1_200)
+    assert said[3:] == ["stopped", "stopped"], "what was due is done at once, and it goes on from there"
+    assert [task.done() for task in kept] == [False, False]
+    timeline.close_down()
+
+
+def test_an_error_that_nobody_looks_at_ends_a_simulation() -> None:
+    async def fails() -> None:
+        raise ValueError("nobody looks")
+
+    async def forgets() -> None:
+        await asyncio.wait([asyncio.ensure_future(fails())])
+        await asyncio.sleep(1)
+
+    timeline, program = Timeline(), Process("program")
+    kept = program.start(timeline, forgets())
+    with pytest.raises(ValueError, match="nobody looks"):
+        passes(timeline, 10)
+    timeline.close_down()
+    assert not kept.done()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_schedules_differ_by_their_seed_and_keep_the_order_within_a_task(seed: int) -> None:
+    def order(chance: Random | None) -> list[str]:
+        timeline, said = Timeline(chance), list[str]()
+
+        async def work(name: str) -> None:
+            for step in range(3):
+                said.append(f"{name}{step}")
+                await asyncio.sleep(0)
+
+        program = Process("program")
+        kept = [program.start(timeline, work(name)) for name in "abcd"]
+        passes(timeline, 1)
+        assert all(task.done() for task in kept)
+        return said
+
+    assert order(None) == [f"{name}{step}" for step in range(3) for name in "abcd"]
+    drawn = order(Random(seed))
+    assert drawn == order(Random(seed))
+    assert drawn != order(None)
+    for name in "abcd":
+        assert [each for each in drawn if each[0] == name] == [f"{name}{step}" for step in range(3)]
