@@ -18,7 +18,7 @@ from callboard.agents.inventory import node_devices
 from callboard.agents.loopback import NoAddress, NodeAddress, earlier_ip
 from callboard.agents.node_agent import Agent
 from callboard.agents.options import AgentOptions
-from callboard.agents.ray_command import PortTaken
+from callboard.agents.ray_faults import PortTaken
 from callboard.agents.run_dir import RunDir, RunDirError, default_run_dir
 from callboard.agents.session import SessionRefused
 

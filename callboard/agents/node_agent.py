@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import secrets
 import socket
 import time
 from collections.abc import Coroutine, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import structlog
@@ -40,7 +42,7 @@ from callboard.agents.ray_plan import RayPlan
 from callboard.agents.ray_runtime import RayRuntime
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Runtime
-from callboard.agents.session import Session
+from callboard.agents.session import Session, SessionRefused
 from callboard.agents.spares import Spares
 from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, host_environment, import_path
 from callboard.agents.worker_order import Site
@@ -172,10 +174,7 @@ class Agent:
         signs: list[asyncio.Future[Any]] = [self._departure.reason, self._workers.failed, *tasks]
         try:
             await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
-            reason = "a part of the agent ended"
-            if self._departure.reason.done():
-                reason = self._departure.reason.result()
-            await self._leave(reason)
+            await self._leave(_why(signs))
             # What ended by itself tells why; nothing is swallowed.
             for sign in signs:
                 if sign.done() and not sign.cancelled():
@@ -235,6 +234,8 @@ class Agent:
             warm_spares=options.warm_spares,
             number=self._hellos,
             hardware=[common_pb2.Hardware(type=kind, config_json=config) for kind, config in options.hardware],
+            ray_version=_ray_version() if ray else "",
+            python_version=platform.python_version(),
             output_jobs=self._outputs.jobs(),
         )
 
@@ -255,8 +256,10 @@ class Agent:
         if self._membership is not None:
             self._membership.belong(welcome.controller_id)
         self._workers.keep_only(welcome.keep)
-        if welcome.HasField("ray_bootstrap"):
-            self.ray_bootstrap(welcome.ray_bootstrap)
+        for text in welcome.warnings:
+            _log.warning("controller_warns", what=text)
+        # Also an empty one: then there is no cluster to join.
+        self.ray_bootstrap(welcome.ray_bootstrap)
 
     def command(self, command: agent_pb2.Command) -> None:
         """Carry it out."""
@@ -379,3 +382,27 @@ class Agent:
             import_path=import_path(os.environ.get("PYTHONPATH", "")),
             renderers=renderers(devices),
         )
+
+
+def _why(signs: Sequence[asyncio.Future[Any]]) -> str:
+    """Why the agent leaves: the first of what asks for it, or failed."""
+    for sign in signs:
+        if not sign.done() or sign.cancelled():
+            continue
+        match sign.exception():
+            case None:
+                if isinstance(sign.result(), str):
+                    return str(sign.result())
+            case SessionRefused() as refused:
+                return f"the controller refused this agent: {refused}"
+            case error:
+                return str(error) or type(error).__name__
+    return "a part of the agent ended"
+
+
+def _ray_version() -> str:
+    """Of the Ray that would be started; empty: there is none. Ray itself takes most of a second to import."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return ""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from callboard.agents.ray_faults import PortTaken
+
 SETTINGS = {
     # Gone in 0.2 s instead of up to 30 s (m); our workers have ended before.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
@@ -26,19 +28,13 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Frameworks must not be told to ask Ray for device ids that aren't ours.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray refuses another patch of Python unless told otherwise; the handshake warns of it.
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
 }
 
 
 DASHBOARD_HOST = "127.0.0.1"
 """Where Ray's dashboard listens, whatever the node's own address is: it can start jobs, and speaks without TLS."""
-
-
-class RayNodeError(Exception):
-    """The node could not be started; the text is one sentence."""
-
-
-class PortTaken(RayNodeError):
-    """A port that was asked for is in use (NJ-04)."""
 
 
 @dataclass(frozen=True, kw_only=True)

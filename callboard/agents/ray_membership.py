@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol
 
 import structlog
@@ -20,11 +20,14 @@ from callboard.agents.endings import TreeEnder
 from callboard.agents.framing import PeerGone, RemoteError
 from callboard.agents.options import AgentOptions
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.ray_command import PortTaken, RayNodeError, free_port
+from callboard.agents.ray_command import free_port
+from callboard.agents.ray_faults import PortTaken, RayNodeError, fault_of
 from callboard.agents.ray_node import RayNode
 from callboard.agents.ray_plan import RayPlan, RayTarget
 from callboard.agents.run_dir import RunDir, Started
-from callboard.v1 import agent_pb2
+from callboard.model.ray_fault import NO_RAY_HEAD, RayFault, RayFaultCode
+from callboard.v1 import agent_pb2, common_pb2
+from callboard.wire.enums import to_wire
 
 _log = structlog.get_logger(__name__)
 
@@ -34,7 +37,8 @@ _DRIVER_TRIES = 3
 _CLAIM_S = 15.0
 """For a look into Ray's own store, which takes milliseconds."""
 
-_BACKOFF_FIRST_S, _BACKOFF_MAX_S = 1.0, 30.0
+_BACKOFF_FIRST_S, _BACKOFF_MAX_S, _BACKOFF_UNKNOWN_S = 1.0, 30.0, 300.0
+"""Between tries; what isn't known to pass is tried ever more rarely."""
 
 _WORKERS_GONE_S = 15.0
 """For the workers of a lost node to be ended before the next one is started; a quarantined one may take for ever."""
@@ -66,8 +70,8 @@ class RayMembership:
         on_change: Callable[[], None],
         on_exit: Callable[[str], None],
     ) -> None:
-        self.node = agent_pb2.RayNode()
-        """As told to the controller; empty while the node is in no cluster."""
+        self.node = agent_pb2.RayNode(head=options.ray_head)
+        """As told to the controller; without an address while the node is in no cluster, with what keeps it out."""
         self._options = options
         self._plan = plan
         self._run_dir = run_dir
@@ -111,12 +115,35 @@ class RayMembership:
 
     def offer(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """The controller says where Ray is."""
-        if self._options.ray_head or self._options.ray_address or not bootstrap.gcs_address:
+        if self._options.ray_head or self._options.ray_address:
+            return
+        if not bootstrap.gcs_address:
+            self._await_head(bootstrap.head_node)
             return
         target = RayTarget(bootstrap.gcs_address, bootstrap.session, bootstrap.auth_token)
         if target != self._offered:
             self._offered = target
             self._offer_changed.set()
+
+    def _await_head(self, starting: str) -> None:
+        """The controller knows of no cluster to join; at most of a node that starts its head."""
+        if self._offered is not None or self.node.gcs_address:
+            return
+        if starting:
+            self._keep_out(RayFault(RayFaultCode.AWAITS_HEAD, f"waiting for Ray's head, which {starting} starts"))
+        else:
+            self._keep_out(RayFault(RayFaultCode.NO_HEAD, NO_RAY_HEAD))
+
+    def _keep_out(self, fault: RayFault) -> None:
+        """Tell the controller and the log what keeps the node out of Ray."""
+        told = common_pb2.RayFault(
+            code=to_wire(common_pb2.RayFaultCode, fault.code), message=fault.message, permanent=fault.permanent
+        )
+        if self.node.fault == told:
+            return
+        self.node = agent_pb2.RayNode(head=self._options.ray_head, fault=told)
+        _log.warning("ray_kept_out", why=fault.message, do=fault.remedy(self._options.node_id))
+        self._on_change()
 
     async def run(self) -> None:
         """Be in the cluster, again and again; runs until cancelled.
@@ -132,15 +159,24 @@ class RayMembership:
             try:
                 connection = await (self._join(target) if adopted is None else self._join_again(adopted))
             except (RayNodeError, DriverLost) as error:
-                if isinstance(error, PortTaken) and not joined_before:
-                    raise
-                _log.error("ray_not_joined", why=str(error), retry_s=backoff_s)
+                fault = fault_of(error)
+                if isinstance(error, PortTaken) and joined_before:
+                    # What listened there a moment ago may have been our own.
+                    fault = replace(fault, permanent=False)
                 if adopted is None:
                     await self._part()
                 else:
                     await self._lose(f"the Ray node of the earlier agent can't be used: {error}")
+                self._keep_out(fault)
+                if isinstance(error, PortTaken) and not joined_before:
+                    raise
+                if fault.permanent:
+                    await self._other_target(target)
+                    continue
+                _log.error("ray_not_joined", why=fault.message, retry_s=backoff_s)
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+                known = fault.code is not RayFaultCode.START_FAILED
+                backoff_s = min(_BACKOFF_MAX_S if known else _BACKOFF_UNKNOWN_S, backoff_s * 2)
                 continue
             joined_before, backoff_s = True, _BACKOFF_FIRST_S
             _log.info("ray_joined", address=connection.gcs_address, ray_node=connection.ray_node_id)
@@ -160,6 +196,12 @@ class RayMembership:
             self._offer_changed.clear()
             await self._offer_changed.wait()
         return self._offered
+
+    async def _other_target(self, target: RayTarget) -> None:
+        """Return once there is another cluster to join: what happened would happen again with this one."""
+        while self._offered in (None, target):
+            self._offer_changed.clear()
+            await self._offer_changed.wait()
 
     async def _join(self, target: RayTarget) -> Connection:
         self._offer_changed.clear()
@@ -206,7 +248,8 @@ class RayMembership:
         if others:
             raise RayNodeError(
                 f"this Ray cluster is used by another controller, on {', '.join(others)}; "
-                "give this one a Ray cluster of its own, or end that one's agents"
+                "give this one a Ray cluster of its own, or end that one's agents",
+                RayFaultCode.NOT_OURS,
             )
 
     async def _new_driver(self, target: RayTarget) -> Connection:
@@ -223,10 +266,12 @@ class RayMembership:
 
     def _check_connection(self, target: RayTarget, connection: Connection) -> None:
         if target.session and connection.session != target.session:
-            raise RayNodeError(f"{target.gcs_address} is another Ray session than the one that is wanted")
+            why = f"{target.gcs_address} is another Ray session than the one that is wanted"
+            raise RayNodeError(why, RayFaultCode.NOT_OURS)
         if connection.node_ip != self._node_ip:
             # Placement, rendezvous and drivers all go by what Ray says (PG-13).
-            raise RayNodeError(f"Ray took {connection.node_ip} for the node's address and not {self._node_ip}")
+            why = f"Ray took {connection.node_ip} for the node's address and not {self._node_ip}"
+            raise RayNodeError(why, RayFaultCode.BAD_OPTION, permanent=True)
 
     def _record(self, node: RayNode, target: RayTarget, connection: Connection) -> None:
         facts = {
@@ -269,7 +314,7 @@ class RayMembership:
         _log.warning("ray_left", why=message)
         self._tenants.host_lost(message)
         self._on_exit(message)
-        self.node = agent_pb2.RayNode()
+        self.node = agent_pb2.RayNode(head=self._options.ray_head)
         self._on_change()
         gone = asyncio.create_task(self._tenants.wait_none())
         await asyncio.wait([gone], timeout=_WORKERS_GONE_S)
@@ -277,7 +322,8 @@ class RayMembership:
         await self._part()
 
     async def _part(self) -> None:
-        self.node = agent_pb2.RayNode()
+        if self.node.gcs_address:
+            self.node = agent_pb2.RayNode(head=self._options.ray_head)
         await self._driver.disconnect()
         if self._running is not None:
             node, self._running = self._running, None

@@ -21,7 +21,8 @@ import structlog
 from callboard.agents.endings import TreeEnder
 from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import PROC, ProcessId, identify, is_living, send_signal
-from callboard.agents.ray_command import RayNodeError, RayNodeSpec, check_ports, ray_start
+from callboard.agents.ray_command import RayNodeSpec, check_ports, ray_start
+from callboard.agents.ray_faults import RayNodeError, os_error, start_error
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +33,9 @@ _POLITE_S = 3.0
 """For a SIGTERM to end everything; 0.2 s without draining (m)."""
 
 _KILL_S = 5.0
+
+_KEPT_LINES = 100
+"""Of the output, in memory: the causes are in a traceback that the last lines are the end of."""
 
 _STARTED = "Ray runtime started"
 """What `ray start` prints when the node is registered and answering."""
@@ -68,16 +72,19 @@ class RayNode:
             RayNodeError: `ray start` failed or took too long; nothing of it is left.
         """
         check_ports(spec)
-        spec.temp_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # From the loop's thread: vfork and exec take a millisecond or two.
-        leader = subprocess.Popen(  # noqa: ASYNC220
-            ray_start(spec),
-            env=dict(spec.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            spec.temp_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # From the loop's thread: vfork and exec take a millisecond or two.
+            leader = subprocess.Popen(  # noqa: ASYNC220
+                ray_start(spec),
+                env=dict(spec.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise os_error(f"ray start can't run ({error.filename or spec.temp_dir})", error) from error
         process = identify(leader.pid)
         assert process is not None, "an unreaped child keeps its entry in the process table"
         output = _Output(leader, spec.log)
@@ -95,7 +102,7 @@ class RayNode:
             starting.cancel()
         await node.stop()
         why = "failed" if starting.done() else f"did not finish in {START_S:g} s"
-        raise RayNodeError(f"ray start {why}: {output.tail()}")
+        raise start_error(f"ray start {why}", output.lines())
 
     @classmethod
     def adopt(cls, process: ProcessId, vital: Mapping[ProcessId, str], ender: TreeEnder) -> RayNode | None:
@@ -155,7 +162,7 @@ class _Output:
         assert leader.stdout is not None
         self._pipe = leader.stdout
         self._log = log
-        self._last: deque[str] = deque(maxlen=5)
+        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._copying: asyncio.Task[None] | None = None
 
     async def wait_for(self, text: str) -> bool:
@@ -169,9 +176,9 @@ class _Output:
         if self._copying is not None:
             self._copying.cancel()
 
-    def tail(self) -> str:
-        """The last lines, as one."""
-        return " | ".join(self._last) or "it said nothing"
+    def lines(self) -> list[str]:
+        """The last lines."""
+        return list(self._last)
 
     async def _copy(self, text: str, found: asyncio.Future[bool]) -> None:
         reader = asyncio.StreamReader()

@@ -51,6 +51,9 @@ def _failure(error: LocalError) -> Failure:
                 error.exit_code if error.exit_code in (BAD_INPUT, UNREACHABLE) else 1,
             )
         case NotReady():
+            if error.timeout_s is None:
+                why = f"{'; '.join(error.missing)}."
+                return Failure("The cluster can't get ready.", why, "Correct what it says and start again.")
             return Failure(
                 f"The cluster was not ready within {error.timeout_s:g} s.",
                 f"{'; '.join(error.missing)}.",

@@ -56,6 +56,8 @@ def node_view(node: Node, *, wide: bool) -> Group:
             ("Ray node", node.ray_node_id),
             ("Epoch", str(node.epoch)),
             ("Version", node.version),
+            ("Ray", node.ray_version),
+            ("Python", node.python_version),
             ("Revision", str(node.revision)),
         ]
     parts: list[RenderableType] = [screen.facts((name, value) for name, value in found if value not in ("", "nothing"))]

@@ -40,7 +40,7 @@ class StartProgress:
     def nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes as they are now."""
         ready = sum(1 for node in nodes if words.node_state(node) == "READY")
-        seen = ", ".join(f"{words.node_id(node)} {words.node_state(node).lower()}" for node in nodes)
+        seen = ", ".join(_seen(node) for node in nodes)
         self._show(f"{ready} of {self._agents} nodes ready" + (f" ({seen})" if seen else "") + " …")
 
     def finish(self) -> None:
@@ -57,3 +57,8 @@ class StartProgress:
             self._status.update(text)
         else:
             self._console.print(text)
+
+
+def _seen(node: Node) -> str:
+    fault = f": {node.ray_fault.message}" if node.HasField("ray_fault") else ""
+    return f"{words.node_id(node)} {words.node_state(node).lower()}{fault}"

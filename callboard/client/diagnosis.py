@@ -9,16 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from callboard.model.quantities import format_memory
+from callboard.model.ray_fault import RayFault, RayFaultCode
+from callboard.v1 import common_pb2
 from callboard.v1.inspection_pb2 import NodeInspection, RayActor, WorkerInspection
 from callboard.v1.job_pb2 import Job, JobState, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupState
+from callboard.wire.enums import from_wire
 
 OURS = "cb/"
 """Beginning of the name of everything that callboard makes in Ray."""
 
 Key = tuple[str, str, int]
 """Uid of the job, component, and rank of a worker."""
+
+_SHOWN_NODES = 8
 
 _PENDING_IN_RAY = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
@@ -62,7 +67,7 @@ class Evidence:
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Every finding, nodes first, then what Ray knows, devices, workers and jobs."""
     looks = {_key(look): look for seen in evidence.seen.values() for look in seen.workers}
-    found = [*_nodes(evidence), *_actors(evidence), *_missing_actors(evidence, looks)]
+    found = [*_nodes(evidence), *_versions(evidence.nodes), *_actors(evidence), *_missing_actors(evidence, looks)]
     found += [*_groups(evidence), *_missing_groups(evidence), *_devices(evidence)]
     for job in evidence.jobs:
         found += _job(job)
@@ -74,18 +79,59 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 def _nodes(evidence: Evidence) -> Iterable[Finding]:
     for node in evidence.nodes:
         node_id = node.name.removeprefix("nodes/")
-        if node.state not in (NodeState.NODE_STATE_READY, NodeState.NODE_STATE_LEFT):
-            state = NodeState.Name(node.state).removeprefix("NODE_STATE_")
-            why = f": {node.state_reason}" if node.state_reason else ""
-            kept_free = node.state in (NodeState.NODE_STATE_CORDONED, NodeState.NODE_STATE_DRAINING)
-            remedy = f"`callboard node uncordon {node_id}` has it take work." if kept_free else "Look at its agent."
-            yield Finding("node-state", node.name, f"{node_id} is {state}{why}", remedy)
+        yield from _node_state(node, node_id)
         if node_id in evidence.silent:
             what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
             yield Finding("node-silent", node.name, what, "Look at its agent's log.")
     for node_id, seen in evidence.seen.items():
         for text in seen.unknown:
             yield Finding("unknown", f"nodes/{node_id}", f"{node_id}: {text}", "What it would show is not known.")
+
+
+def _node_state(node: Node, node_id: str) -> Iterable[Finding]:
+    faulty = node.HasField("ray_fault")
+    if node.state == NodeState.NODE_STATE_READY or (node.state == NodeState.NODE_STATE_LEFT and not faulty):
+        return
+    state = NodeState.Name(node.state).removeprefix("NODE_STATE_")
+    reason = node.ray_fault.message if faulty else node.state_reason
+    if faulty:
+        remedy = _ray_fault(node).remedy(node_id)
+        remedy = f"{remedy[:1].upper()}{remedy[1:]}."
+    elif node.state in (NodeState.NODE_STATE_CORDONED, NodeState.NODE_STATE_DRAINING):
+        remedy = f"`callboard node uncordon {node_id}` has it take work."
+    elif node.state == NodeState.NODE_STATE_LOST:
+        remedy = (
+            f"Start its agent again if the machine is there; `callboard node remove {node_id}` forgets it if it is not."
+        )
+    elif node.state == NodeState.NODE_STATE_JOINING:
+        remedy = "Its Ray node is being started; if that lasts, look at its agent's log."
+    else:
+        remedy = "See that its agent runs, is not stopped, and reaches the controller."
+    yield Finding("node-state", node.name, f"{node_id} is {state}{f': {reason}' if reason else ''}", remedy)
+
+
+def _versions(nodes: Sequence[Node]) -> Iterable[Finding]:
+    """Nodes whose programs differ in what the handshake lets pass: a patch of callboard or of Python."""
+    here = [node for node in nodes if node.state not in (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)]
+    for name, field in (("callboard", "version"), ("Python", "python_version")):
+        by_version: dict[str, list[str]] = {}
+        for node in here:
+            if found := getattr(node, field):
+                by_version.setdefault(found, []).append(node.name.removeprefix("nodes/"))
+        if len(by_version) > 1:
+            listed = "; ".join(
+                f"{found} on {', '.join(names[:_SHOWN_NODES])}{' …' if len(names) > _SHOWN_NODES else ''}"
+                for found, names in sorted(by_version.items())
+            )
+            what = f"nodes have different versions of {name}: {listed}"
+            yield Finding("versions", "nodes", what, f"Install the same {name} on every node and restart the agents.")
+
+
+def _ray_fault(node: Node) -> RayFault:
+    fault = node.ray_fault
+    known = fault.code in common_pb2.RayFaultCode.values()
+    code = from_wire(common_pb2.RayFaultCode, fault.code, RayFaultCode) if known else None
+    return RayFault(code or RayFaultCode.START_FAILED, fault.message, fault.permanent)
 
 
 def _actors(evidence: Evidence) -> Iterable[Finding]:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
+from callboard._version import __version__
 from callboard.controller.convert.commands import worker_key
 from callboard.controller.options import ControllerOptions
 from callboard.scheduler import State
 from callboard.scheduler.events import Admission
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.states import NodeState
 from callboard.v1 import agent_pb2
-from callboard.wire.refusals import Unavailable, WrongState
+from callboard.wire.refusals import Unavailable, VersionMismatch, WrongState
+
+log = structlog.get_logger(__name__)
 
 GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 """Nodes in these states have no agent, so nothing of theirs is taken."""
@@ -41,6 +48,56 @@ def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
             f"the agent of {hello.node_id} was in session {hello.epoch_seen}, this controller knows {known}: it is the "
             "agent of another controller, or this one's state was restored or removed. Restart the agent to join"
         )
+
+
+def check_peers(hello: agent_pb2.Hello, state: State) -> None:
+    """A Ray cluster is of one Ray and of one minor version of Python: Ray itself refuses others, late and in a log.
+
+    Raises:
+        VersionMismatch: the node's are others than those of the nodes that are there.
+    """
+    peer = _peer(hello, state)
+    if peer is None:
+        return
+    own = {"Ray": hello.ray_version, "Python": _minor(hello.python_version)}
+    theirs = {"Ray": peer.ray_version, "Python": _minor(peer.python_version)}
+    for name, there in theirs.items():
+        if own[name] and there and own[name] != there:
+            whole = (hello.python_version, peer.python_version) if name == "Python" else (own[name], there)
+            raise VersionMismatch(
+                f"node {hello.node_id} has {name} {whole[0]}, and the cluster has {name} {whole[1]} (on "
+                f"{peer.node_id}); install {name} {there} on {hello.node_id}, or end the other agents first",
+                metadata={"agent": whole[0], "cluster": whole[1]},
+            )
+
+
+def unusual(hello: agent_pb2.Hello, state: State) -> list[str]:
+    """What is unusual about a node and does not keep it out, a sentence each."""
+    found = []
+    if hello.version != __version__:
+        found.append(f"the agent of {hello.node_id} is callboard {hello.version}, the controller {__version__}")
+    peer = _peer(hello, state)
+    if peer is not None and hello.python_version and hello.python_version != peer.python_version:
+        found.append(f"{hello.node_id} has Python {hello.python_version}, {peer.node_id} has {peer.python_version}")
+    for text in found:
+        log.warning("unusual", node=hello.node_id, what=text)
+    return found
+
+
+def _peer(hello: agent_pb2.Hello, state: State) -> NodeRecord | None:
+    """The node that the others of a Ray cluster are compared with: the one with Ray's head, else the lowest rank."""
+    if hello.runtime != agent_pb2.RUNTIME_RAY:
+        return None
+    others = (
+        node
+        for node in state.nodes.values()
+        if node.node_id != hello.node_id and node.runtime == "ray" and node.state not in GONE and node.ray_version
+    )
+    return min(others, key=lambda node: (not (node.ray is not None and node.ray.head), node.rank), default=None)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 class Hellos:
@@ -97,6 +154,7 @@ def welcome(
     bootstrap: agent_pb2.RayBootstrap | None,
     known_report_ids: list[str],
     controller_id: str,
+    warnings: Sequence[str] = (),
 ) -> agent_pb2.SessionResponse:
     """The first message to an admitted agent."""
     kept = [state.workers[generation] for generation in admission.keep if generation in state.workers]
@@ -112,5 +170,6 @@ def welcome(
             orphan_grace_ms=options.orphan_grace_ms,
             known_report_ids=known_report_ids,
             controller_id=controller_id,
+            warnings=warnings,
         )
     )

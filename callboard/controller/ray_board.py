@@ -18,17 +18,25 @@ class RayBoard:
 
     @property
     def bootstrap(self) -> agent_pb2.RayBootstrap | None:
-        """What agents are told; None while no head is known."""
+        """What agents are told; without an address while a head is being started, None while none is known."""
         return self._bootstrap
 
     def learn(self, node_id: str, ray: agent_pb2.RayNode) -> bool:
         """Takes in what an agent says of its node's part in Ray; True if agents must be told."""
-        if not ray.head or not ray.gcs_address:
+        known = self._bootstrap
+        if not ray.head:
             if node_id == self._node_id:
                 self.forget(node_id)  # it was the head and is none any more
             return False
-        told = agent_pb2.RayBootstrap(gcs_address=ray.gcs_address, auth_token=ray.auth_token, session=ray.session)
-        known = self._bootstrap
+        if not ray.gcs_address:
+            if known is not None and known.gcs_address and node_id != self._node_id:
+                return False  # another node's head is up
+            self._node_id = node_id
+            self._bootstrap = agent_pb2.RayBootstrap(head_node=node_id)  # it starts, or is started again
+            return self._bootstrap != known
+        told = agent_pb2.RayBootstrap(
+            gcs_address=ray.gcs_address, auth_token=ray.auth_token, session=ray.session, head_node=node_id
+        )
         if not told.auth_token and known is not None and known.session == told.session:
             told.auth_token = known.auth_token  # a heartbeat need not repeat it
         self._node_id = node_id

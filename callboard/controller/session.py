@@ -34,6 +34,7 @@ class AgentSession:
         refusals: how often each command was refused, by id.
         leaving: the agent said that it is about to go.
         warm_spares: how many its node keeps while work is about, by its own setting.
+        warnings: what is unusual about the node and does not keep it out.
         spare_target: how many it was told to keep; -1: nothing yet.
     """
 
@@ -48,6 +49,7 @@ class AgentSession:
         self.warm_spares = warm_spares
         # What an earlier session was told isn't known; an agent that keeps none needn't hear of it.
         self.spare_target = -1 if warm_spares else 0
+        self.warnings: list[str] = []
         self._inquiries: dict[str, asyncio.Future[inspection_pb2.NodeInspection]] = {}
         self._asked = 0
         self._queue: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue(queue)

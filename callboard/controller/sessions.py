@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from callboard.controller.admission import GONE, Hellos, check_epoch, welcome
+from callboard.controller.admission import GONE, Hellos, check_epoch, check_peers, unusual, welcome
 from callboard.controller.convert.commands import command_message
-from callboard.controller.convert.joining import check_hello, check_version, joined, ray_info
+from callboard.controller.convert.joining import check_hello, check_version, joined, ray_fault, ray_info
 from callboard.controller.driver import Driver
 from callboard.controller.inbox import Make
 from callboard.controller.liveness import Liveness
@@ -99,6 +99,8 @@ class Sessions:
 
         def make(now_ms: int, cause: str) -> NodeJoined:
             check_epoch(hello, self._driver.state)
+            check_peers(hello, self._driver.state)
+            session.warnings = unusual(hello, self._driver.state)
             self._hellos.take(hello, self._driver.state)
             taken = self._is_taken(session)
             self._joining[session.node_id] = session
@@ -162,11 +164,11 @@ class Sessions:
 
     def ray_events(self, session: AgentSession, ray: agent_pb2.RayNode) -> list[Make]:
         """What it means that a node's part in Ray is now ``ray`` (empty: none); other agents are told where Ray is."""
-        info = ray_info(ray)
+        info, fault = ray_info(ray), ray_fault(ray)
         if self.ray.learn(session.node_id, ray):
             self._spread_ray(but=session)
         node = self._driver.state.nodes.get(session.node_id)
-        if node is None or node.ray == info:
+        if node is None or (node.ray == info and node.ray_fault == fault):
             return []
         makes = self._void_sessions(ray)
         old = node.ray
@@ -174,7 +176,7 @@ class Sessions:
             makes.append(_session_lost(old.session))
         makes.append(
             lambda now_ms, cause: NodeRayChanged(
-                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, ray=info
+                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, ray=info, fault=fault
             )
         )
         return makes
@@ -249,6 +251,7 @@ class Sessions:
                 bootstrap=self.ray.bootstrap,
                 known_report_ids=list(self._seen.get(session.node_id, ())),
                 controller_id=self._identity(),
+                warnings=session.warnings,
             )
         )
         if learned:

@@ -18,7 +18,7 @@ from callboard.scheduler.slots import INTERPRETER, Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.states import GroupKind, NodeState
 from callboard.scheduler.view import View
-from callboard.scheduler.wording import labelled, missing
+from callboard.scheduler.wording import labelled, missing, unusable
 
 MAX_SUBJECTS = 50
 """Most nodes or victims named one by one in an account; the rest is counted."""
@@ -171,7 +171,7 @@ def node_closed(node: NodeRecord, labels: Labels) -> list[Reason]:
     elif node.cordoned:
         reasons.append(Reason("CORDONED", subject, f"{name} is cordoned"))
     if node.state not in (NodeState.READY, NodeState.DRAINING):
-        reasons.append(Reason("NODE_STATE", subject, f"{name} is {node.state}"))
+        reasons.append(Reason("NODE_STATE", subject, f"{name} {unusable(node)}"))
     elif node.ghosts:
         reasons.append(Reason("NODE_STATE", subject, f"{name} still ends unwanted workers"))
     return reasons

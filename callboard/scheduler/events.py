@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import Resources
+from callboard.model.ray_fault import RayFault
 from callboard.model.specs import JobSpec, Labels, PoolSpec
 from callboard.scheduler.node_record import DeviceInfo, HardwareInfo, RayInfo
 from callboard.scheduler.states import StopOutcome, WorkerState
@@ -175,6 +176,9 @@ class NodeJoined(Event):
     version: str = ""
     hostname: str = ""
     hardware: tuple[HardwareInfo, ...] = ()
+    ray_fault: RayFault | None = None
+    ray_version: str = ""
+    python_version: str = ""
     running: tuple[RunningWorker, ...] = ()
     previous_alive: bool = False
 
@@ -190,11 +194,12 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRayChanged(Event):
-    """A node's part in Ray changed: it is up (``ray``) or down (None)."""
+    """A node's part in Ray changed: it is up (``ray``), or down (None) with what keeps it out, if that is known."""
 
     node_id: str
     epoch: int
     ray: RayInfo | None
+    fault: RayFault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from callboard.model.frozen import quick
 from callboard.model.quantities import NOTHING, Resources
+from callboard.model.ray_fault import RayFault
 from callboard.model.specs import Labels
 from callboard.scheduler.states import NodeState
 
@@ -64,6 +65,7 @@ class NodeRecord:
             gone (I4).
         instance: id of the agent program's run; two live agents with one node id differ in it.
         lost_devices: how many devices fewer it offers than it once did (PS-13).
+        ray_fault: what keeps it out of Ray, by its agent.
         hardware: what the node declares beside its devices, in the order of its ranks.
     """
 
@@ -92,6 +94,9 @@ class NodeRecord:
     ghosts: tuple[int, ...] = ()
     hardware: tuple[HardwareInfo, ...] = ()
     lost_devices: int = 0
+    ray_fault: RayFault | None = None
+    ray_version: str = ""
+    python_version: str = ""
     revision: int = 0
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from callboard.model.ray_fault import RayFault
 from callboard.scheduler import elastic, groups, orders, preempting, stopping, workers
 from callboard.scheduler.events import (
     Admission,
@@ -68,6 +69,9 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "version": event.version,
         "hostname": event.hostname,
         "hardware": event.hardware,
+        "ray_fault": event.ray_fault,
+        "ray_version": event.ray_version,
+        "python_version": event.python_version,
         "lost_devices": _lost_devices(old, event),
         "joined_ms": tx.now_ms,
         "ghosts": tuple(ghost.generation for ghost in ghosts),
@@ -77,7 +81,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
     ready = event.runtime != "ray" or event.ray is not None
     state = NodeState.READY if ready else NodeState.JOINING
     why = "its agent joined" if old is None else "its agent is back"
-    why = why if ready else f"{why}; its Ray node is not up yet"
+    why = why if ready else f"{why}; {_not_up(event.ray_fault)}"
     if old is None:
         tx.add_node(event.node_id, state, why, **fields)
     else:
@@ -97,16 +101,34 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
 def ray_changed(tx: Transaction, event: NodeRayChanged) -> None:
     """A node's Ray part is up, or down. Its agent ends and reports the workers of a dead one itself."""
     node = _current(tx, event.node_id, event.epoch)
-    if node is None or node.state in GONE or node.ray == event.ray:
+    if node is None or node.state in GONE:
+        return
+    if node.ray == event.ray:
+        _learn_fault(tx, node, event.fault)
         return
     if node.ray is not None:
         _lose_groups(tx, node.node_id, "its Ray node ended")
     if event.ray is None:
-        tx.move_node(node.node_id, NodeState.JOINING, "its Ray node ended; another is being started", ray=None)
+        why = "its Ray node ended; another is being started" if event.fault is None else _not_up(event.fault)
+        tx.move_node(node.node_id, NodeState.JOINING, why, ray=None, ray_fault=event.fault)
     else:
-        tx.move_node(node.node_id, NodeState.READY, "its Ray node is up", ray=event.ray)
+        tx.move_node(node.node_id, NodeState.READY, "its Ray node is up", ray=event.ray, ray_fault=None)
         groups.reassign_removals(tx)
     end_reconciling_if_complete(tx)
+
+
+def _learn_fault(tx: Transaction, node: NodeRecord, fault: RayFault | None) -> None:
+    """What keeps a node out of Ray is known, or another thing than before."""
+    if fault == node.ray_fault:
+        return
+    why = _not_up(fault)
+    revision = tx.event("node.ray_fault", f"nodes/{node.node_id}", node.state.value, why)
+    reason = why if node.state is NodeState.JOINING else node.reason
+    tx.put(evolve(node, ray_fault=fault, reason=reason, revision=revision))
+
+
+def _not_up(fault: RayFault | None) -> str:
+    return "its Ray node is not up yet" if fault is None else fault.message
 
 
 def suspected(tx: Transaction, event: NodeSuspected) -> None:
@@ -119,7 +141,8 @@ def suspected(tx: Transaction, event: NodeSuspected) -> None:
         tx.move_node(node.node_id, NodeState.SUSPECT, f"{why}; nothing new is placed there")
     elif not event.suspected and node.state is NodeState.SUSPECT:
         up = node.runtime != "ray" or node.ray is not None
-        tx.move_node(node.node_id, NodeState.READY if up else NodeState.JOINING, "heard of again")
+        why = "heard of again" if up else f"heard of again; {_not_up(node.ray_fault)}"
+        tx.move_node(node.node_id, NodeState.READY if up else NodeState.JOINING, why)
 
 
 def lost(tx: Transaction, event: NodeLost) -> None:
@@ -137,7 +160,10 @@ def left(tx: Transaction, event: NodeLeft) -> None:
     node = _current(tx, event.node_id, event.epoch)
     if node is None or node.state in GONE:
         return
-    tx.move_node(node.node_id, NodeState.LEFT, event.reason or "its agent said goodbye", ray=None, ghosts=())
+    why = event.reason or "its agent said goodbye"
+    # What kept it out for good is why it left; what would have passed is over.
+    fault = node.ray_fault if node.ray_fault is not None and node.ray_fault.permanent else None
+    tx.move_node(node.node_id, NodeState.LEFT, why, ray=None, ray_fault=fault, ghosts=())
     _give_up(tx, node, f"{node.node_id} left")
     end_reconciling_if_complete(tx)
 

@@ -16,7 +16,7 @@ from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
 from callboard.scheduler.slots import Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.view import Room, View
-from callboard.scheduler.wording import labelled, missing
+from callboard.scheduler.wording import bring_back, labelled, missing, unusable
 
 
 def pin(rooms: Rooms, slots: Sequence[Slot]) -> dict[int, BundleRecord] | None:
@@ -92,7 +92,7 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
                     f"start the agent of {name} with --interpreter {reason.message.partition('the interpreter ')[2]}"
                 )
             case "NODE_STATE":
-                changes.append(f"bring {name} back")
+                changes.append(bring_back(state.nodes[name]))
             case "CORDONED":
                 changes.append(f"uncordon {name}")
             case "DEVICE_TAKEN":
@@ -122,8 +122,7 @@ def _node_reason(view: View, wanted: NodeFilter, node: NodeRecord | None, slot: 
     if node.cordoned:
         return Reason("CORDONED", subject, f"its placement names {node_id}, which is cordoned")
     if not node.usable:
-        why = "still ends unwanted workers" if node.ghosts else f"is {node.state}"
-        return Reason("NODE_STATE", subject, f"its placement names {node_id}, which {why}")
+        return Reason("NODE_STATE", subject, f"its placement names {node_id}, which {unusable(node)}")
     return None
 
 

@@ -19,8 +19,9 @@ from callboard.scheduler.rooms import NodeFilter, could_return
 from callboard.scheduler.shortfall import Shortfall, Together, lacks_for_all, shortfall
 from callboard.scheduler.slots import INTERPRETER
 from callboard.scheduler.state import State
+from callboard.scheduler.states import NodeState
 from callboard.scheduler.view import Room, View
-from callboard.scheduler.wording import change, shown
+from callboard.scheduler.wording import bring_back, change, shown
 
 MAX_STEPS = 64
 """Most workers whose room is looked for one by one, and most nodes that are looked at for each of them."""
@@ -98,18 +99,23 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
     fitting.sort(key=lambda node: node.rank)
     if view.assumption.empty:  # cordoned nodes count there
         here = _unlike([node for node in fitting if could_return(node)], len(short.rest.slots))
-        away = [node for node in fitting if not could_return(node)]
+        away = [node for node in fitting if node.state is NodeState.LOST]
     else:
         here = [node for node in fitting if node.usable]
         cordoned = [node for node in fitting if node.cordoned and could_return(node)]
         opened = _fewest(short, cordoned)
         if opened:
             return [f"uncordon {node.node_id}" for node in opened]
-        away = [node for node in fitting if not (node.usable or node.cordoned or node.ghosts)]
+        # One that left said goodbye: nobody waits for it.
+        away = [node for node in fitting if not (node.usable or node.cordoned or node.ghosts or _has_left(node))]
     back = _fewest(short, away)
     if back:
-        return [f"bring {node.node_id} back" for node in back]
+        return [bring_back(node) for node in back]
     return _grown(short, here, wanted)
+
+
+def _has_left(node: NodeRecord) -> bool:
+    return node.state is NodeState.LEFT
 
 
 def _fewest(short: Shortfall, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:

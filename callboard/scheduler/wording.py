@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from callboard.model.quantities import MILLI, format_amount
 from callboard.model.specs import Labels
+from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.slots import INTERPRETER
+from callboard.scheduler.states import NodeState
 
 
 def missing(resource: str, asked: int, have: int) -> str:
@@ -41,3 +43,23 @@ def join(parts: Sequence[str]) -> str:
     shown = list(dict.fromkeys(parts))
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return "; ".join(shown[:5]) + more
+
+
+def unusable(node: NodeRecord) -> str:
+    """Why nothing new is placed on a node, behind its name: "is JOINING: no Ray head: …"."""
+    if node.ghosts and node.state is NodeState.READY:
+        return "still ends unwanted workers"
+    return f"is {node.state}: {node.ray_fault.message}" if node.ray_fault is not None else f"is {node.state}"
+
+
+def bring_back(node: NodeRecord) -> str:
+    """What makes a node that is away take work."""
+    if node.ray_fault is not None:
+        return node.ray_fault.remedy(node.node_id)
+    match node.state:
+        case NodeState.JOINING:
+            return f"wait until {node.node_id} has joined"
+        case NodeState.LEFT:
+            return f"start an agent with the node id {node.node_id}"
+        case _:
+            return f"bring {node.node_id} back"

@@ -362,6 +362,8 @@ class Hello(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     OUTPUT_JOBS_FIELD_NUMBER: _builtins.int
+    RAY_VERSION_FIELD_NUMBER: _builtins.int
+    PYTHON_VERSION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable id of the node: [A-Za-z][A-Za-z0-9_.-]{0,62}."""
     version: _builtins.str
@@ -388,6 +390,10 @@ class Hello(_message.Message):
     """Warm spares the node is set to keep while there is work about: idle worker hosts that a start may take."""
     number: _builtins.int
     """Counts the Hellos of this run of the agent program from 1, so that one which was overtaken on its way is refused; 0: not counted."""
+    ray_version: _builtins.str
+    """Version of Ray on the node, e.g. "2.60.0"; empty: it has none. Must equal that of the cluster's other nodes."""
+    python_version: _builtins.str
+    """Version of the agent's Python, e.g. "3.11.9". Its minor version must equal that of the cluster's other Ray nodes."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels for node selectors."""
@@ -434,10 +440,12 @@ class Hello(_message.Message):
         number: _builtins.int = ...,
         hardware: _abc.Iterable[_common_pb2.Hardware] | None = ...,
         output_jobs: _abc.Iterable[_builtins.str] | None = ...,
+        ray_version: _builtins.str = ...,
+        python_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "output_jobs", b"output_jobs", "pid", b"pid", "rank", b"rank", "ray", b"ray", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "output_jobs", b"output_jobs", "pid", b"pid", "python_version", b"python_version", "rank", b"rank", "ray", b"ray", "ray_version", b"ray_version", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
@@ -501,6 +509,7 @@ class RayNode(_message.Message):
     HEAD_FIELD_NUMBER: _builtins.int
     AUTH_TOKEN_FIELD_NUMBER: _builtins.int
     NODE_IP_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
     gcs_address: _builtins.str
     """GCS address "host:port" of the cluster the node is in; empty while it is in none."""
     session: _builtins.str
@@ -508,11 +517,15 @@ class RayNode(_message.Message):
     ray_node_id: _builtins.str
     """Ray's own id of the node (hex)."""
     head: _builtins.bool
-    """True on the node that runs the head."""
+    """True on the node that runs the head, or is to start it."""
     auth_token: _builtins.str
     """Ray's authentication token, handed to joining nodes. Only set by the head; never logged or stored."""
     node_ip: _builtins.str
     """Address the node's own Ray services listen on."""
+    @_builtins.property
+    def fault(self) -> _common_pb2.RayFault:
+        """Why the node is in no cluster; absent: it is in one, or nothing is wrong."""
+
     def __init__(
         self,
         *,
@@ -522,10 +535,11 @@ class RayNode(_message.Message):
         head: _builtins.bool = ...,
         auth_token: _builtins.str = ...,
         node_ip: _builtins.str = ...,
+        fault: _common_pb2.RayFault | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_token", b"auth_token", "gcs_address", b"gcs_address", "head", b"head", "node_ip", b"node_ip", "ray_node_id", b"ray_node_id", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_token", b"auth_token", "fault", b"fault", "gcs_address", b"gcs_address", "head", b"head", "node_ip", b"node_ip", "ray_node_id", b"ray_node_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -540,22 +554,26 @@ class RayBootstrap(_message.Message):
     GCS_ADDRESS_FIELD_NUMBER: _builtins.int
     AUTH_TOKEN_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    HEAD_NODE_FIELD_NUMBER: _builtins.int
     gcs_address: _builtins.str
     """GCS address "host:port"."""
     auth_token: _builtins.str
     """Ray's authentication token; empty where Ray runs without."""
     session: _builtins.str
     """Id of the Ray session, as the head reported it."""
+    head_node: _builtins.str
+    """Node that runs the head, or, while gcs_address is empty, starts it."""
     def __init__(
         self,
         *,
         gcs_address: _builtins.str = ...,
         auth_token: _builtins.str = ...,
         session: _builtins.str = ...,
+        head_node: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_token", b"auth_token", "gcs_address", b"gcs_address", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auth_token", b"auth_token", "gcs_address", b"gcs_address", "head_node", b"head_node", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -577,6 +595,7 @@ class Welcome(_message.Message):
     ORPHAN_GRACE_MS_FIELD_NUMBER: _builtins.int
     KNOWN_REPORT_IDS_FIELD_NUMBER: _builtins.int
     CONTROLLER_ID_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Number of this session; every later session of the node has a greater one."""
     term: _builtins.int
@@ -603,6 +622,10 @@ class Welcome(_message.Message):
     def known_report_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Reports the controller already has; the agent need not send them again."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is unusual about the node and does not keep it out, a sentence each."""
+
     def __init__(
         self,
         *,
@@ -616,10 +639,11 @@ class Welcome(_message.Message):
         orphan_grace_ms: _builtins.int = ...,
         known_report_ids: _abc.Iterable[_builtins.str] | None = ...,
         controller_id: _builtins.str = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ray_bootstrap", b"ray_bootstrap"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["controller_id", b"controller_id", "epoch", b"epoch", "heartbeat_ms", b"heartbeat_ms", "keep", b"keep", "known_report_ids", b"known_report_ids", "lease_ms", b"lease_ms", "orphan_grace_ms", b"orphan_grace_ms", "rank", b"rank", "ray_bootstrap", b"ray_bootstrap", "term", b"term", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,66 @@ OUTPUT_STREAM_TIMINGS: OutputStream.ValueType  # 3
 """Timings that it recorded for `callboard profile`, a JSON object per line."""
 Global___OutputStream: _TypeAlias = OutputStream  # noqa: Y015
 
+class _RayFaultCode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RayFaultCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RayFaultCode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RAY_FAULT_CODE_UNSPECIFIED: _RayFaultCode.ValueType  # 0
+    """Not said."""
+    RAY_FAULT_CODE_NO_HEAD: _RayFaultCode.ValueType  # 1
+    """No agent starts Ray's head."""
+    RAY_FAULT_CODE_AWAITS_HEAD: _RayFaultCode.ValueType  # 2
+    """An agent starts Ray's head, which is not up yet."""
+    RAY_FAULT_CODE_PORT_TAKEN: _RayFaultCode.ValueType  # 3
+    """A port that was asked for is in use."""
+    RAY_FAULT_CODE_VERSION_MISMATCH: _RayFaultCode.ValueType  # 4
+    """Ray or Python is of another version than the cluster's."""
+    RAY_FAULT_CODE_BAD_OPTION: _RayFaultCode.ValueType  # 5
+    """Ray refuses what it was started with."""
+    RAY_FAULT_CODE_NOT_INSTALLED: _RayFaultCode.ValueType  # 6
+    """Ray, or a program of it, is missing or can't be run."""
+    RAY_FAULT_CODE_FILES: _RayFaultCode.ValueType  # 7
+    """A directory or a file can't be made or used."""
+    RAY_FAULT_CODE_NOT_AUTHENTICATED: _RayFaultCode.ValueType  # 8
+    """The cluster does not accept the token, or asks for one."""
+    RAY_FAULT_CODE_UNREACHABLE: _RayFaultCode.ValueType  # 9
+    """The cluster to join does not answer."""
+    RAY_FAULT_CODE_NOT_OURS: _RayFaultCode.ValueType  # 10
+    """The cluster is another controller's, or another session than the one that is wanted."""
+    RAY_FAULT_CODE_START_FAILED: _RayFaultCode.ValueType  # 11
+    """Anything else."""
+
+class RayFaultCode(_RayFaultCode, metaclass=_RayFaultCodeEnumTypeWrapper):
+    """Kind of a fault that keeps a node out of Ray."""
+
+RAY_FAULT_CODE_UNSPECIFIED: RayFaultCode.ValueType  # 0
+"""Not said."""
+RAY_FAULT_CODE_NO_HEAD: RayFaultCode.ValueType  # 1
+"""No agent starts Ray's head."""
+RAY_FAULT_CODE_AWAITS_HEAD: RayFaultCode.ValueType  # 2
+"""An agent starts Ray's head, which is not up yet."""
+RAY_FAULT_CODE_PORT_TAKEN: RayFaultCode.ValueType  # 3
+"""A port that was asked for is in use."""
+RAY_FAULT_CODE_VERSION_MISMATCH: RayFaultCode.ValueType  # 4
+"""Ray or Python is of another version than the cluster's."""
+RAY_FAULT_CODE_BAD_OPTION: RayFaultCode.ValueType  # 5
+"""Ray refuses what it was started with."""
+RAY_FAULT_CODE_NOT_INSTALLED: RayFaultCode.ValueType  # 6
+"""Ray, or a program of it, is missing or can't be run."""
+RAY_FAULT_CODE_FILES: RayFaultCode.ValueType  # 7
+"""A directory or a file can't be made or used."""
+RAY_FAULT_CODE_NOT_AUTHENTICATED: RayFaultCode.ValueType  # 8
+"""The cluster does not accept the token, or asks for one."""
+RAY_FAULT_CODE_UNREACHABLE: RayFaultCode.ValueType  # 9
+"""The cluster to join does not answer."""
+RAY_FAULT_CODE_NOT_OURS: RayFaultCode.ValueType  # 10
+"""The cluster is another controller's, or another session than the one that is wanted."""
+RAY_FAULT_CODE_START_FAILED: RayFaultCode.ValueType  # 11
+"""Anything else."""
+Global___RayFaultCode: _TypeAlias = RayFaultCode  # noqa: Y015
+
 @_typing.final
 class Resources(_message.Message):
     """An amount of each resource. Integers only, so that sums never drift."""
@@ -610,3 +670,33 @@ class StateChange(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateChange: _TypeAlias = StateChange  # noqa: Y015
+
+@_typing.final
+class RayFault(_message.Message):
+    """Why a node is in no Ray cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PERMANENT_FIELD_NUMBER: _builtins.int
+    code: Global___RayFaultCode.ValueType
+    """What kind of fault."""
+    message: _builtins.str
+    """One sentence, with what Ray said; at most 1000 characters are kept."""
+    permanent: _builtins.bool
+    """True: the agent does not try again, because the same would happen."""
+    def __init__(
+        self,
+        *,
+        code: Global___RayFaultCode.ValueType = ...,
+        message: _builtins.str = ...,
+        permanent: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "permanent", b"permanent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RayFault: _TypeAlias = RayFault  # noqa: Y015

@@ -189,6 +189,9 @@ class Node(_message.Message):
     HARDWARE_FIELD_NUMBER: _builtins.int
     LOST_DEVICES_FIELD_NUMBER: _builtins.int
     INTERPRETERS_FIELD_NUMBER: _builtins.int
+    RAY_FAULT_FIELD_NUMBER: _builtins.int
+    RAY_VERSION_FIELD_NUMBER: _builtins.int
+    PYTHON_VERSION_FIELD_NUMBER: _builtins.int
     KILL_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "nodes/{node}"."""
@@ -220,6 +223,10 @@ class Node(_message.Message):
     """How the agent hosts workers: "ray" or "process"."""
     lost_devices: _builtins.int
     """How many devices fewer it offers than it once did: a driver may have failed."""
+    ray_version: _builtins.str
+    """Version of Ray there; empty: not said."""
+    python_version: _builtins.str
+    """Version of the agent's Python; empty: not said."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels."""
@@ -261,6 +268,10 @@ class Node(_message.Message):
         """Python interpreters that jobs may name there, absolute paths."""
 
     @_builtins.property
+    def ray_fault(self) -> _common_pb2.RayFault:
+        """Why the node is in no Ray cluster; absent: it is in one, or nothing is wrong."""
+
+    @_builtins.property
     def kill_time(self) -> _timestamp_pb2.Timestamp:
         """When its workers that are being stopped are killed at the latest; absent: none is."""
 
@@ -292,11 +303,14 @@ class Node(_message.Message):
         hardware: _abc.Iterable[_common_pb2.Hardware] | None = ...,
         lost_devices: _builtins.int = ...,
         interpreters: _abc.Iterable[_builtins.str] | None = ...,
+        ray_fault: _common_pb2.RayFault | None = ...,
+        ray_version: _builtins.str = ...,
+        python_version: _builtins.str = ...,
         kill_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "join_time", b"join_time", "kill_time", b"kill_time", "quarantined", b"quarantined", "used", b"used"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "join_time", b"join_time", "kill_time", b"kill_time", "quarantined", b"quarantined", "ray_fault", b"ray_fault", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "interpreters", b"interpreters", "join_time", b"join_time", "kill_time", b"kill_time", "labels", b"labels", "lost_devices", b"lost_devices", "name", b"name", "node_group", b"node_group", "quarantined", b"quarantined", "rank", b"rank", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "interpreters", b"interpreters", "join_time", b"join_time", "kill_time", b"kill_time", "labels", b"labels", "lost_devices", b"lost_devices", "name", b"name", "node_group", b"node_group", "python_version", b"python_version", "quarantined", b"quarantined", "rank", b"rank", "ray_fault", b"ray_fault", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "ray_version", b"ray_version", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

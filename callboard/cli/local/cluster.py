@@ -56,13 +56,14 @@ class NotReady(Exception):
     """The cluster was not ready in time.
 
     Attributes:
-        timeout_s: how long was waited.
+        timeout_s: how long was waited; None: waiting longer would not help.
         missing: what was missing, a sentence each.
         directory: where the logs are.
     """
 
-    def __init__(self, timeout_s: float, missing: Sequence[str], directory: Path) -> None:
-        super().__init__(f"not ready within {timeout_s:g} s: {'; '.join(missing)}")
+    def __init__(self, timeout_s: float | None, missing: Sequence[str], directory: Path) -> None:
+        within = "" if timeout_s is None else f" within {timeout_s:g} s"
+        super().__init__(f"not ready{within}: {'; '.join(missing)}")
         self.timeout_s = timeout_s
         self.missing = tuple(missing)
         self.directory = directory
@@ -221,15 +222,21 @@ class LocalCluster:
 
     async def _all_ready(self, client: Client) -> list[Node]:
         revision = (await client.stats()).revision
-        nodes = await client.list_nodes()
-        self._observer.nodes(nodes)
+        nodes = await self._looked_at(client)
         if _ready(nodes) >= self.plan.agents:
             return nodes
         async for _ in client.watch(start_revision=revision + 1, types=["node."]):
-            nodes = await client.list_nodes()
-            self._observer.nodes(nodes)
+            nodes = await self._looked_at(client)
             if _ready(nodes) >= self.plan.agents:
                 break
+        return nodes
+
+    async def _looked_at(self, client: Client) -> list[Node]:
+        """The nodes as they are. Raises `NotReady` once one can't get ready."""
+        nodes = await client.list_nodes()
+        self._observer.nodes(nodes)
+        if any(node.ray_fault.permanent for node in nodes):
+            raise NotReady(None, await self._missing(client), self.plan.directory)
         return nodes
 
     async def _missing(self, client: Client) -> list[str]:
@@ -243,7 +250,8 @@ class LocalCluster:
                 missing.append(f"{self.plan.node_id(rank)} has not joined")
             elif node.state != NodeState.NODE_STATE_READY:
                 state = NodeState.Name(node.state).removeprefix("NODE_STATE_")
-                missing.append(f"{self.plan.node_id(rank)} is {state} {node.state_reason}".rstrip())
+                why = f": {node.state_reason}" if node.state_reason else ""
+                missing.append(f"{self.plan.node_id(rank)} is {state}{why}")
         return missing
 
 

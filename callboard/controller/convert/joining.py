@@ -15,10 +15,13 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.model.hardware import pieces
 from callboard.model.names import NAME_PATTERN, OWN_LABELS, is_custom_resource, is_label, is_name
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
+from callboard.model.ray_fault import MAX_TEXT as MAX_FAULT_TEXT
+from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.scheduler.events import NodeJoined, RunningWorker
 from callboard.scheduler.node_record import DeviceInfo, HardwareInfo, RayInfo
-from callboard.v1 import agent_pb2
+from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.amounts import labels_from_proto, resources_from_proto
+from callboard.wire.enums import from_wire
 from callboard.wire.refusals import InvalidRequest, VersionMismatch
 
 MAX_DEVICES = 1_024
@@ -83,6 +86,9 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: b
         version=hello.version,
         hostname=hello.hostname,
         hardware=tuple(HardwareInfo(item.type, item.config_json) for item in hello.hardware),
+        ray_fault=ray_fault(hello.ray),
+        ray_version=hello.ray_version,
+        python_version=hello.python_version,
         running=tuple(
             RunningWorker(
                 generation=worker.generation,
@@ -112,6 +118,18 @@ def ray_info(ray: agent_pb2.RayNode) -> RayInfo | None:
     )
 
 
+def ray_fault(ray: agent_pb2.RayNode) -> RayFault | None:
+    """What keeps a node out of Ray, by its agent. A kind of a newer version counts as any other fault."""
+    if not ray.HasField("fault") or ray_info(ray) is not None:
+        return None
+    try:
+        code = from_wire(common_pb2.RayFaultCode, ray.fault.code, RayFaultCode)
+    except ValueError:
+        code = None
+    message = " ".join(ray.fault.message.split())[:MAX_FAULT_TEXT]
+    return RayFault(code or RayFaultCode.START_FAILED, message or "its agent does not say why", ray.fault.permanent)
+
+
 def check_hello(hello: agent_pb2.Hello) -> None:
     """
     Raises:
@@ -139,7 +157,7 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     yield from _hardware_faults(hello)
     if len(hello.output_jobs) > MAX_OUTPUT_JOBS or any(len(job) > MAX_TEXT for job in hello.output_jobs):
         yield Fault("output_jobs", f"at most {MAX_OUTPUT_JOBS} ids of at most {MAX_TEXT} characters")
-    for field in ("hostname", "version"):
+    for field in ("hostname", "version", "ray_version", "python_version"):
         if len(getattr(hello, field)) > MAX_TEXT:
             yield Fault(field, f"is longer than {MAX_TEXT} characters")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from callboard.controller.views.common import kill_time, timestamp
+from callboard.model.ray_fault import RayFault
 from callboard.scheduler import State
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.states import NodeState
@@ -59,9 +60,19 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
         runtime=node.runtime,
         lost_devices=node.lost_devices,
         interpreters=node.interpreters,
+        ray_fault=_fault(node.ray_fault),
+        ray_version=node.ray_version,
+        python_version=node.python_version,
         kill_time=kill_time(state.workers_on(node.node_id)),
         hardware=[common_pb2.Hardware(type=item.type, config_json=item.config_json) for item in node.hardware],
     )
+
+
+def _fault(fault: RayFault | None) -> common_pb2.RayFault | None:
+    if fault is None:
+        return None
+    code = to_wire(common_pb2.RayFaultCode, fault.code)
+    return common_pb2.RayFault(code=code, message=fault.message, permanent=fault.permanent)
 
 
 def _reason(node: NodeRecord) -> str:
