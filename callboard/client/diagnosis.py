@@ -83,9 +83,11 @@ def _nodes(evidence: Evidence) -> Iterable[Finding]:
         if node_id in evidence.silent:
             what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
             yield Finding("node-silent", node.name, what, "Look at its agent's log.")
+    outside = {node.name.removeprefix("nodes/") for node in evidence.nodes if node.HasField("ray_fault")}
     for node_id, seen in evidence.seen.items():
-        for text in seen.unknown:
-            yield Finding("unknown", f"nodes/{node_id}", f"{node_id}: {text}", "What it would show is not known.")
+        for text in () if node_id in outside else seen.unknown:
+            remedy = "Look again in a moment; if that lasts, look at the log of its agent."
+            yield Finding("unknown", f"nodes/{node_id}", f"{node_id}: {text}", remedy)
 
 
 def _node_state(node: Node, node_id: str) -> Iterable[Finding]:

@@ -26,7 +26,7 @@ class RayBoard:
         known = self._bootstrap
         if not ray.head:
             if node_id == self._node_id:
-                self.forget(node_id)  # it was the head and is none any more
+                return self.forget(node_id)  # it was the head and is none any more
             return False
         if not ray.gcs_address:
             if known is not None and known.gcs_address and node_id != self._node_id:
@@ -43,11 +43,14 @@ class RayBoard:
         self._bootstrap = told
         return told != known
 
-    def forget(self, node_id: str) -> None:
-        """The node no longer runs Ray."""
-        if node_id == self._node_id:
-            self._node_id = ""
-            self._bootstrap = None
+    def forget(self, node_id: str) -> bool:
+        """The node no longer runs Ray; True if agents wait for the head that it was to start, and must be told."""
+        if node_id != self._node_id:
+            return False
+        starting = self._bootstrap is not None and not self._bootstrap.gcs_address
+        self._node_id = ""
+        self._bootstrap = None
+        return starting
 
     def __repr__(self) -> str:
         return f"RayBoard(head={self._node_id!r}, token=…)"

@@ -124,7 +124,7 @@ class Sessions:
     def goodbye(self, session: AgentSession) -> None:
         """The agent left on purpose."""
         self.liveness.forget(session.node_id, session.epoch)
-        self.ray.forget(session.node_id)
+        self._forget_head(session.node_id)
         self._seen.pop(session.node_id, None)
         self._hellos.forget(session.node_id)
         self.leave(session)
@@ -217,7 +217,7 @@ class Sessions:
 
     def lost(self, node_id: str, epoch: int, silent_ms: int) -> None:
         """A node is given up; should its agent still be there, it has to join again."""
-        self.ray.forget(node_id)
+        self._forget_head(node_id)
         self._seen.pop(node_id, None)
         session = self.live.pop(node_id, None)
         if session is not None:
@@ -273,12 +273,15 @@ class Sessions:
         known = dict.fromkeys(group.ray_session for group in self._driver.state.groups.values())
         return [_session_lost(old) for old in known if old not in ("", ray.session)]
 
-    def _spread_ray(self, *, but: AgentSession) -> None:
-        if self.ray.bootstrap is None:
-            return
+    def _forget_head(self, node_id: str) -> None:
+        if self.ray.forget(node_id):
+            self._spread_ray(but=self.live.get(node_id))
+
+    def _spread_ray(self, *, but: AgentSession | None) -> None:
+        """Tells every agent where Ray is, or that nobody starts its head."""
         for session in self.live.values():
             if session is not but:
-                session.send(agent_pb2.SessionResponse(ray_bootstrap=self.ray.bootstrap))
+                session.send(agent_pb2.SessionResponse(ray_bootstrap=self.ray.bootstrap or agent_pb2.RayBootstrap()))
 
     def _send(self, session: AgentSession, command: Command) -> None:
         session.awaited[command.command_id] = command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import signal
 import socket
 import sys
@@ -12,10 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import grpc
 import pytest
 
 from callboard.agents.lease_file import boot_s, read_lease
-from callboard.v1 import agent_pb2
+from callboard.v1 import agent_pb2, common_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, until_gone
 from tests.support.fake_controller import FakeController, start_worker
 
@@ -231,6 +233,40 @@ async def test_nj_04_a_port_in_use_is_named_before_anything_starts(
     assert agent.returncode == 2
     assert f"port {port} on 127.0.9.9 is in use" in errors.decode()
     assert_nothing_left(tmp_path / "n0")
+
+
+async def test_ft_g7_a_refused_agent_logs_the_reason_first(controller: FakeController, program: Program) -> None:
+    controller.refuse = (grpc.StatusCode.ALREADY_EXISTS, "rank 3 belongs to node n7; ask for another or for none")
+    agent = await program()
+    _, errors = await agent.communicate()
+    assert agent.returncode == 2
+    first = json.loads(errors.decode().splitlines()[0])
+    assert first["why"] == "the controller refused this agent: rank 3 belongs to node n7; ask for another or for none"
+    assert b"a part of the agent ended" not in errors
+
+
+async def test_ft_c1_an_agent_without_a_head_tells_the_controller_and_its_log(
+    controller: FakeController, program: Program
+) -> None:
+    agent = await program(runtime="ray", node_ip="127.0.9.8")
+    session = await controller.session()
+    assert session.hello.ray_version
+    assert session.hello.python_version == platform.python_version()
+
+    async def told() -> common_pb2.RayFault:
+        async with controller.changed:
+            await controller.changed.wait_for(lambda: any(beat.HasField("ray") for beat in session.heartbeats))
+        return [beat.ray.fault for beat in session.heartbeats if beat.HasField("ray")][-1]
+
+    fault = await told()
+    assert (fault.code, fault.permanent) == (common_pb2.RAY_FAULT_CODE_NO_HEAD, False)
+    assert fault.message == "no Ray head: start one agent with --ray-head"
+    session.heartbeats.clear()
+    await session.send(ray_bootstrap=agent_pb2.RayBootstrap(head_node="n7"))
+    assert (await told()).code == common_pb2.RAY_FAULT_CODE_AWAITS_HEAD
+    agent.terminate()
+    _, errors = await agent.communicate()
+    assert "no Ray head: start one agent with --ray-head" in errors.decode()
 
 
 async def test_pg_13_an_address_that_the_host_does_not_have_is_refused_before_anything_starts(

@@ -101,6 +101,84 @@ class TestWhoMayJoin:
         assert (error.code, error.reason) == ("FAILED_PRECONDITION", ErrorReason.VERSION_MISMATCH)
         assert "9.9.0" in error.message
 
+    @pytest.mark.parametrize(
+        ("ray", "python", "words"),
+        [
+            ("2.9.0", "3.11.9", ["Ray 2.9.0", "Ray 2.60.0", "n1 has", "on n0"]),
+            ("2.60.0", "3.12.1", ["Python 3.12.1", "Python 3.11.9", "n1 has", "on n0"]),
+        ],
+    )
+    async def test_ft_g6_another_ray_or_minor_version_of_python_may_not(
+        self, controller: Controller, ray: str, python: str, words: list[str]
+    ) -> None:
+        first, second = (FakeAgent(controller.address, name, runtime=agent_pb2.RUNTIME_RAY) for name in ("n0", "n1"))
+        first.hello.ray_version, first.hello.python_version = "2.60.0", "3.11.9"
+        second.hello.ray_version, second.hello.python_version = ray, python
+        async with first:
+            error = await refused_join(second)
+            assert (error.code, error.reason) == ("FAILED_PRECONDITION", ErrorReason.VERSION_MISMATCH)
+            assert [text for text in words if text not in error.message] == []
+            second.hello.runtime = agent_pb2.RUNTIME_PROCESS
+            async with second:
+                assert list(second.welcome.warnings) == [], "plain processes have no part in it"
+            await first.goodbye()
+        second.hello.runtime = agent_pb2.RUNTIME_RAY
+        second.hello.instance = "another"
+        async with second:
+            assert list(second.welcome.warnings) == [], "nobody is there to be compared with"
+
+    async def test_ft_g6_another_patch_is_a_warning(self, controller: Controller, api: Api) -> None:
+        first, second = (FakeAgent(controller.address, name, runtime=agent_pb2.RUNTIME_RAY) for name in ("n0", "n1"))
+        first.hello.ray_version, first.hello.python_version = "2.60.0", "3.11.9"
+        second.hello.ray_version, second.hello.python_version = "2.60.0", "3.11.4"
+        own = second.hello.version
+        second.hello.version = f"{own.rpartition('.')[0]}.999"
+        async with first, second:
+            assert list(first.welcome.warnings) == []
+            assert list(second.welcome.warnings) == [
+                f"the agent of n1 is callboard {second.hello.version}, the controller {own}",
+                "n1 has Python 3.11.4, n0 has 3.11.9",
+            ]
+            node = (await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n1"))).node
+            assert (node.ray_version, node.python_version) == ("2.60.0", "3.11.4")
+
+    async def test_ft_c1_what_keeps_a_node_out_of_ray_is_shown_until_it_is_in(
+        self, controller: Controller, api: Api
+    ) -> None:
+        async def seen() -> node_pb2.Node:
+            return (await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n0"))).node
+
+        fault = common_pb2.RayFault(
+            code=common_pb2.RAY_FAULT_CODE_FILES, message="disk\n" + "x" * 100_000, permanent=True
+        )
+        async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY) as agent:
+            await agent.heartbeat(ray=agent_pb2.RayNode(fault=fault))
+            node = await seen()
+            assert node.state == node_pb2.NODE_STATE_JOINING
+            assert (node.ray_fault.code, node.ray_fault.permanent) == (common_pb2.RAY_FAULT_CODE_FILES, True)
+            assert node.state_reason == node.ray_fault.message == "disk " + "x" * 995
+            await agent.heartbeat(ray=agent_pb2.RayNode(fault=common_pb2.RayFault(code=99, message="of the future")))
+            assert (await seen()).ray_fault.code == common_pb2.RAY_FAULT_CODE_START_FAILED
+            await agent.heartbeat(ray=agent_pb2.RayNode(gcs_address="h:1", session="s", ray_node_id="ab", fault=fault))
+            node = await seen()
+            assert (node.state, node.HasField("ray_fault")) == (node_pb2.NODE_STATE_READY, False)
+            await agent.heartbeat(ray=agent_pb2.RayNode(fault=fault))
+            await agent.goodbye("the disk is full")
+        node = await seen()
+        assert (node.state, node.state_reason) == (node_pb2.NODE_STATE_LEFT, "the disk is full")
+        assert node.HasField("ray_fault"), "why it left stays to be seen"
+
+    async def test_ft_c1_agents_hear_who_starts_the_head_and_that_nobody_does(self, controller: Controller) -> None:
+        head = FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY, ray=agent_pb2.RayNode(head=True))
+        async with FakeAgent(controller.address, "n1", runtime=agent_pb2.RUNTIME_RAY) as waiting:
+            assert not waiting.welcome.ray_bootstrap.head_node
+            async with head:
+                await waiting.until(lambda: [each.head_node for each in waiting.bootstraps] == ["n0"])
+                async with FakeAgent(controller.address, "n2", runtime=agent_pb2.RUNTIME_RAY) as late:
+                    assert late.welcome.ray_bootstrap.head_node == "n0"
+                await head.goodbye("its port is taken")
+            await waiting.until(lambda: [each.head_node for each in waiting.bootstraps] == ["n0", ""])
+
     async def test_another_patch_version_may(self, controller: Controller) -> None:
         agent = FakeAgent(controller.address)
         major, minor, *_ = agent.hello.version.split(".")
