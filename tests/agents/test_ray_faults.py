@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -110,7 +112,8 @@ def spec(folder: Path, **fields: object) -> RayNodeSpec:
         "object_store_bytes": 100 << 20,
         "port_base": None,
         "dashboard_port": None,
-        "temp_dir": folder / "ray",
+        # Below the 107 bytes of a socket's name, which a test's own directory may leave no room for.
+        "temp_dir": fields.get("temp_dir") or Path(tempfile.mkdtemp(prefix="cb")),
         "log": folder / "ray.log",
         "environment": {**os.environ, **SETTINGS},
         **fields,
@@ -148,10 +151,11 @@ async def test_ft_g6_a_ray_start_that_fails_says_why(
         (tmp_path / "shadow").mkdir()
         (tmp_path / "shadow" / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\")")
         fields = {"environment": {**os.environ, **SETTINGS, "PYTHONPATH": str(tmp_path / "shadow")}}
-    ender = TreeEnder(f"CALLBOARD_TEST={tmp_path}")
+    started, ender = spec(tmp_path, **fields), TreeEnder(f"CALLBOARD_TEST={tmp_path}")
     try:
         with pytest.raises(RayNodeError) as refused:
-            await RayNode.start(spec(tmp_path, **fields), ender)
+            await RayNode.start(started, ender)
     finally:
         ender.close()
+        shutil.rmtree(started.temp_dir, ignore_errors=True)
     assert (refused.value.fault.code, refused.value.fault.permanent) == (code, True), str(refused.value)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.ray_command import PortTaken, RayNodeSpec, check_ports, free_port, ray_start
+from callboard.agents.ray_command import RayNodeSpec, check_ports, free_port, ray_start
+from callboard.agents.ray_faults import PortTaken
 from callboard.agents.run_dir import RunDir, RunDirError, Started, default_run_dir
 
 

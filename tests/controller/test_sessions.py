@@ -146,18 +146,21 @@ class TestWhoMayJoin:
         self, controller: Controller, api: Api
     ) -> None:
         async def seen() -> node_pb2.Node:
-            return (await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n0"))).node
+            response: node_pb2.GetNodeResponse = await api.nodes.GetNode(node_pb2.GetNodeRequest(name="nodes/n0"))
+            return response.node
 
         fault = common_pb2.RayFault(
             code=common_pb2.RAY_FAULT_CODE_FILES, message="disk\n" + "x" * 100_000, permanent=True
         )
+        future = common_pb2.RayFault.FromString(bytes([8, 99]))
+        assert future.code not in common_pb2.RayFaultCode.values()
         async with FakeAgent(controller.address, "n0", runtime=agent_pb2.RUNTIME_RAY) as agent:
             await agent.heartbeat(ray=agent_pb2.RayNode(fault=fault))
             node = await seen()
             assert node.state == node_pb2.NODE_STATE_JOINING
             assert (node.ray_fault.code, node.ray_fault.permanent) == (common_pb2.RAY_FAULT_CODE_FILES, True)
             assert node.state_reason == node.ray_fault.message == "disk " + "x" * 995
-            await agent.heartbeat(ray=agent_pb2.RayNode(fault=common_pb2.RayFault(code=99, message="of the future")))
+            await agent.heartbeat(ray=agent_pb2.RayNode(fault=future))
             assert (await seen()).ray_fault.code == common_pb2.RAY_FAULT_CODE_START_FAILED
             await agent.heartbeat(ray=agent_pb2.RayNode(gcs_address="h:1", session="s", ray_node_id="ab", fault=fault))
             node = await seen()
