@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.agents.worker_lanes import in_thread
+from callboard.agents.worker_lanes import MainThread, in_thread
 from callboard.agents.worker_members import HOOKS, Member, Members, Plan
 from callboard.agents.worker_output import keep_bounded, redirect, timed
 from callboard.agents.worker_process import (
@@ -98,7 +98,12 @@ class WorkerContext:
 class WorkerHost:
     """Hosts one object of the user, or one for each member of a colocation group."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: MainThread | None = None) -> None:
+        """
+        Args:
+            main: the main thread of the process, where it is free for code of the user.
+        """
+        self._main = main
         self._assignment: asyncio.Future[dict[str, Any]] | None = None
         self._members: Members | None = None
         self._building = ""
@@ -235,7 +240,7 @@ class WorkerHost:
         members = Members(plan)
         for member in members.all:
             self._building = member.name
-            problem = await member.build(lambda built: self._first_hooks(plan, built, members))
+            problem = await member.build(lambda built: self._first_hooks(plan, built, members), self._main)
             if problem is not None:
                 message = told_message(problem["message"], self._hide)
                 return problem | {"message": message, "traceback": told_traceback(problem["traceback"], self._hide)}

@@ -1,7 +1,8 @@
 """On which thread does a method of the user run?
 
 Sync classes are built and called on one pool of `limit` threads: with 1, strictly one call at a time and always
-on the same thread, so thread-local CUDA and torch state is kept. Async classes live on an event loop
+on the same thread, so thread-local CUDA and torch state is kept. That thread is the main thread of the process where
+the host can give it away (`worker_main`): signal handlers can be set nowhere else. Async classes live on an event loop
 of their own. Hooks run beside either, because they must work while `run()` is busy.
 """
 
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import queue
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 _STREAM_AHEAD = 8
 """Items a stream may be ahead of its reader."""
@@ -59,14 +61,20 @@ class InFlight:
             return self._changed.wait_for(lambda: self.count == 0, timeout_s)
 
 
-def lane_for(target: type, *, hooks: tuple[str, ...], limit: int) -> Lane:
-    """The lane for objects of this class: a loop if any public method but a hook is async."""
+def lane_for(target: type, *, hooks: tuple[str, ...], limit: int, main: MainThread | None = None) -> Lane:
+    """The lane for objects of this class: a loop if any public method but a hook is async.
+
+    Args:
+        main: the main thread, where the lane may have it.
+    """
     is_async = any(
         inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
         for name, member in inspect.getmembers(target, callable)
         if not name.startswith("_") and name not in hooks
     )
-    return LoopLane(limit) if is_async else ThreadLane(limit)
+    if is_async:
+        return LoopLane(limit)
+    return ThreadLane(limit, main if main is not None and limit == 1 and main.take() else None)
 
 
 def in_thread(function: Callable[..., Any], /, *args: Any) -> Future[Any]:
@@ -94,11 +102,45 @@ async def _awaited(result: Awaitable[Any]) -> Any:
     return await result
 
 
+class MainThread:
+    """The main thread of the process, for the first object that takes one call at a time; `serve` gives it away."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+
+    def take(self) -> bool:
+        """Whether it is free, and the asker's from now on."""
+        free, self._taken = not self._taken, True
+        return free
+
+    def submit(self, function: Callable[[], Any], /) -> Future[Any]:
+        """Run on the main thread, after what was submitted before."""
+        future: Future[Any] = Future()
+        self._waiting.put((function, future))
+        return future
+
+    def serve(self) -> NoReturn:
+        """Run what is submitted, for as long as the process lives."""
+        while True:
+            function, future = self._waiting.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - it goes to whoever waits for the future
+                future.set_exception(error)
+
+
 class ThreadLane:
     """The lane of sync classes."""
 
-    def __init__(self, limit: int) -> None:
-        self._pool = ThreadPoolExecutor(limit, thread_name_prefix="callboard-run")
+    def __init__(self, limit: int, main: MainThread | None = None) -> None:
+        """
+        Args:
+            main: the thread to run on, taken for this lane; None: threads of its own.
+        """
+        self._pool = main or ThreadPoolExecutor(limit, thread_name_prefix="callboard-run")
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run on the pool."""

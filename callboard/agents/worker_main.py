@@ -12,10 +12,13 @@ import os
 import signal
 import socket
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 
 from callboard.agents.framing import Json, answer_all
 from callboard.agents.worker_host import WorkerHost
+from callboard.agents.worker_lanes import MainThread
 
 _FIRST_AGENT_S = 30.0
 """For the agent that started this process to connect: it does so at once, unless it was killed just then."""
@@ -24,8 +27,8 @@ _FIRST_AGENT_S = 30.0
 class _Server:
     """Serves one host to whichever agent is there."""
 
-    def __init__(self) -> None:
-        self._host = WorkerHost()
+    def __init__(self, main: MainThread) -> None:
+        self._host = WorkerHost(main)
         self._agents = 0
         self._arrived = False
         self._changed = asyncio.Event()
@@ -82,15 +85,25 @@ class _Server:
                 raise ValueError(f"unknown method {method!r}")
 
 
-async def _serve(descriptor: int, successor_s: float) -> None:
-    await _Server().serve(descriptor, successor_s)
+async def _serve(main: MainThread, descriptor: int, successor_s: float) -> None:
+    await _Server(main).serve(descriptor, successor_s)
+
+
+def _control(main: MainThread) -> None:
+    try:
+        asyncio.run(_serve(main, int(sys.argv[1]), float(sys.argv[2])))
+    except Exception:  # noqa: BLE001 - the last that this process says
+        traceback.print_exc()
+    finally:
+        # The agent made this process the leader of its own session, so the group is ours alone.
+        os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
-    """Serve until no agent is left, then end this process and its group."""
-    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2])))
-    # The agent made this process the leader of its own session, so the group is ours alone.
-    os.killpg(os.getpid(), signal.SIGKILL)
+    """Serve until no agent is left, then end this process and its group. The main thread is the user's."""
+    main_thread = MainThread()
+    threading.Thread(target=_control, args=(main_thread,), name="callboard-control", daemon=True).start()
+    main_thread.serve()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from callboard.agents.worker_lanes import InFlight, Lane, in_thread, lane_for
+from callboard.agents.worker_lanes import InFlight, Lane, MainThread, in_thread, lane_for
 from callboard.agents.worker_process import failed, fitting, load_class
 
 HOOKS = ("setup", "restore", "cancel", "checkpoint", "progress")
@@ -50,20 +51,25 @@ class Member:
         assert self._lane is not None, "asked for the lane of a member that isn't built"
         return self._lane
 
-    async def build(self, first_hooks: Callable[[Member], Sequence[tuple[str, object]]]) -> dict[str, Any] | None:
+    async def build(
+        self, first_hooks: Callable[[Member], Sequence[tuple[str, object]]], main: MainThread | None = None
+    ) -> dict[str, Any] | None:
         """Import its class, construct it and run its first hooks on its lane.
 
         Args:
             first_hooks: (hook, argument) of those to run before it is ready, asked once it is constructed.
+            main: the main thread of the process, if it is to be had.
 
         Returns:
             None, or the answer to the assignment that says what failed; it names the member.
         """
         try:
-            target = await asyncio.wrap_future(in_thread(load_class, self._plan["actor"]))
+            # Modules of users set signal handlers, too; nothing else runs on the main thread before all is built.
+            load = partial(load_class, self._plan["actor"])
+            target = await asyncio.wrap_future(in_thread(load) if main is None else main.submit(load))
         except BaseException as error:  # noqa: BLE001 - SystemExit of a user's module is a failed import
             return self._failed("IMPORT", error)
-        lane = lane_for(target, hooks=HOOKS, limit=self.limit)
+        lane = lane_for(target, hooks=HOOKS, limit=self.limit, main=main)
         try:
             await asyncio.wrap_future(lane.call(self._construct, target))
             for hook, offered in first_hooks(self):

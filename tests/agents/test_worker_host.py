@@ -143,6 +143,24 @@ class TestSyncClass:
         all_called.write_text("now")
         assert await asyncio.gather(*calls) == [1, 1, 1]
 
+    async def test_ft_b4_one_that_takes_one_call_at_a_time_lives_on_the_main_thread(
+        self, host: Host, tmp_path: Path
+    ) -> None:
+        hosted, answer = await host("OnMain", max_concurrency=1)
+        assert answer["ok"], answer
+        assert await call(hosted, "thread") == [True, 1]
+        assert await call(hosted, "thread") == [True, 2]
+        # What controls it lives elsewhere.
+        busy = asyncio.create_task(call(hosted, "wait_for", str(tmp_path / "done")))
+        while (await hosted.control("ping"))["in_flight"] == 0:
+            pass
+        (tmp_path / "done").touch()
+        await busy
+
+    async def test_ft_b4_one_that_takes_more_has_threads_of_its_own(self, host: Host) -> None:
+        _, answer = await host("OnMain", max_concurrency=2)
+        assert "signal only works in main thread" in answer["message"]
+
     async def test_more_at_once_if_asked(self, host: Host) -> None:
         hosted, _ = await host("Plain", max_concurrency=2)
         await asyncio.gather(call(hosted, "meet"), call(hosted, "meet"))

@@ -24,6 +24,27 @@ def told_by_ray() -> list[object]:
     return [ray.get_gpu_ids(), context.get_accelerator_ids()["GPU"], context.get_assigned_resources().get("GPU", 0)]
 
 
+class OnMain:
+    """Sets a signal handler where it is built, as launchers of engines do."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.before = signal.signal(signal.SIGUSR1, self._count)
+
+    def _count(self, *_: object) -> None:
+        self.seen += 1
+
+    def thread(self) -> list[object]:
+        """Whether this is the main thread, and what the handler saw of a signal to the process."""
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return [threading.current_thread() is threading.main_thread(), self.seen]
+
+    def wait_for(self, file: str) -> None:
+        """Busy until there is a file."""
+        while not Path(file).exists():
+            time.sleep(0.01)
+
+
 class Plain:
     """Answers what it sees."""
 
