@@ -27,7 +27,10 @@ WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is
 @app.command("submit", epilog="Example: callboard job submit train.yaml --wait")
 def submit(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="YAML or JSON file with the job; - reads the input.")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="YAML or JSON file with the job, or what `job get` printed; - reads the input."
+        ),
     ] = None,
     config: Annotated[
         Path | None,

@@ -43,7 +43,7 @@ def job(name: str = "train-00", **fields: Any) -> Job:
         "workers": [worker],
         "placement_groups": ["placementGroups/pg-77"],
     }
-    return Job(name=f"jobs/{name}", uid="uid-4711", spec=spec, attempt=1, revision=12345, **(given | fields))
+    return Job(name=f"jobs/{name}", uid="uid-4711", attempt=1, revision=12345, **({"spec": spec} | given | fields))
 
 
 def waiting_job() -> Job:

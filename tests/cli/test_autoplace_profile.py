@@ -77,6 +77,16 @@ def test_the_general_form_has_tables(timings: Path) -> None:
     assert found["workflow"]["components"]["rollout"] == {"seconds_by_gpus": {8: 59.9}}
 
 
+def test_ft_h1_the_tables_pasted_can_be_searched(timings: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load(profile(timings, "--workflow").stdout) | {"cluster": {"nodes": [{"gpus": 8}]}}
+    config["workflow"]["edges"] = [["rollout", "actor"]]
+    assert {"rollout", "actor"} <= config["workflow"]["components"].keys()
+    file = tmp_path / "train.yaml"
+    file.write_text(yaml.safe_dump(config))
+    shown = CliRunner().invoke(app, ["autoplace", str(file), "-o", "json"])
+    assert shown.exit_code == 0, shown.output
+
+
 def test_too_much_warm_up_is_bad_input(timings: Path) -> None:
     shown = profile(timings, "--warmup", 3)
     assert shown.exit_code == 2

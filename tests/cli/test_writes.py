@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from callboard.cli.main import app
 from callboard.client import methods
+from callboard.model.inputs import job_spec, pool_spec
 from callboard.model.policy import PreemptionPolicy
 from callboard.v1.job_pb2 import (
     CancelJobRequest,
@@ -25,10 +26,19 @@ from callboard.v1.job_pb2 import (
     SubmitJobResponse,
 )
 from callboard.v1.node_pb2 import ListNodesResponse
-from callboard.v1.pool_pb2 import CreatePoolRequest, CreatePoolResponse
+from callboard.v1.pool_pb2 import (
+    CreatePoolRequest,
+    CreatePoolResponse,
+    GetPoolResponse,
+    Pool,
+    UpdatePoolRequest,
+    UpdatePoolResponse,
+)
 from callboard.v1.scheduler_pb2 import GetPolicyResponse, SetPolicyRequest, SetPolicyResponse
 from callboard.wire.errors import NotFound, QuotaExceeded, QuotaViolation, Unschedulable
+from callboard.wire.job import job_spec_to_proto
 from callboard.wire.policy import policy_from_proto, policy_to_proto
+from callboard.wire.pool import pool_spec_to_proto
 from tests.cli import objects
 from tests.cli.conftest import Run
 from tests.support.fake_api import FakeApi
@@ -225,3 +235,64 @@ def test_ft_i2_no_option_takes_memory_without_a_unit_for_bytes(
     assert refused.exit_code == 2
     assert "2048MiB" in refused.stderr
     assert not api.seen(CreatePoolRequest)
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_ft_h1_what_job_get_prints_can_be_submitted(run: Run, api: FakeApi, tmp_path: Path, form: str) -> None:
+    spec = job_spec(
+        yaml.safe_load(JOB)
+        | {
+            "placement": "SPREAD",
+            "on_preempt": "cancel",
+            "restart": {"max_restarts": 3},
+            "labels": {"team": "a"},
+            "ttl_after_finished": "1h",
+        }
+    )
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=objects.job()))
+    api.on(methods.GET_JOB, GetJobResponse(job=objects.job(spec=job_spec_to_proto(spec, mask=True))))
+    file = tmp_path / "printed"
+    file.write_text(run("job", "get", "train-00", "-o", form).stdout)
+    submitted = run("job", "submit", str(file))
+    assert submitted.exit_code == 0, submitted.output
+    assert api.seen(SubmitJobRequest)[-1].spec == job_spec_to_proto(spec)
+    planned = run("plan", str(file), "--nodes", "(1gpu,4cpu,8gib)")
+    assert planned.exit_code == 0, planned.output
+
+
+def test_ft_h1_a_printed_job_with_hidden_values_says_which(run: Run, api: FakeApi, tmp_path: Path) -> None:
+    spec = job_spec(yaml.safe_load(JOB.replace("    resources", "    env: {HF_TOKEN: hunter2, A: b}\n    resources")))
+    api.on(methods.GET_JOB, GetJobResponse(job=objects.job(spec=job_spec_to_proto(spec, mask=True))))
+    file = tmp_path / "printed"
+    file.write_text(run("job", "get", "train-00", "-o", "yaml").stdout)
+    refused = run("job", "submit", str(file))
+    assert refused.exit_code == 2
+    assert "env.HF_TOKEN: is hidden where jobs are printed" in refused.stderr
+    assert not api.seen(SubmitJobRequest)
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_ft_h1_what_pool_get_prints_makes_and_changes_a_pool(run: Run, api: FakeApi, tmp_path: Path, form: str) -> None:
+    spec = pool_spec(
+        {
+            "name": "rlhf",
+            "nominal": {"cpu": 6, "memory": "8GiB", "gpu": 0},
+            "borrow_limit": {"cpu": 2},
+            "cohort": "all",
+            "pg_pool": {"reserved": [{"cpu": 2, "gpu": 1}], "max_dynamic": 4},
+            "preemption": {"preemption_delay": "1m", "aggressiveness": "high"},
+        }
+    )
+    message = pool_spec_to_proto(spec)
+    api.on(methods.GET_POOL, GetPoolResponse(pool=Pool(name="pools/rlhf", spec=message, etag="e1", revision=7)))
+    api.on(methods.CREATE_POOL, CreatePoolResponse(pool=Pool(name="pools/rlhf")))
+    api.on(methods.UPDATE_POOL, UpdatePoolResponse(pool=Pool(name="pools/rlhf")))
+    file = tmp_path / "printed.yaml"
+    file.write_text(run("pool", "get", "rlhf", "-o", form).stdout)
+    made, renamed = run("pool", "create", "--file", str(file)), run("pool", "create", "other", "--file", str(file))
+    changed = run("pool", "set", "rlhf", str(file))
+    assert [done.exit_code for done in (made, renamed, changed)] == [0, 0, 0], made.output + renamed.output
+    first, second = api.seen(CreatePoolRequest)
+    assert (first.pool_id, second.pool_id) == ("rlhf", "other")
+    (third,) = api.seen(UpdatePoolRequest)
+    assert first.spec == second.spec == third.spec == message

@@ -16,7 +16,7 @@ from callboard.cli.actions.placement import refuse_placement, show_warnings
 from callboard.cli.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
-from callboard.cli.plain import plain
+from callboard.cli.plain import plain, unprinted_job
 from callboard.cli.session import with_client
 from callboard.cli.waiting import waiting
 from callboard.client.client import Client
@@ -86,12 +86,13 @@ def submit(
 
 
 def _job_in(file: Path) -> SourceMapping:
-    """What a job file says.
+    """What a job file says, or the job that `job get` printed.
 
     Raises:
         CommandFailed: it can't be read, or is an RL config, which says nothing of what a job needs.
+        InvalidInput: a printed job hides values that it needs.
     """
-    found = read_file(file)
+    found = unprinted_job(read_file(file))
     cluster = found.get("cluster")
     if isinstance(cluster, Mapping) and KEY in cluster and not {"name", "pool", "components"} & found.keys():
         raise CommandFailed(

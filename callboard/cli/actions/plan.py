@@ -30,6 +30,10 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
     """Shows the plan of a file; ends with 3 if it doesn't fit."""
     try:
         source = _read(file)
+        if "spec" in source:
+            from callboard.cli.plain import unprinted_job  # noqa: PLC0415 - most jobs are written by hand
+
+            source = unprinted_job(source)
         spec = job_of_file(source)
         said = _role_file(roles)
         cluster: Sequence[DescribedNode] = _described(source, nodes, placed=bool(spec.placement_config))

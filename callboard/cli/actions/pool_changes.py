@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from callboard.cli import screen
-from callboard.cli.actions.jobs import read_file
-from callboard.cli.actions.pools import print_pool
+from callboard.cli.actions.pools import print_pool, read_pool
 from callboard.cli.changes import changed, is_file, read_changes
 from callboard.cli.options import Output
 from callboard.cli.session import with_client
@@ -25,7 +24,7 @@ def change(
 
     async def action(client: Client) -> None:
         if is_file(changes):
-            spec: Mapping[str, Any] = {**read_file(Path(changes[0])), "name": name}
+            spec: Mapping[str, Any] = {**read_pool(Path(changes[0])), "name": name}
             pool = await client.update_pool(spec, etag=etag, validate_only=validate)
         else:
             pool = await _change_fields(client, name, read_changes(changes), etag=etag, validate=validate)

@@ -11,10 +11,13 @@ import typer
 from callboard.cli import pool_views, printing, screen
 from callboard.cli.actions.jobs import read_file
 from callboard.cli.options import Output
-from callboard.cli.plain import plain
+from callboard.cli.plain import message_of, plain, spec_of_printed
 from callboard.cli.session import with_client
 from callboard.client.client import Client
+from callboard.model.describe import pool_to_mapping
+from callboard.v1 import pool_pb2
 from callboard.v1.pool_pb2 import Pool
+from callboard.wire.pool import pool_spec_from_proto
 
 
 def create(
@@ -37,7 +40,7 @@ def create(
     async def action(client: Client) -> None:
         spec: Mapping[str, Any] = {"name": name, "nominal": stated}
         if file is not None:
-            read = read_file(file)
+            read = read_pool(file)
             spec = {**read, "name": name} if name else read
         pool = await client.create_pool(spec, validate_only=validate)
         if validate:
@@ -46,6 +49,21 @@ def create(
             print_pool(pool, output, quiet=quiet)
 
     with_client(controller, action)
+
+
+def read_pool(file: Path) -> Mapping[str, Any]:
+    """What a file says of a pool, or the pool that `pool get` printed.
+
+    Raises:
+        CommandFailed: it can't be read.
+        InvalidInput: it is no pool.
+    """
+    found = read_file(file)
+    printed = spec_of_printed(found)
+    if printed is None:
+        return found
+    spec = message_of(pool_pb2.PoolSpec, printed, field="spec")
+    return pool_to_mapping(pool_spec_from_proto(str(found.get("name")).removeprefix("pools/"), spec))
 
 
 def show_list(*, controller: str, output: Output) -> None:
