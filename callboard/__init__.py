@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from callboard.client import Client as Client
     from callboard.client import JobEnded as JobEnded
     from callboard.client import JobHandle as JobHandle
+    from callboard.client import LogLine as LogLine
     from callboard.client import NoActor as NoActor
     from callboard.client import NoController as NoController
     from callboard.client import NoRay as NoRay
@@ -75,6 +76,7 @@ _PUBLIC = MappingProxyType(
         "InventoryChanged": "callboard.wire.refusals",
         "JobEnded": "callboard.client",
         "JobHandle": "callboard.client",
+        "LogLine": "callboard.client",
         "JobSpec": "callboard.model",
         "LimitReached": "callboard.wire.refusals",
         "ModelParallelComponentPlacement": "callboard.placement",

@@ -55,6 +55,9 @@ exactly."""
 _CATCHES = 3
 """Times that a reader whose output was freed before it came to it goes on with what is there then."""
 
+_PART_OF_DISK = 4
+"""The node's total is at most this part of its file system: a full one would fail the prints of all workers."""
+
 _LEAST_SHARE = 64 * 1024
 """Of each stream of a living worker, however many there are."""
 
@@ -303,7 +306,7 @@ class OutputStore:
             folder: where it lies, ours alone.
             bounds: how much is kept.
         """
-        self.bounds = bounds
+        self.bounds = _fitting(bounds, folder)
         self._folder = folder
         self._kept: dict[OutputOf, _Output] = {}
         self._changed = asyncio.Event()
@@ -313,7 +316,7 @@ class OutputStore:
             whose = OutputOf.at(path)
             if whose is not None:
                 self._kept[whose] = output = _Output(whose, path)
-                output.trim(bounds.worker_bytes)
+                output.trim(self.bounds.worker_bytes)
                 output.ended_ms = int(path.stat().st_mtime * 1000)
 
     def jobs(self) -> list[str]:
@@ -479,6 +482,13 @@ class OutputStore:
         """Wake who follows."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _fitting(bounds: OutputBounds, folder: Path) -> OutputBounds:
+    """The bounds, made smaller for a file system that is small itself: run directories often lie in memory."""
+    facts = os.statvfs(folder)
+    total_bytes = min(bounds.total_bytes, facts.f_blocks * facts.f_frsize // _PART_OF_DISK)
+    return OutputBounds(min(bounds.worker_bytes, max(total_bytes // 2, _LEAST_SHARE)), total_bytes)
 
 
 def _starts(

@@ -82,7 +82,9 @@ def trim(file: int, keep_bytes: int) -> None:
         OSError: it can't be looked at.
     """
     facts = os.fstat(file)
-    if facts.st_blocks * 512 <= keep_bytes + keep_bytes // 8 and facts.st_size < _LONGEST:
+    # Some file systems count no blocks.
+    held_bytes = facts.st_blocks * 512 or facts.st_size - first_kept(file)
+    if held_bytes <= keep_bytes + keep_bytes // 8 and facts.st_size < _LONGEST:
         return
     end = (facts.st_size - keep_bytes) // _BLOCK * _BLOCK
     if not keep_bytes:

@@ -124,6 +124,15 @@ class TestBounds:
         assert sum(chunk.discarded_bytes for chunk in by_rank[0]) == 4 * MIB // 14 * 14
         shelf.close()
 
+    async def test_a_small_file_system_makes_the_bounds_smaller(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Small:
+            f_blocks, f_frsize = 64 * 256, 4096  # 64 MiB
+
+        monkeypatch.setattr("callboard.agents.output_store.os.statvfs", lambda _: Small)
+        assert OutputStore(tmp_path, OutputBounds()).bounds == OutputBounds(8 * MIB, 16 * MIB)
+
     def test_a_trim_frees_whole_blocks_and_everything_when_told_so(self, tmp_path: Path) -> None:
         file = os.open(tmp_path / "out", os.O_RDWR | os.O_APPEND | os.O_CREAT)
         os.write(file, b"x" * (300 * KIB + 7))

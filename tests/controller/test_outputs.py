@@ -167,6 +167,23 @@ async def test_a_follower_is_told_to_finish_with_the_job_and_goes_on_after_a_bre
         assert await call.read() is grpc.aio.EOF
 
 
+async def test_a_member_of_a_colocation_group_is_read_by_its_process(api: Api, agent: FakeAgent) -> None:
+    group = [
+        job_pb2.ComponentSpec(name=name, actor="pkg.workers:Worker", colocation_group="both") for name in ("a", "b")
+    ]
+    for component in group:
+        component.resources.cpu_milli = 1000
+    await api.submit(job("train", components=group))
+    await api.until_job("train", "RUNNING")
+    call = read(api, component="b")
+    reading = asyncio.create_task(all_of(call))
+    assert (await asked(agent)).selection.component == "both"
+    call.cancel()
+    await asyncio.wait({reading})
+    refused = await refusal_of(read(api, component="c").read())
+    assert (refused.code, "it has both, a, b" in refused.message) == ("NOT_FOUND", True), refused.message
+
+
 async def test_reads_are_bounded_and_only_those_asked_for_may_be_answered(
     api: Api, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
