@@ -372,6 +372,11 @@ class JobSpec:
     placement_revision: int = 0
 
     @property
+    def replaces(self) -> bool:
+        """Whether a lost worker is replaced while the others keep running."""
+        return self.restart.scope is RestartScope.WORKER
+
+    @property
     def placed(self) -> bool:
         """Whether some workers must run at certain places."""
         return any(component.places for component in self.components)

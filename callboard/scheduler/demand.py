@@ -113,7 +113,7 @@ def _of_growing(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iter
         if worker.attempt == job.attempt and worker.state in LIVE and worker.state is not WorkerState.STOPPING
     ]
     for component in spec.components:
-        if not component.elastic:
+        if not (component.elastic or spec.replaces):
             continue
         missing = elastic.wanted(job, component) - sum(worker.component == component.name for worker in live)
         pool = spec.pool_of(component)

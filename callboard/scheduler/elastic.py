@@ -9,6 +9,7 @@ Every change is announced with the new rank map.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from callboard.model.colocation import member_names
@@ -16,13 +17,16 @@ from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction
 from callboard.scheduler import starting, stopping
 from callboard.scheduler.asks import Ask
 from callboard.scheduler.events import JobScaled
+from callboard.scheduler.evolving import evolve
 from callboard.scheduler.fitting import keeps_strategy
-from callboard.scheduler.grouping import choose_groups
+from callboard.scheduler.grouping import GroupUse, choose_groups, takes
 from callboard.scheduler.preemption import stop_timeouts
+from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.slots import Slot
-from callboard.scheduler.states import ENDED, LIVE, JobState, StopKind, WorkerState
+from callboard.scheduler.state import State
+from callboard.scheduler.states import ENDED, HOLDING, LIVE, GroupState, JobState, StopKind, WorkerState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
 
@@ -93,7 +97,9 @@ def grow(tx: Transaction, uid: str) -> None:
         return
     spec = tx.state.specs[uid].spec
     for component in spec.components:
-        while component.elastic and len(live := live_of(tx, job, component)) < wanted(job, component):
+        while (component.elastic or spec.replaces) and len(live := live_of(tx.state, job, component)) < wanted(
+            job, component
+        ):
             taken = {worker.rank for worker in live}
             rank = next(rank for rank in range(len(live) + 1) if rank not in taken)
             if _is_leaving(tx, job, component, rank) or not _add(tx, uid, spec, component, rank):
@@ -119,19 +125,118 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
     job = tx.state.jobs[uid]
     gone = [worker for worker in gone if worker.attempt == job.attempt]
     base = [worker for worker in gone if not worker.extra]
-    if job.state is not JobState.RUNNING or job.cause_ms or not _promote(tx, job, base):
+    spec = tx.state.specs[uid].spec
+    goes_on = job.state is JobState.RUNNING and not job.cause_ms
+    if not goes_on or not (_promote(tx, job, base) or _replaces(tx, job, base)):
         stopping.recover(tx, uid, reason, counts=counts)
         return
-    if job.failed:
-        job = tx.change_job(uid, failed=tuple(replace(failure, survived=True) for failure in job.failed))
+    if counts and spec.replaces and not stopping.may_restart(tx, uid):
+        stopping.stop(tx, uid, JobState.STOPPING, reason, StopKind.FAILURE, target=JobState.FAILED)
+        return
+    _survive(tx, uid)
     for worker in gone:
-        stopping.drop_extra(tx, worker)
+        _let_go(tx, worker)
     if counts:
-        wait_ms = stopping.backoff_ms(tx.state.specs[uid].spec, len(job.failures) + 1)
-        tx.change_job(uid, eligible_ms=tx.now_ms + wait_ms, failures=(*job.failures[-20:], tx.now_ms))
+        failures = tx.state.jobs[uid].failures if spec.replaces else (*job.failures[-20:], tx.now_ms)
+        wait_ms = stopping.backoff_ms(spec, len(failures))
+        tx.change_job(uid, eligible_ms=tx.now_ms + wait_ms, failures=failures)
+    if missing(tx.state, uid):
+        await_replacement(tx, uid, reason)
     starting.announce(tx, uid, reason)
     if not base and not counts:
         stopping.finish_if_all_returned(tx, uid)
+    if spec.replaces:
+        grow(tx, uid)
+
+
+def missing(state: State, uid: str) -> dict[str, list[int]]:
+    """Ranks, by component, that a job is not whole without and that are being replaced."""
+    job, spec = state.jobs[uid], state.specs[uid].spec
+    found: dict[str, list[int]] = {}
+    for component in spec.components:
+        there = live_of(state, job, component)
+        short = component.min_workers - sum(1 for worker in there if not worker.extra)
+        held = {worker.rank for worker in there if not worker.extra}
+        absent = [rank for rank in range(component.max_workers) if rank not in held]
+        if short > 0:
+            found[component.name] = absent[:short]
+    return found
+
+
+def _named(absent: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{component}/{rank}" for component, ranks in absent.items() for rank in ranks)
+
+
+def await_replacement(tx: Transaction, uid: str, reason: str) -> None:
+    """A job runs on without some worker. If that is not replaced within the time of a start, all of it starts again."""
+    job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
+    until_ms = max(tx.now_ms, job.eligible_ms) + spec.start_timeout_ms
+    tx.move_job(
+        uid, JobState.RUNNING, f"{_named(missing(tx.state, uid))} is being replaced: {reason}", deadline_ms=until_ms
+    )
+
+
+def replaced(tx: Transaction, worker: WorkerRecord) -> None:
+    """A replacement is ready: it counts as the one it replaces."""
+    job, spec = tx.state.jobs[worker.job], tx.state.specs[worker.job].spec
+    component = next(each for each in spec.components if each.name == worker.component)
+    if sum(1 for other in live_of(tx.state, job, component) if not other.extra) >= component.min_workers:
+        return
+    starting.promote(tx, worker)
+    if job.deadline_ms and not missing(tx.state, worker.job):
+        reason = f"{worker.component}/{worker.rank} was replaced"
+        tx.move_job(worker.job, JobState.RUNNING, reason, deadline_ms=0, restarts=job.restarts + 1)
+
+
+def not_replaced(tx: Transaction, uid: str, why: str) -> None:
+    """A replacement did not come in time: the job waits for room as a whole."""
+    absent = _named(missing(tx.state, uid))
+    tx.change_job(uid, deadline_ms=0)
+    stopping.recover(tx, uid, f"{absent} could not be replaced in time: {why}", counts=False)
+
+
+def replace_living(
+    tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, *, within_ms: int | None = None
+) -> bool:
+    """Ends one worker of a running job and replaces it, if its job is such that the others keep running meanwhile."""
+    job, spec = tx.state.jobs[worker.job], tx.state.specs[worker.job].spec
+    counts = kind is StopKind.FAILURE
+    if job.state is not JobState.RUNNING or job.cause_ms or not _replaces(tx, job, [worker]):
+        return False
+    if counts and not stopping.may_restart(tx, job.uid):
+        return False
+    if counts:
+        wait_ms = stopping.backoff_ms(spec, len(tx.state.jobs[job.uid].failures))
+        tx.change_job(job.uid, eligible_ms=tx.now_ms + wait_ms)
+    _survive(tx, job.uid)
+    tx.put(evolve(tx.state.workers[worker.generation], extra=True))  # a unit of its own, which may go
+    bounds = stop_timeouts(tx.state, spec, within_ms)
+    stopping.shed(tx, tx.state.workers[worker.generation], reason, kind, bounds)
+    await_replacement(tx, job.uid, reason)
+    starting.announce(tx, job.uid, reason)
+    return True
+
+
+def _survive(tx: Transaction, uid: str) -> None:
+    """Whatever failed, the job goes on."""
+    failed = tx.state.jobs[uid].failed
+    if failed:
+        tx.change_job(uid, failed=tuple(replace(failure, survived=True) for failure in failed))
+
+
+def _replaces(tx: Transaction, job: JobRecord, lost: list[WorkerRecord]) -> bool:
+    """Whether a job runs on without these workers until they are replaced: some worker has to be left to run on."""
+    gone = {worker.generation for worker in lost}
+    left = [w for w in tx.state.workers_of(job.uid) if w.state is WorkerState.READY and w.generation not in gone]
+    return tx.state.specs[job.uid].spec.replaces and bool(left)
+
+
+def _let_go(tx: Transaction, worker: WorkerRecord) -> None:
+    """A worker that is gone is none of the fewest any more; one that can't be proved gone keeps its room."""
+    current = tx.state.workers.get(worker.generation)
+    if current is not None and current.state in HOLDING and not current.extra:
+        tx.put(evolve(current, extra=True))
+    stopping.drop_extra(tx, worker)
 
 
 def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
@@ -154,7 +259,7 @@ def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
 
 def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> None:
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
-    live = live_of(tx, job, component)
+    live = live_of(tx.state, job, component)
     extras = sorted((worker for worker in live if worker.extra), key=lambda worker: worker.rank, reverse=True)
     bounds = stop_timeouts(tx.state, spec)
     for worker in extras[: max(0, len(live) - count)]:
@@ -163,27 +268,55 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
     ask = Ask.of(spec.pool_of(component), [Slot.of(component, rank)])
+    if spec.replaces and _add_in_place(tx, uid, spec, ask):
+        return True
     uses = choose_groups(tx.state, View(tx.state, Assumption(subject=uid)), spec, [ask])
     if uses is None:
         return False
-    placed = [(ask.slots[0], uses[0].bundles[uses[0].bundle_of[0]].node_id)]
-    components = {each.name: each for each in spec.components}
-    placed += [
-        (Slot.of(components[worker.component], worker.rank), worker.node_id)
-        for worker in tx.state.workers_of(uid)
-        if worker.state in LIVE
-    ]
+    placed = [(ask.slots[0], uses[0].bundles[uses[0].bundle_of[0]].node_id), *_placed(tx, uid, spec)]
     if not keeps_strategy(placed, spec.placement):
         return False
     starting.add_extra(tx, uid, uses[0])
     return True
 
 
-def live_of(tx: Transaction, job: JobRecord, component: ComponentSpec) -> list[WorkerRecord]:
+def _add_in_place(tx: Transaction, uid: str, spec: JobSpec, ask: Ask) -> bool:
+    """Adds a worker in a bundle that its job still has from the one it replaces, if there is one."""
+    state, slot = tx.state, ask.slots[0]
+    pool = state.pools.get(ask.pool)
+    view = View(state, Assumption(subject=uid))
+    if pool is None or shortages(state.pools, view.charged, pool.spec, ask.resources):
+        return False
+    for group_id in state.jobs[uid].groups:
+        group = state.groups[group_id]
+        held = {worker.bundle_index for worker in state.workers_in(group_id)}
+        if group.state is not GroupState.READY or group.pool != ask.pool or group.destroy:
+            continue
+        for index, bundle in enumerate(group.bundles):
+            if index in held or not state.nodes[bundle.node_id].usable or not takes(state, group, index, slot):
+                continue
+            placed = [(slot, bundle.node_id), *_placed(tx, uid, spec)]
+            if keeps_strategy(placed, spec.placement):
+                starting.add_extra(tx, uid, GroupUse(ask, group_id, group.group_kind, group.bundles, (index,)))
+                return True
+    return False
+
+
+def _placed(tx: Transaction, uid: str, spec: JobSpec) -> list[tuple[Slot, str]]:
+    """The workers of a job, each with its node."""
+    components = {each.name: each for each in spec.components}
+    return [
+        (Slot.of(components[worker.component], worker.rank), worker.node_id)
+        for worker in tx.state.workers_of(uid)
+        if worker.state in LIVE
+    ]
+
+
+def live_of(state: State, job: JobRecord, component: ComponentSpec) -> list[WorkerRecord]:
     """Workers of a component that are there and stay."""
     return [
         worker
-        for worker in tx.state.workers_of(job.uid)
+        for worker in state.workers_of(job.uid)
         if worker.component == component.name
         and worker.attempt == job.attempt
         and worker.state in LIVE

@@ -20,6 +20,7 @@ from callboard.scheduler.awaited import (
     waiting_workers,
 )
 from callboard.scheduler.blockers import blockers
+from callboard.scheduler.elastic import missing
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.obstacles import obstacles, start_by_time, waits_for_time
 from callboard.scheduler.planning import Blocked, Plan, best_case, could_ever_fit, plan
@@ -84,7 +85,7 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         kill = killed_in(state.workers_of(uid), now_ms)
         summary = f"{job.name} is {job.state}: {job.reason}" + (f"; {kill}" if kill else "")
         waiting = waiting_workers(state, job, now_ms)
-        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *_last_words(job))
+        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *why_missing(state, uid), *_last_words(job))
         return Explanation("NONE", summary, reasons, (), workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
@@ -108,6 +109,34 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         found = replace(found, verdict="WAIT", summary=summary, reasons=(*held_back, *found.reasons))
     reasons = (*found.reasons, *checkpoint_lost(job))
     return replace(found, reasons=reasons, queue_position=position, victims=victims or found.victims)
+
+
+def why_missing(state: State, uid: str) -> tuple[Reason, ...]:
+    """What is in the way of workers that are to be replaced while their job runs on."""
+    job, spec = state.jobs[uid], state.specs[uid].spec
+    if job.state is not JobState.RUNNING or not spec.replaces or not job.deadline_ms:
+        return ()
+    absent = missing(state, uid)
+    if not absent:
+        return ()
+    parts = tuple(
+        replace(
+            part,
+            min_workers=len(absent[part.name]),
+            max_workers=len(absent[part.name]),
+            places=tuple(part.places[rank] for rank in absent[part.name]) if part.places else (),
+        )
+        for part in spec.components
+        if part.name in absent
+    )
+    left = Reason(
+        "REPLACING",
+        f"jobs/{job.name}",
+        f"all of {job.name} starts again if that takes longer than "
+        f"{time_left(max(0, job.deadline_ms - state.meta.now_ms))}",
+    )
+    found = blockers(state, View(state, Assumption(subject=uid)), replace(spec, components=parts))
+    return (left, *backoff(job, state.meta.now_ms), *living_copies(state, job, spec), *found)
 
 
 def _waits_for_nodes(job: JobRecord, found: Explanation, now_ms: int) -> Explanation:

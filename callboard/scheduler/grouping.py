@@ -163,14 +163,7 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
     chosen: dict[int, int] = {}
     largest_first = sorted(range(len(slots)), key=lambda i: _amounts(slots[i].resources), reverse=True)
     for i in largest_first:
-        place = slots[i].place
-        if place is None:
-            fitting = [b for b in open_bundles if _holds(group.bundles[b], slots[i].resources)]
-            if slots[i].selector:
-                asked = NodeFilter(slots[i].selector)
-                fitting = [b for b in fitting if asked.admits(state.nodes[group.bundles[b].node_id])]
-        else:
-            fitting = [b for b in open_bundles if books(state, group, b, slots[i], place)]
+        fitting = [b for b in open_bundles if takes(state, group, b, slots[i])]
         if not fitting:
             return None
         smallest = min(_amounts(group.bundles[b].resources) for b in fitting)
@@ -179,6 +172,15 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
     if not keeps_strategy(((slots[i], group.bundles[b].node_id) for i, b in chosen.items()), spec.placement):
         return None
     return tuple(chosen[i] for i in range(len(slots)))
+
+
+def takes(state: State, group: GroupRecord, index: int, slot: Slot) -> bool:
+    """Whether a bundle of a group can hold a worker."""
+    bundle = group.bundles[index]
+    if slot.place is not None:
+        return books(state, group, index, slot, slot.place)
+    admitted = not slot.selector or NodeFilter(slot.selector).admits(state.nodes[bundle.node_id])
+    return admitted and _holds(bundle, slot.resources)
 
 
 def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[GroupUse] | None:

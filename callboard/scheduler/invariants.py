@@ -81,7 +81,8 @@ def _gangs(state: State) -> None:
         if job.state in active:
             wanted = sum(component.min_workers for component in spec.components)
             base = [w for w in live if not w.extra]
-            if len(base) != wanted:
+            replacing = spec.replaces and job.state is JobState.RUNNING and job.deadline_ms > 0
+            if len(base) > wanted or (len(base) < wanted and not replacing):
                 _fail("I3", f"{job.name} is {job.state} with {len(base)} of {wanted} workers")
             if job.state is JobState.STARTING and len(live) > len(base):
                 _fail("I3", f"{job.name} is STARTING with extra workers")

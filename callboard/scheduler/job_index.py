@@ -26,7 +26,7 @@ class JobIndex:
         shapes: shape of every job's spec.
         queue: PENDING jobs in the order they are looked at; the last item of a key is the uid.
         waiting: PENDING jobs by shape, each in the order of the queue.
-        elastic: RUNNING jobs with a component whose number of workers may change.
+        elastic: RUNNING jobs with a component whose number of workers may change, or whose lost workers are replaced.
         requests: uid of the job that a request made, by the request's id.
     """
 
@@ -84,8 +84,12 @@ class JobIndex:
             key = self.queue_key(new)
             insort(self.queue, key)
             insort(self.waiting.setdefault(self.shapes[uid], []), key)
-        elif new.state is JobState.RUNNING and any(c.elastic for c in self._specs[uid].spec.components):
+        elif new.state is JobState.RUNNING and self._grows(uid):
             self.elastic.put(uid, new.order)
+
+    def _grows(self, uid: str) -> bool:
+        spec = self._specs[uid].spec
+        return spec.replaces or any(component.elastic for component in spec.components)
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]

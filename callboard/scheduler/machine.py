@@ -39,6 +39,7 @@ from callboard.scheduler.records import Change, EventRecord
 from callboard.scheduler.state import State
 from callboard.scheduler.states import ENDED, GroupState, JobState, NodeState, Removal, StopOutcome, WorkerState
 from callboard.scheduler.transaction import Transaction
+from callboard.scheduler.wording import join
 
 HISTORY_LIMIT = 1_000
 """Most ended jobs kept; the oldest go first (NJ-11)."""
@@ -239,6 +240,9 @@ def _job_due(tx: Transaction, uid: str) -> None:
     job = tx.state.jobs[uid]
     if job.state in ENDED:
         ending.forget(tx, uid)
+    elif job.state is JobState.RUNNING:
+        reasons = [each.message for each in explaining.why_missing(tx.state, uid) if each.code != "REPLACING"]
+        elastic.not_replaced(tx, uid, join(reasons) or "it did not start")
     elif job.state is JobState.PENDING:
         spec = tx.state.specs[uid].spec
         if could_ever_fit(tx.state, spec):

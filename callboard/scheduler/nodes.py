@@ -196,6 +196,8 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
         elif job.state is JobState.RUNNING and worker.extra:
             victim = Victim(job.uid, Rule.DRAIN, reason, worker.generation)
             preempting.preempt(tx, victim, None, within_ms=within_ms)
+        elif elastic.replace_living(tx, current, reason, StopKind.DRAIN, within_ms=within_ms):
+            continue
         elif job.state in (JobState.RUNNING, JobState.STARTING):
             preempting.preempt(tx, Victim(job.uid, Rule.DRAIN, reason), None, within_ms=within_ms)
     for group_id in list(tx.state.group_index.on_node.get(node.node_id, ())):

@@ -36,16 +36,20 @@ class Peers:
 
 def peers_of(state: State, worker: WorkerRecord) -> Peers:
     """A worker and the others of its component."""
+    component = next(c for c in state.specs[worker.job].spec.components if c.name == worker.component)
     peers = [
         other
         for other in state.workers_of(worker.job)
-        if other.component == worker.component and other.attempt == worker.attempt
+        if other.component == worker.component
+        and other.attempt == worker.attempt
+        and (other is worker or other.state in (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY))
     ]
     peers.sort(key=lambda other: other.rank)
     local_ranks: dict[str, list[int]] = {}
     for other in peers:
         local_ranks.setdefault(other.node_id, []).append(other.rank)
-    return Peers(len(peers), local_ranks, peers[0])
+    # One of a fixed number that is being replaced is a peer all the same.
+    return Peers(len(peers) if component.elastic else component.max_workers, local_ranks, peers[0])
 
 
 def awaited_port(state: State, worker: WorkerRecord, peers: Peers) -> ReservePort | None:

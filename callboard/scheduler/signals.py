@@ -51,7 +51,7 @@ def _act(tx: Transaction, uid: str, component: ComponentSpec, index: int, gauges
     if tx.now_ms < _cool_at(job, component, index, rule):
         return 0
     # Of those that are there: what a rule asked for in vain must not come when nobody needs it any more.
-    live = len(elastic.live_of(tx, job, component))
+    live = len(elastic.live_of(tx.state, job, component))
     asked = live + rule.step if rule.action is ScalingAction.UP else live - rule.step
     workers = min(max(asked, component.min_workers), component.max_workers)
     if workers == live or (workers > live) is not (rule.action is ScalingAction.UP):

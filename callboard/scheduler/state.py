@@ -384,9 +384,9 @@ class State:
         at("retry", uid, new.retry_ms if new is not None and waits and not new.nominated else 0)
 
     def _end_of_wait_ms(self, job: JobRecord) -> int:
-        """When a job has waited for nodes long enough, or one that ended may be forgotten: not while a worker of it is
-        on record that nobody proved gone."""
-        if job.state is JobState.PENDING:
+        """When a job has waited long enough for nodes or for the replacement of a worker, or when one that ended may
+        be forgotten: not while a worker of it is on record that nobody proved gone."""
+        if job.state in (JobState.PENDING, JobState.RUNNING):
             return job.deadline_ms
         return job.deadline_ms if job.state in ENDED and job.uid not in self.jobs_holding else 0
 

@@ -39,7 +39,7 @@ def stop(
     What is being stopped already is only hastened."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     lost = "" if checkpoint else job.checkpoint_lost
-    tx.move_job(uid, state, reason, target=target, cause_ms=0, checkpoint_lost=lost)
+    tx.move_job(uid, state, reason, deadline_ms=0, target=target, cause_ms=0, checkpoint_lost=lost)
     bounds = stop_timeouts(tx.state, spec, within_ms)
     for worker in tx.state.workers_of(uid):
         if worker.state is WorkerState.ASSIGNED:
@@ -159,6 +159,8 @@ def finish_if_all_returned(tx: Transaction, uid: str) -> None:
         return
     staying = (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY)
     peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt and worker.state in staying]
+    if len([worker for worker in peers if not worker.extra]) < fewest(spec):
+        return  # one is being replaced
     if all(worker.finished for worker in peers if worker.component in entered):
         reason = "every entry method returned"
         stop(tx, uid, JobState.STOPPING, reason, StopKind.COMPLETE, target=JobState.SUCCEEDED)
@@ -228,27 +230,38 @@ def await_cause(tx: Transaction, uid: str) -> bool:
     return True
 
 
+def fewest(spec: JobSpec) -> int:
+    """Workers without which a job is not whole."""
+    return sum(component.min_workers for component in spec.components)
+
+
 def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
     """A job lost a worker: the rest is stopped, then it starts again if its restart budget allows.
 
     Args:
         counts: the loss counts against the budget; losing a node does not.
     """
-    job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
+    job = tx.state.jobs[uid]
     if job.state not in (JobState.STARTING, JobState.RUNNING):
         settle(tx, uid)
         return
     if failed := unsurvived(job):
         cause = cause_of(failed)
         reason, counts = failed_by(failed), cause.counts
-    if counts:
-        window_ms = spec.restart.window_ms
-        recent = tuple(at for at in job.failures if not window_ms or at > tx.now_ms - window_ms)
-        if len(recent) >= spec.restart.max_restarts:
-            stop(tx, uid, JobState.STOPPING, reason, StopKind.FAILURE, target=JobState.FAILED)
-            return
-        tx.change_job(uid, failures=(*recent, tx.now_ms))
+    if counts and not may_restart(tx, uid):
+        stop(tx, uid, JobState.STOPPING, reason, StopKind.FAILURE, target=JobState.FAILED)
+        return
     stop(tx, uid, JobState.RECOVERING, reason, StopKind.FAILURE)
+
+
+def may_restart(tx: Transaction, uid: str) -> bool:
+    """Counts a failure against the restart budget of a job; False: it has none left."""
+    job, restart = tx.state.jobs[uid], tx.state.specs[uid].spec.restart
+    recent = tuple(at for at in job.failures if not restart.window_ms or at > tx.now_ms - restart.window_ms)
+    if len(recent) >= restart.max_restarts:
+        return False
+    tx.change_job(uid, failures=(*recent, tx.now_ms))
+    return True
 
 
 def settle(tx: Transaction, uid: str) -> None:

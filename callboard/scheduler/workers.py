@@ -88,6 +88,8 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
     job = tx.state.jobs[worker.job]
     tx.draw("warm_starts" if event.warm else "cold_starts")
     if worker.extra:
+        if job.state is JobState.RUNNING:
+            elastic.replaced(tx, worker)
         starting.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
         return
     if job.state is JobState.STARTING and tx.state.all_ready(job):
@@ -206,7 +208,8 @@ def _finished(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> N
         return
     if not event.succeeded:
         failure = _raised(tx, worker, event)
-        if not stopping.await_cause(tx, worker.job):
+        replaced = elastic.replace_living(tx, worker, failure.reason, StopKind.FAILURE)
+        if not replaced and not stopping.await_cause(tx, worker.job):
             stopping.recover(tx, worker.job, failure.reason, counts=True)
         return
     tx.put(evolve(worker, finished=True))

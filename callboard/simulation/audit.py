@@ -159,8 +159,11 @@ def _check_gang(state: State, uid: str) -> None:
     if job.state in (JobState.STARTING, JobState.RUNNING):
         # One that is on its way out counts no more; its successor may be there already.
         live -= Counter(w.component for w in state.workers_of(uid) if w.state is WorkerState.STOPPING)
-        for component in state.specs[uid].spec.components:
-            if not component.min_workers <= live[component.name] <= component.max_workers:
+        spec = state.specs[uid].spec
+        replacing = spec.replaces and job.state is JobState.RUNNING and job.deadline_ms > 0
+        for component in spec.components:
+            fewest = 0 if replacing else component.min_workers
+            if not fewest <= live[component.name] <= component.max_workers:
                 raise RuleBroken("I3", f"{job.name} is {job.state} with {live[component.name]} {component.name}", uid)
     elif live and (job.state is JobState.PENDING or job.state in ENDED):
         raise RuleBroken("I3", f"{job.name} is {job.state} and has live workers", uid)

@@ -16,6 +16,7 @@ from callboard.model.specs import (
     PgPoolSpec,
     PoolSpec,
     RestartPolicy,
+    RestartScope,
     Strategy,
 )
 from callboard.simulation.machines import Machine
@@ -129,7 +130,11 @@ def job_spec(name: str, chance: Random) -> JobSpec:
         min_runtime_ms=chance.choice([0, 0, 3_000]),
         grace_ms=chance.choice([None, None, 300]),
         on_preempt=chance.choice([OnPreempt.REQUEUE, OnPreempt.REQUEUE, OnPreempt.REQUEUE, OnPreempt.CANCEL]),
-        restart=RestartPolicy(max_restarts=chance.choice([0, 1, 3, 10]), window_ms=chance.choice([0, 60_000])),
+        restart=RestartPolicy(
+            max_restarts=chance.choice([0, 1, 3, 10]),
+            window_ms=chance.choice([0, 60_000]),
+            scope=chance.choice(list(RestartScope)),
+        ),
         ttl_after_finished_ms=chance.choice([None, None, 30_000]),
         estimated_duration_ms=chance.choice([0, 20_000]),
         fencing=chance.choice([Fencing.RELAXED, Fencing.RELAXED, Fencing.STRICT]),

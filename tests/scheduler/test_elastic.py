@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec
+from callboard.model.specs import ComponentSpec, Fencing, JobSpec, PgPoolSpec, RestartPolicy, RestartScope, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
-from callboard.scheduler.states import JobState, NodeState, Rule
+from callboard.scheduler.demand import demand
+from callboard.scheduler.states import JobState, NodeState, Rule, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 
@@ -172,3 +173,184 @@ def test_a_starving_job_is_passed_only_by_one_that_is_over_before_it_can_start()
     world.complete("fits")
     world.complete("long")
     assert world.status("wide") is JobState.RUNNING
+
+
+REPLACING = RestartPolicy(max_restarts=2, backoff_base_ms=1_000, scope=RestartScope.WORKER)
+
+
+def generations(world: World, name: str) -> dict[int, int]:
+    return {worker.rank: worker.generation for worker in world.workers(name)}
+
+
+def rank_maps(world: World) -> list[dict[str, str]]:
+    return [dict(event.facts) for event in world.log if event.type == "job.rank_map"]
+
+
+def test_ft_e6_only_the_lost_rank_is_replaced() -> None:
+    world = World({"n1": 2, "n2": 2})
+    world.pool()
+    world.submit("j", workers=3, restart=REPLACING)
+    before = generations(world, "j")
+    devices = world.devices("j")
+    world.exit("j", rank=1)
+    assert world.status("j") is JobState.RUNNING
+    assert "main/1 is being replaced" in world.job("j").reason
+    assert set(generations(world, "j")) == {0, 2}
+    assert set(rank_maps(world)[-1]) == {"main/0", "main/2"}
+    assert any(reason.code == "BACKOFF" for reason in world.explain("j").reasons)
+    world.tick(1_000)
+    after = generations(world, "j")
+    assert {rank: after[rank] for rank in (0, 2)} == {rank: before[rank] for rank in (0, 2)}
+    assert after[1] > max(before.values())
+    assert world.devices("j") == devices  # where it was
+    assert set(rank_maps(world)[-1]) == {"main/0", "main/1", "main/2"}
+    job = world.job("j")
+    assert (job.attempt, job.restarts, len(job.failures), job.deadline_ms) == (1, 1, 1, 0)
+    assert not any(worker.extra for worker in world.workers("j"))
+    start = [command for command in world.starts if command.worker.rank == 1][-1]
+    assert (start.world_size, start.master_node_id) == (3, "n1")
+
+
+def test_ft_e6_the_whole_gang_restarts_unless_it_says_otherwise() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("j", workers=2, restart=RestartPolicy(max_restarts=2))
+    before = generations(world, "j")
+    world.exit("j", rank=1)
+    world.tick(1_000)
+    assert world.job("j").attempt == 2
+    assert not set(before.values()) & set(generations(world, "j").values())
+
+
+def test_ft_e6_replacements_use_up_the_restart_budget() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING)
+    for backoff_ms in (1_000, 2_000):
+        world.exit("j", rank=0)
+        assert world.status("j") is JobState.RUNNING
+        world.tick(backoff_ms - 1)
+        assert len(world.workers("j")) == 1
+        world.tick(1)
+        assert len(world.workers("j")) == 2
+    world.exit("j", rank=1)
+    assert world.status("j") is JobState.FAILED
+
+
+def test_ft_e6_a_lost_node_costs_no_budget_and_its_worker_goes_elsewhere() -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING, placement=Strategy.STRICT_SPREAD)
+    world.lose("n1")
+    assert world.status("j") is JobState.RUNNING
+    assert [(w.rank, w.node_id) for w in world.workers("j")] == [(0, "n3"), (1, "n2")]
+    assert world.job("j").failures == ()
+    assert [command.node_id for command in world.starts if command.worker.rank == 0] == ["n1", "n3"]
+
+
+def test_ft_e6_a_replacement_that_finds_no_room_in_time_makes_the_job_wait_as_a_whole() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING, start_timeout_ms=60_000)
+    world.lose("n2")
+    assert world.status("j") is JobState.RUNNING
+    assert [(entry.count, entry.jobs) for entry in demand(world.state)] == [(1, ["j"])]
+    reasons = {reason.code: reason.message for reason in world.explain("j").reasons}
+    assert "1 min" in reasons["REPLACING"]
+    assert "n1 lacks 1 GPU" in reasons["NODE_LACKS"]
+    world.tick(59_999)
+    assert world.status("j") is JobState.RUNNING
+    world.hold_stops_of("j")
+    world.tick(1)
+    assert world.status("j") is JobState.RECOVERING
+    assert "main/1 could not be replaced in time: " in world.job("j").reason
+    assert "n1 lacks 1 GPU" in world.job("j").reason
+    world.let_stop("j")
+    assert world.status("j") is JobState.PENDING
+    assert world.job("j").deadline_ms == 0
+    world.join("n3", 1)
+    assert world.status("j") is JobState.RUNNING
+    assert world.job("j").attempt == 2
+
+
+def test_ft_e6_room_that_comes_in_time_is_taken() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING, start_timeout_ms=60_000)
+    survivor = generations(world, "j")[0]
+    world.lose("n2")
+    world.tick(30_000)
+    world.join("n3", 1)
+    assert [(w.rank, w.node_id) for w in world.workers("j")] == [(0, "n1"), (1, "n3")]
+    assert generations(world, "j")[0] == survivor
+    world.tick(100_000)
+    assert world.job("j").attempt == 1
+
+
+@pytest.mark.parametrize("fencing", [Fencing.RELAXED, Fencing.STRICT])
+def test_ft_e6_beside_a_copy_that_may_live_only_a_relaxed_job_is_replaced(fencing: Fencing) -> None:
+    world = World({"n1": 3})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING, fencing=fencing)
+    lost = world.workers("j")[1]
+    world.send(
+        ev.WorkerExited(
+            now_ms=world.now_ms, node_id="n1", generation=lost.generation, message="killed", quarantined=True
+        )
+    )
+    world.tick(1_000)
+    there = [worker for worker in world.workers("j") if worker.state is WorkerState.READY]
+    assert [worker.rank for worker in there] == ([0, 1] if fencing is Fencing.RELAXED else [0])
+    stopped = ev.WorkerStopped(
+        now_ms=world.now_ms, node_id="n1", generation=lost.generation, outcome=StopOutcome.KILLED
+    )
+    world.send(stopped)
+    there = [worker for worker in world.workers("j") if worker.state is WorkerState.READY]
+    assert [worker.rank for worker in there] == [0, 1]
+    assert world.job("j").attempt == 1
+
+
+def test_ft_e6_an_entry_method_that_raises_and_a_drained_node_replace_one_worker() -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING, entry="run")
+    first, second = world.workers("j")
+    world.send(ev.NodeDrained(now_ms=world.now_ms, node_id=second.node_id, reason="maintenance"))
+    assert [(w.rank, w.node_id) for w in world.workers("j")] == [(0, "n1"), (1, "n3")]
+    assert world.job("j").failures == ()
+    world.send(
+        ev.WorkerFinished(
+            now_ms=world.now_ms, node_id="n1", generation=first.generation, succeeded=False, traceback="Boom"
+        )
+    )
+    assert world.status("j") is JobState.RUNNING
+    finished = ev.WorkerFinished(
+        now_ms=world.now_ms, node_id="n3", generation=world.workers("j")[-1].generation, succeeded=True
+    )
+    world.send(finished)
+    assert world.status("j") is JobState.RUNNING  # rank 0 is still to come
+    world.tick(1_000)
+    (again,) = [worker for worker in world.workers("j") if worker.rank == 0]
+    assert again.generation > second.generation
+    world.send(ev.WorkerFinished(now_ms=world.now_ms, node_id="n1", generation=again.generation, succeeded=True))
+    assert world.status("j") is JobState.SUCCEEDED
+
+
+def test_ft_e6_a_job_that_is_being_replaced_yields_as_a_whole() -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool()
+    world.submit("low", workers=2, restart=REPLACING, priority=1)
+    world.lose("n2")
+    world.submit("high", priority=9)
+    assert world.status("high") is JobState.RUNNING
+    assert world.status("low") is JobState.PENDING
+    assert world.job("low").deadline_ms == 0
+
+
+def test_ft_e6_when_nobody_is_left_the_whole_gang_starts_again() -> None:
+    world = World({"n1": 2, "n2": 2})
+    world.pool()
+    world.submit("j", workers=2, restart=REPLACING)
+    world.lose("n1")
+    assert world.status("j") is JobState.RUNNING
+    assert world.job("j").attempt == 2

@@ -79,6 +79,7 @@ class World:
         self.auto = auto
         self.hold: Answer = lambda command: False
         self.held: list[cmd.Command] = []
+        self.starts: list[cmd.StartWorker] = []
         self.log: list[Any] = []
         self.outcomes: dict[str, StopOutcome] = {}
         self.checkpoints: dict[str, bytes] = {}
@@ -95,6 +96,7 @@ class World:
         check_invariants(self.state)
         self.log.extend(outcome.events)
         self.held.extend(outcome.commands)
+        self.starts.extend(command for command in outcome.commands if isinstance(command, cmd.StartWorker))
         if self.auto:
             self.answer()
         return outcome
