@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from callboard.agents.devices import NodeDevices
+from callboard.agents.inventory import object_store_bytes
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray_command import SETTINGS, RayNodeSpec
 from callboard.agents.run_dir import RunDir
@@ -50,6 +51,7 @@ class RayPlan:
         import_path: str,
     ) -> None:
         self._options = options
+        self._object_store_bytes = object_store_bytes(options)
         self._inventory = inventory
         self._devices = devices
         self._run_dir = run_dir
@@ -66,7 +68,7 @@ class RayPlan:
             "gpus": len(self._devices.devices),
             "memory_bytes": capacity.memory_bytes,
             "custom_milli": dict(capacity.custom_milli),
-            "object_store_bytes": self._options.object_store_bytes,
+            "object_store_bytes": self._object_store_bytes,
         }
 
     def spec(self, target: RayTarget, environment: Mapping[str, str]) -> RayNodeSpec:
@@ -81,7 +83,7 @@ class RayPlan:
             gpus=len(self._devices.devices),
             memory_bytes=capacity.memory_bytes,
             custom_milli=dict(capacity.custom_milli),
-            object_store_bytes=options.object_store_bytes,
+            object_store_bytes=self._object_store_bytes,
             port_base=options.port_base,
             dashboard_port=options.dashboard_port,
             temp_dir=self._run_dir.ray_temp,

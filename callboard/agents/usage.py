@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from callboard.agents.cgroups import Cgroups
 from callboard.agents.process_tree import PROC, ProcessId
 
-CGROUPS = Path("/sys/fs/cgroup")
+_OWN = Cgroups()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +53,13 @@ def cpu_milli(before: Usage, after: Usage) -> int:
     return max(0, round(used_s / elapsed_s * 1000))
 
 
-def oom_kills(root: Path = CGROUPS, own: Path = PROC / "self" / "cgroup") -> int:
+def oom_kills(cgroups: Cgroups = _OWN) -> int:
     """Processes that the kernel ended for lack of memory in this process's cgroup and those around it, so far.
 
     0 as well where the kernel doesn't tell.
     """
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return 0
-    counts = [0]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            folder, name = root, "memory.events"
-        elif "memory" in controllers.split(","):
-            folder, name = root / "memory", "memory.oom_control"
-        else:
-            continue
-        place = folder / path.lstrip("/")
-        # Inside a container the path may be that of the host: then the mount itself is the group.
-        around = (parent for parent in place.parents if parent == folder or folder in parent.parents)
-        counts.extend(_oom_kill(group / name) for group in (place, *around))
     # A count holds those of the groups below, so the greatest counts each kill once.
-    return max(counts)
+    return max(map(_oom_kill, cgroups.files("memory", "memory.events", "memory.oom_control")), default=0)
 
 
 def _oom_kill(file: Path) -> int:

@@ -319,8 +319,13 @@ def agent(
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", help="Rank of the node. Default: the lowest free.", min=0)
     ] = None,
-    cpus: Annotated[str, typer.Option("--cpus", metavar="N", help="CPUs for jobs. Default: all.")] = "",
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory for jobs. Default: most of it.")] = "",
+    cpus: Annotated[str, typer.Option("--cpus", metavar="N", help="CPUs for jobs. Default: all it may use.")] = "",
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="Memory for jobs. Default: what it may use, less Ray's object store."
+        ),
+    ] = "",
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", help="GPUs for jobs. Default: all that are visible.", min=0)
     ] = None,

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from callboard.agents.cgroups import Cgroups
 from callboard.agents.exit_verdict import exit_verdict
 from callboard.agents.memory_watch import RECENT_S, Held, MemoryWatch
 from callboard.agents.process_tree import ProcessId, identify
 from callboard.agents.usage import Usage, cpu_milli, oom_kills, usage_of
+from tests.support.cgroups import made_up
 
 GIB = 1 << 30
 KILLED = "killed by signal 9 (SIGKILL)"
@@ -82,33 +84,28 @@ class TestMemoryWatch:
 
 
 class TestKernel:
+    V2 = {"fs": "cgroup2"}  # noqa: RUF012
+
     def test_it_counts_in_the_groups_around_this_process(self, tmp_path: Path) -> None:
-        own = tmp_path / "cgroup"
-        own.write_text("0::/system.slice/agent.service\n")
-        group = tmp_path / "fs" / "system.slice" / "agent.service"
-        group.mkdir(parents=True)
-        assert oom_kills(tmp_path / "fs", own) == 0
-        (group / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 2\noom_kill 2\n")
-        (group.parent / "memory.events").write_text("oom_kill 3\n")
-        assert oom_kills(tmp_path / "fs", own) == 3
+        counted = {
+            "fs/system.slice/agent.service/memory.events": "low 0\nhigh 0\nmax 12\noom 2\noom_kill 2",
+            "fs/system.slice/memory.events": "oom_kill 3",
+        }
+        assert oom_kills(made_up(tmp_path, "0::/system.slice/agent.service\n", self.V2, {})) == 0
+        assert oom_kills(made_up(tmp_path, "0::/system.slice/agent.service\n", self.V2, counted)) == 3
 
     def test_it_counts_at_the_root_of_a_container(self, tmp_path: Path) -> None:
-        own = tmp_path / "cgroup"
-        own.write_text("0::/../../kubepods/x\n")
-        (tmp_path / "fs").mkdir()
-        (tmp_path / "fs" / "memory.events").write_text("oom_kill 1\n")
-        assert oom_kills(tmp_path / "fs", own) == 1
+        own = "0::/../../kubepods/x\n"
+        assert oom_kills(made_up(tmp_path, own, self.V2, {"fs/memory.events": "oom_kill 1"})) == 1
 
     def test_it_counts_in_groups_of_version_1(self, tmp_path: Path) -> None:
-        own = tmp_path / "cgroup"
-        own.write_text("9:cpu:/a\n4:memory:/docker/abc\n")
-        group = tmp_path / "fs" / "memory" / "docker" / "abc"
-        group.mkdir(parents=True)
-        (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
-        assert oom_kills(tmp_path / "fs", own) == 5
+        content = "oom_kill_disable 0\nunder_oom 0\noom_kill 5"
+        mounts = {"fs/cpu": "cpu", "fs/memory": "memory"}
+        files = {"fs/memory/docker/abc/memory.oom_control": content}
+        assert oom_kills(made_up(tmp_path, "9:cpu:/a\n4:memory:/docker/abc\n", mounts, files)) == 5
 
     def test_a_kernel_that_does_not_tell_counts_as_none(self, tmp_path: Path) -> None:
-        assert oom_kills(tmp_path, tmp_path / "missing") == 0
+        assert oom_kills(Cgroups(tmp_path / "missing", tmp_path / "missing")) == 0
 
 
 class TestUsage:

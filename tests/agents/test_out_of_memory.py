@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.usage import CGROUPS
 from tests.agents.test_program import Program, program
 from tests.support.fake_controller import FakeController, start_worker
 
 __all__ = ["program"]  # the fixture
+
+CGROUPS = Path("/sys/fs/cgroup")
 
 LIMIT = 384 << 20
 """Bytes for the agent and its workers: an agent needs less than a third of it."""
