@@ -187,7 +187,11 @@ class Connection:
     def _comes_back(self, error: grpc.aio.AioRpcError) -> bool:
         """Whether the controller was there and is expected back. One that answers with a trouble of its own, such as
         a journal it can't write, is not away."""
-        return self._answered and self._retry_s > 0 and (is_lost(error) or parse_error(error).reason in _GOING)
+        return (
+            self._answered
+            and self._retry_s > 0
+            and (is_lost(error) or parse_error(error).reason is ErrorReason.STOPPING)
+        )
 
     def _translated(self, error: grpc.aio.AioRpcError) -> CallboardError:
         if is_lost(error):
@@ -199,10 +203,6 @@ class Connection:
                 detail=said if code is grpc.StatusCode.UNAVAILABLE else f"{said} ({code.name})",
             )
         return error_from_rpc(error)
-
-
-_GOING = frozenset({ErrorReason.STOPPING, ErrorReason.UNSPECIFIED})
-"""Reasons of a controller that is UNAVAILABLE for the moment of a restart."""
 
 
 def _decoded(method: Method[Request, Response], response: Response | None) -> Response:

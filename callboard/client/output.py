@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from callboard.client import methods
 from callboard.client.connection import Connection
-from callboard.client.errors import Unreachable
-from callboard.client.watching import AWAY_S, STREAM_DEADLINE_S
+from callboard.client.watching import STREAM_DEADLINE_S, Reopening
 from callboard.v1.common_pb2 import OutputChunk, OutputSelection, OutputStream
 from callboard.v1.job_pb2 import OutputGap, ReadJobOutputRequest
-from callboard.wire.errors import DeadlineExceeded
+from callboard.wire.errors import DeadlineExceeded, Unavailable
 
 MISSING = "missing"
 """`LogLine.stream` of a line that says what can't be read."""
@@ -102,11 +101,12 @@ async def _content(
     """Pieces and gaps, each once; opened again where it stopped."""
     places: dict[_Source, int] = {}
     gaps: set[str] = set()
-    asked = selection
+    asked, reopening = selection, Reopening(connection)
     while True:
         request = ReadJobOutputRequest(name=name, selection=asked, follow=follow)
         try:
             async for response in connection.stream(methods.READ_JOB_OUTPUT, request, timeout_s=STREAM_DEADLINE_S):
+                reopening.heard()
                 if response.HasField("chunk"):
                     chunk = response.chunk
                     places[_source_of(chunk)] = chunk.offset + len(chunk.data)
@@ -116,9 +116,8 @@ async def _content(
                     yield response.gap
         except DeadlineExceeded:
             pass
-        except Unreachable:
-            if not await connection.ready(AWAY_S):
-                raise
+        except Unavailable as error:
+            await reopening.wait(error)
         else:
             return
         asked = OutputSelection()

@@ -25,35 +25,60 @@ _FIRST_BACKOFF_S = 0.05
 _LAST_BACKOFF_S = 1.0
 
 
+class Reopening:
+    """The patience of a reader whose stream ends before it should: it opens the next one where the last one stopped."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._away_since: float | None = None
+        self._backoff_s = _FIRST_BACKOFF_S
+
+    def heard(self) -> None:
+        """The controller sent something."""
+        self._away_since, self._backoff_s = None, _FIRST_BACKOFF_S
+
+    async def wait(self, why: Unavailable | None = None) -> None:
+        """Leaves the controller the time to come up.
+
+        Args:
+            why: how the stream ended; None: the server ended it without a word.
+
+        Raises:
+            Unavailable: ``why``, once the controller stayed away for :data:`AWAY_S`.
+        """
+        loop = asyncio.get_running_loop()
+        if why is not None:
+            self._away_since = loop.time() if self._away_since is None else self._away_since
+            rest_s = self._away_since + AWAY_S - loop.time()
+            # One that answers why it can't (it stops, it can't write its journal) is tried again for as long.
+            if rest_s <= 0 or not await self._connection.ready(rest_s):
+                raise why
+        # Jittered, so that the readers of a restarted controller don't come back as one.
+        await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
+        self._backoff_s = min(self._backoff_s * 2, _LAST_BACKOFF_S)
+
+
 async def watch_events(
     connection: Connection, *, start_revision: int, event_filter: EventFilter
 ) -> AsyncIterator[Event]:
     """Events from ``start_revision`` on; 0: from now on. See :meth:`ClusterCalls.watch`."""
     revision = start_revision or await _next_revision(connection)
-    loop = asyncio.get_running_loop()
-    backoff_s = _FIRST_BACKOFF_S
-    away_since: float | None = None
+    reopening = Reopening(connection)
     while True:
         request = WatchRequest(start_revision=revision, filter=event_filter)
         try:
             async for response in connection.stream(methods.WATCH, request, timeout_s=STREAM_DEADLINE_S):
-                away_since = None
                 for event in response.events:
                     revision = event.revision + 1
                     yield event
                 revision = max(revision, response.revision + 1)
-                away_since, backoff_s = None, _FIRST_BACKOFF_S
+                reopening.heard()
         except DeadlineExceeded:
             continue
-        except Unavailable:
-            away_since = away_since or loop.time()
-            rest_s = away_since + AWAY_S - loop.time()
-            if rest_s <= 0 or not await connection.ready(rest_s):
-                raise
-        # The server ended the stream, or was away: leave it the time to come up. Jittered, so that the watches of a
-        # restarted controller don't come back as one.
-        await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
-        backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
+        except Unavailable as error:
+            await reopening.wait(error)
+        else:
+            await reopening.wait()
 
 
 async def _next_revision(connection: Connection) -> int:

@@ -15,14 +15,18 @@ from callboard.client.client import Client
 from callboard.client.errors import Unreachable
 from callboard.client.methods import Method
 from callboard.model.faults import Fault, InvalidInput
+from callboard.v1.common_pb2 import OUTPUT_STREAM_TIMINGS, OutputChunk
 from callboard.v1.event_pb2 import Event, ListEventsRequest, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import (
+    GetJobResponse,
     Job,
     JobSpec,
     ListJobsRequest,
     ListJobsResponse,
     PreemptJobRequest,
     PreemptJobResponse,
+    ReadJobOutputRequest,
+    ReadJobOutputResponse,
     SubmitJobRequest,
     SubmitJobResponse,
 )
@@ -137,18 +141,38 @@ async def test_ft_f1_a_status_that_no_controller_sends_is_a_lost_connection(
     assert len(api.seen(PreemptJobRequest)) == 1
 
 
-@pytest.mark.parametrize(("code", "details"), LOST)
-async def test_ft_f1_a_watch_survives_a_status_that_no_controller_sends(
-    api: FakeApi, client: Client, code: grpc.StatusCode, details: str
+ENDS = [*(Unsigned(code, details) for code, details in LOST), Unavailable("stopping", reason=ErrorReason.STOPPING)]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=str)
+async def test_ft_f1_a_watch_survives_every_way_that_its_controller_goes(
+    api: FakeApi, client: Client, end: Exception
 ) -> None:
     async def watch(request: WatchRequest) -> AsyncIterator[WatchResponse]:
         first = request.start_revision
         yield WatchResponse(revision=first, events=[Event(revision=first)])
-        raise Unsigned(code, details)
+        raise end
 
     api.on(methods.WATCH, watch)
     seen = client.watch(start_revision=1)
     assert [(await anext(seen)).revision for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=str)
+async def test_ft_f1_output_survives_every_way_that_its_controller_goes(
+    api: FakeApi, client: Client, end: Exception
+) -> None:
+    async def read(request: ReadJobOutputRequest) -> AsyncIterator[ReadJobOutputResponse]:
+        offset = request.selection.after[0].offset if request.selection.after else 0
+        if offset < 6:
+            chunk = OutputChunk(component="w", stream=OUTPUT_STREAM_TIMINGS, offset=offset, data=b"1\n")
+            yield ReadJobOutputResponse(chunk=chunk)
+            raise end
+
+    api.on(methods.GET_JOB, GetJobResponse(job=Job(uid="j1", spec=JobSpec(name="train"))))
+    api.on(methods.READ_JOB_OUTPUT, read)
+    job = await client.get_job("train")
+    assert [line.text async for line in job.timings()] == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED])
