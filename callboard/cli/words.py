@@ -16,7 +16,7 @@ from callboard.v1 import common_pb2
 from callboard.v1.agent_pb2 import Bundle
 from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, PlacementStrategy, Preemption, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
-from callboard.wire.amounts import resources_from_proto
+from callboard.wire.amounts import resources_from_proto, resources_to_proto
 
 UNITS = {"cpu": "CPU", "gpu": "GPU"}
 
@@ -216,8 +216,13 @@ def ask(job: Job) -> str:
 
 
 def _asked(component: ComponentSpec) -> str:
-    """What a worker asks, or where a placement decides about the devices what all of them hold."""
+    """What the workers of a component ask to start, each and together, or where a placement decides about the devices
+    what all of them hold: "3 workers of 1 CPU each, 3 CPU together"."""
     asked = amounts(component.resources)
+    workers = component.min_workers or (component.workers if component.HasField("workers") else 1)
+    if workers > 1 and asked != "nothing":
+        together = resources_to_proto(resources_from_proto(component.resources).scaled(workers))
+        asked = f"{workers} workers of {asked} each, {amounts(together)} together"
     held = sum(share.milli for place in component.places for share in place.devices)
     if not component.places:
         return asked

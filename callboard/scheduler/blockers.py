@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from callboard.model.quantities import format_amount
+from callboard.model.quantities import MILLI, format_amount
 from callboard.model.specs import JobSpec, Labels, StopPolicy, Strategy
 from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
 from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.pinned import place_reasons
+from callboard.scheduler.pinned import OPENS_AGAIN, node_closed, place_reasons
 from callboard.scheduler.quota import shortages
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, could_return
-from callboard.scheduler.shortfall import Shortfall, lacks, lacks_for_all, shortfall
+from callboard.scheduler.shortfall import Lack, Shortfall, Together, lacks, lacks_for_all, shortfall
 from callboard.scheduler.slots import INTERPRETER, Slot
 from callboard.scheduler.state import State
-from callboard.scheduler.states import GroupKind, NodeState
-from callboard.scheduler.view import View
-from callboard.scheduler.wording import labelled, missing, unusable
+from callboard.scheduler.states import GroupKind
+from callboard.scheduler.view import Room, View
+from callboard.scheduler.wording import asked, join, labelled, missing
+from callboard.scheduler.wording import workers as words_of
 
 MAX_SUBJECTS = 50
 """Most nodes or victims named one by one in an account; the rest is counted."""
@@ -56,7 +57,10 @@ def _quota_reasons(view: View, state: State, asks: Sequence[Ask], ask: Ask) -> l
         held = (
             f"its quota is {own}" if view.assumption.empty else f"{format_amount(resource, short.used)} of {own} used"
         )
-        message = f"pool {ask.pool}: {held}{lent}, asks {format_amount(resource, short.asked)}"
+        each = [slot.resources.get(resource) for slot in ask.slots]
+        several = sum(amount > 0 for amount in each) > 1
+        wants = f"asks for {asked(resource, each)}" if several else f"asks {format_amount(resource, short.asked)}"
+        message = f"pool {ask.pool}: {held}{lent}, {wants}"
         reasons.append(Reason("QUOTA_SHORT", f"pools/{ask.pool}", message, resource, short.asked, short.available))
     return reasons
 
@@ -132,49 +136,41 @@ def _one_node(short: Shortfall, node: NodeRecord, wanted: NodeFilter) -> list[Re
     if closed and not (view.assumption.empty and could_return(node) and closed[0].code in OPENS_AGAIN):
         return closed
     room = short.room(node)
+    workers = short.rest
     if short.strategy is not Strategy.STRICT_SPREAD:
-        lacking = lacks_for_all(room, short.rest)
+        lacking = lacks_for_all(room, workers)
     elif node.node_id in short.apart:
         return [Reason("ONE_EACH", subject, f"{node.node_id} can hold one worker, and by STRICT_SPREAD no more")]
     else:
-        lacking = lacks(room, short.rest.slots[0].resources)
+        workers = Together.of(workers.slots[:1])
+        lacking = lacks(room, workers.ask)
     return [
-        Reason(
-            "NODE_LACKS",
-            subject,
-            f"{node.node_id} lacks {missing(resource, asked, have)}{_quarantined(view, node, resource)}",
-            resource,
-            asked,
-            have,
-        )
-        for resource, asked, have in lacking
+        Reason("NODE_LACKS", subject, _lacks_what(view, room, workers, lack), lack[0], lack[1], lack[2])
+        for lack in lacking
     ]
 
 
-OPENS_AGAIN = ("DRAINING", "CORDONED", "NODE_STATE")
-"""Codes of what may pass without another machine, if the node isn't gone."""
-
-
-def node_closed(node: NodeRecord, labels: Labels) -> list[Reason]:
-    """Why nothing may be placed on a node, whatever is free there; empty: it may."""
-    subject, name = f"nodes/{node.node_id}", node.node_id
-    own = {"node": node.node_id, "node_group": node.node_group, **dict(node.labels)}
-    for key, value in labels:
-        if key == INTERPRETER:
-            if value not in node.interpreters:
-                return [Reason("INTERPRETER_NOT_ALLOWED", subject, f"{name} does not allow the interpreter {value}")]
-        elif own.get(key) != value:
-            return [Reason("LABEL_MISMATCH", subject, f"{name} lacks the label {key}={value}")]
-    reasons = []
-    if node.state is NodeState.DRAINING:
-        reasons.append(Reason("DRAINING", subject, f"{name} is draining"))
-    elif node.cordoned:
-        reasons.append(Reason("CORDONED", subject, f"{name} is cordoned"))
-    if node.state not in (NodeState.READY, NodeState.DRAINING):
-        reasons.append(Reason("NODE_STATE", subject, f"{name} {unusable(node)}"))
-    elif node.ghosts:
-        reasons.append(Reason("NODE_STATE", subject, f"{name} still ends unwanted workers"))
-    return reasons
+def _lacks_what(view: View, room: Room, workers: Together, lack: Lack) -> str:
+    """What a node lacks, with the need and what is free where the one figure doesn't say it all: for several workers,
+    and for GPUs that are free in parts only."""
+    resource, need, have = lack
+    several = words_of(resource, [slot.resources.get(resource) for slot in workers.slots])
+    short = f"{room.node.node_id} lacks {missing(resource, need, have)}{f' for {several}' if several else ''}"
+    held = _quarantined(view, room.node, resource)
+    details = [f"{format_amount(resource, have)} free"] if several and have else []
+    if resource == "gpu" and room.device_milli:
+        free, whole = sum(max(0, milli) for milli in room.device_milli), room.whole_devices()
+        if need < MILLI and not several:
+            short += " on one GPU"
+            in_all = f", all together {format_amount('gpu', free)}" if free > have else ""
+            details = [
+                f"needs {format_amount('gpu', need)}",
+                f"the emptiest has {format_amount('gpu', have)} free{in_all}",
+            ]
+        elif free > whole * MILLI:
+            parts = format_amount("gpu", free - whole * MILLI)
+            details = [f"needs {format_amount('gpu', need)}", f"{whole} whole free and {parts} in parts"]
+    return f"{short}{held}{f' ({join(details)})' if details else ''}"
 
 
 def _quarantined(view: View, node: NodeRecord, resource: str) -> str:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler.asks import asks_of
-from callboard.scheduler.blockers import MAX_SUBJECTS, blockers, node_closed
+from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
 from callboard.scheduler.candidates import overtakable
 from callboard.scheduler.grouping import together
 from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.pinned import node_closed
 from callboard.scheduler.planning import Blocked, Plan, best_case, plan
 from callboard.scheduler.preemption import claims_of, may_yield, policy_for
 from callboard.scheduler.quota import cohort_of

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from callboard.model.hardware import is_piece
 from callboard.model.quantities import format_amount
-from callboard.model.specs import WorkerPlace
+from callboard.model.specs import Labels, WorkerPlace
 from callboard.scheduler.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
-from callboard.scheduler.slots import Slot
+from callboard.scheduler.slots import INTERPRETER, Slot
 from callboard.scheduler.state import State
+from callboard.scheduler.states import NodeState
 from callboard.scheduler.view import Room, View
 from callboard.scheduler.wording import bring_back, labelled, missing, unusable
 
@@ -65,9 +67,9 @@ def place_reasons(state: State, view: View, wanted: NodeFilter, slots: Sequence[
         if slot.place is None:
             continue
         node = state.nodes.get(slot.place.node_id)
-        found = _node_reason(view, wanted, node, slot, slot.place.node_id)
-        if found is not None or node is None:
-            reasons |= {found: None} if found is not None else {}
+        found = _node_reasons(view, wanted, node, slot, slot.place.node_id)
+        if found or node is None:
+            reasons |= dict.fromkeys(found)
             continue
         room = rooms.setdefault(node.node_id, view.room(node))
         lacking = _lacking(view, room, slot, slot.place)
@@ -91,10 +93,8 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
                 changes.append(
                     f"start the agent of {name} with --interpreter {reason.message.partition('the interpreter ')[2]}"
                 )
-            case "NODE_STATE":
-                changes.append(bring_back(state.nodes[name]))
-            case "CORDONED":
-                changes.append(f"uncordon {name}")
+            case "NODE_STATE" | "CORDONED" | "DRAINING":
+                changes += opening(state.nodes[name])
             case "DEVICE_TAKEN":
                 device = state.nodes[name].devices[int(reason.subject.rsplit("/", 1)[1])]
                 changes.append(f"free {short} of device {device.id} on {name}")
@@ -104,26 +104,61 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
                 changes.append(f"{short} more {reason.resource} on {name}")
             case _:
                 changes.append(f"choose other places than {name}")
+    return list(dict.fromkeys(changes))
+
+
+OPENS_AGAIN = ("DRAINING", "CORDONED", "NODE_STATE")
+"""Codes of what may pass without another machine, if the node isn't gone."""
+
+
+def node_closed(node: NodeRecord, labels: Labels) -> list[Reason]:
+    """Why nothing may be placed on a node, whatever is free there; empty: it may."""
+    subject, name = f"nodes/{node.node_id}", node.node_id
+    own = {"node": node.node_id, "node_group": node.node_group, **dict(node.labels)}
+    for key, value in labels:
+        if key == INTERPRETER:
+            if value not in node.interpreters:
+                return [Reason("INTERPRETER_NOT_ALLOWED", subject, f"{name} does not allow the interpreter {value}")]
+        elif own.get(key) != value:
+            return [Reason("LABEL_MISMATCH", subject, f"{name} lacks the label {key}={value}")]
+    reasons = []
+    if node.state is NodeState.DRAINING:
+        reasons.append(Reason("DRAINING", subject, f"{name} is draining"))
+    elif node.cordoned:
+        reasons.append(Reason("CORDONED", subject, f"{name} is cordoned"))
+    if node.state not in (NodeState.READY, NodeState.DRAINING):
+        reasons.append(Reason("NODE_STATE", subject, f"{name} {unusable(node)}"))
+    elif node.ghosts:
+        reasons.append(Reason("NODE_STATE", subject, f"{name} still ends unwanted workers"))
+    return reasons
+
+
+def opening(node: NodeRecord) -> list[str]:
+    """What lets a node take work again."""
+    changes = [f"uncordon {node.node_id}"] if node.cordoned else []
+    if node.state not in (NodeState.READY, NodeState.DRAINING):
+        changes.append(bring_back(node))
+    elif node.ghosts:
+        changes.append(f"wait until {node.node_id} has ended unwanted workers")
     return changes
 
 
-def _node_reason(view: View, wanted: NodeFilter, node: NodeRecord | None, slot: Slot, node_id: str) -> Reason | None:
+def _node_reasons(view: View, wanted: NodeFilter, node: NodeRecord | None, slot: Slot, node_id: str) -> list[Reason]:
     subject = f"nodes/{node_id}"
     if node is None:
-        return Reason("NO_NODE", subject, f"its placement names {node_id}, which has not joined")
+        return [Reason("NO_NODE", subject, f"its placement names {node_id}, which has not joined")]
     if not wanted.admits(node):
         labels = ", ".join(f"{key}={value}" for key, value in wanted.required)
-        return Reason("LABEL_MISMATCH", subject, f"its placement names {node_id}, which lacks {labels}")
+        return [Reason("LABEL_MISMATCH", subject, f"its placement names {node_id}, which lacks {labels}")]
     if not NodeFilter(slot.selector).admits(node):
         message = f"{slot.component}/{slot.rank} must run on {node_id}, which does not allow {labelled(slot.selector)}"
-        return Reason("INTERPRETER_NOT_ALLOWED", subject, message)
+        return [Reason("INTERPRETER_NOT_ALLOWED", subject, message)]
     if view.assumption.empty and could_return(node):
-        return None
-    if node.cordoned:
-        return Reason("CORDONED", subject, f"its placement names {node_id}, which is cordoned")
-    if not node.usable:
-        return Reason("NODE_STATE", subject, f"its placement names {node_id}, which {unusable(node)}")
-    return None
+        return []
+    return [
+        replace(closed, message=f"its placement names {node_id}, which {closed.message.removeprefix(node_id)[1:]}")
+        for closed in node_closed(node, ())
+    ]
 
 
 def _lacking(view: View, room: Room, slot: Slot, place: WorkerPlace) -> list[Reason]:

@@ -12,7 +12,7 @@ from callboard.scheduler.asks import Ask, asks_of
 from callboard.scheduler.blockers import group_reasons, unallowed_interpreter
 from callboard.scheduler.grouping import charged_beside, new_kind, reuse, together
 from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.pinned import place_reasons, place_remedies
+from callboard.scheduler.pinned import opening, place_reasons, place_remedies
 from callboard.scheduler.pool_records import PoolRecord
 from callboard.scheduler.quota import Charged, Pools, Shortage, shortages, usable
 from callboard.scheduler.rooms import NodeFilter, could_return
@@ -21,7 +21,7 @@ from callboard.scheduler.slots import INTERPRETER
 from callboard.scheduler.state import State
 from callboard.scheduler.states import NodeState
 from callboard.scheduler.view import Room, View
-from callboard.scheduler.wording import bring_back, change, shown
+from callboard.scheduler.wording import change, shown
 
 MAX_STEPS = 64
 """Most workers whose room is looked for one by one, and most nodes that are looked at for each of them."""
@@ -102,20 +102,23 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
         away = [node for node in fitting if node.state is NodeState.LOST]
     else:
         here = [node for node in fitting if node.usable]
-        cordoned = [node for node in fitting if node.cordoned and could_return(node)]
-        opened = _fewest(short, cordoned)
+        away = [node for node in fitting if not node.usable and node.state in _EFFORTS]
+    for effort in range(len(_EFFORTS)):
+        # The nodes that are easiest to open come first, and only as many as are needed.
+        closed = sorted((node for node in away if _effort(node) <= effort), key=_effort)
+        opened = _fewest(short, closed)
         if opened:
-            return [f"uncordon {node.node_id}" for node in opened]
-        # One that left said goodbye: nobody waits for it.
-        away = [node for node in fitting if not (node.usable or node.cordoned or node.ghosts or _has_left(node))]
-    back = _fewest(short, away)
-    if back:
-        return [bring_back(node) for node in back]
+            return [change for node in opened for change in opening(node)]
     return _grown(short, here, wanted)
 
 
-def _has_left(node: NodeRecord) -> bool:
-    return node.state is NodeState.LEFT
+_EFFORTS = (NodeState.READY, NodeState.DRAINING, NodeState.JOINING, NodeState.SUSPECT, NodeState.LOST)
+"""States of nodes by how easily they are opened. One that left said goodbye: nobody waits for it."""
+
+
+def _effort(node: NodeRecord) -> int:
+    """How much it takes until a node takes work again."""
+    return _EFFORTS.index(node.state)
 
 
 def _fewest(short: Shortfall, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
@@ -191,8 +194,9 @@ def _added(labels: Labels, asks: Sequence[Resources], placement: Strategy) -> st
         return f"ask for one of {' and '.join(twice)}, since no node can have both"
     labelled = "".join(f" with the label {key}={value}" for key, value in labels) + allowing
     if placement is Strategy.STRICT_SPREAD and len(asks) > 1:
-        largest = max(asks, key=lambda ask: (ask.gpu_milli, ask.cpu_milli, ask.memory_bytes))
-        return f"add {len(asks)} nodes{labelled}, each with {_amounts(largest)} free"
+        names = dict.fromkeys(name for ask in asks for name, _ in ask.items())
+        each = Resources.from_items([(name, max(ask.get(name) for ask in asks)) for name in names])
+        return f"add {len(asks)} nodes{labelled}, each with {_amounts(each)} free"
     return f"add a node{labelled}, with {_amounts(total(asks))} free"
 
 

@@ -26,6 +26,7 @@ from callboard.scheduler.records import JobRecord, SpecRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.states import ENDED, GroupKind, GroupState, JobState, Removal, Rule, StopKind
 from callboard.scheduler.transaction import Transaction
+from callboard.scheduler.wording import asked
 
 # ---- pools and policy ----
 
@@ -186,15 +187,15 @@ def check_spec(tx: Transaction, spec: JobSpec) -> None:
             what = "is being deleted" if pool else "does not exist"
             raise Refusal(RefusalCode.NOT_FOUND, f"pools/{ask.pool}", f"pool {ask.pool} {what}", "spec.pool")
         for resource, nominal in pool.spec.nominal:
-            asked = ask.resources.get(resource)
+            wanted = ask.resources.get(resource)
             limit = nominal + borrowable(tx.state.pools, pool.spec, resource)
-            if asked > limit:
+            if wanted > limit:
                 account = unschedulable(tx.state, spec)
                 raise Refusal(
                     RefusalCode.QUOTA_EXCEEDED,
                     f"pools/{ask.pool}",
-                    f"{spec.name} asks {format_amount(resource, asked)} {resource}, "
-                    f"pool {ask.pool} can have {format_amount(resource, limit)}; ask for less or raise the quota",
+                    f"{spec.name} asks for {asked(resource, [slot.resources.get(resource) for slot in ask.slots])}, "
+                    f"but pool {ask.pool} can have {format_amount(resource, limit)}; ask for less or raise the quota",
                     "spec.components",
                     account.reasons,
                     account.unblock,

@@ -19,6 +19,22 @@ def shown(resource: str) -> str:
     return resource.upper() if resource in ("cpu", "gpu") else resource
 
 
+def asked(resource: str, amounts: Sequence[int]) -> str:
+    """What several workers ask, each and together: ``3 workers of 1 CPU each, 3 CPU together``."""
+    together = f"{format_amount(resource, sum(amounts))} {shown(resource)}"
+    several = workers(resource, amounts)
+    return f"{several}, {together} together" if several else together
+
+
+def workers(resource: str, amounts: Sequence[int]) -> str:
+    """Several workers and what each asks: ``3 workers of 1 CPU each``; empty: at most one asks anything."""
+    asking = [amount for amount in amounts if amount]
+    if len(asking) < 2:
+        return ""
+    each = f" of {format_amount(resource, asking[0])} {shown(resource)} each" if len(set(asking)) == 1 else ""
+    return f"{len(asking)} workers{each}"
+
+
 def change(resource: str, amount: int) -> str:
     if resource in ("cpu", "gpu") and amount % MILLI:
         return f"{amount}m"

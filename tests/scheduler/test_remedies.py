@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from callboard.model.quantities import MILLI, Resources, parse_milli
-from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy
+from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy, WorkerPlace
 from callboard.scheduler import Refusal
 from callboard.scheduler import events as ev
-from callboard.scheduler.node_record import DeviceInfo
+from callboard.scheduler.node_record import DeviceInfo, RayInfo
 from callboard.scheduler.planning import Plan, could_ever_fit, plan
 from callboard.scheduler.states import JobState, WorkerState
 from tests.scheduler.histories import History
@@ -20,6 +20,9 @@ from tests.scheduler.world import World, pool_spec
 
 BLOCKED = ("WAIT", "UNSCHEDULABLE")
 _ADDED = re.compile(r"add (a|\d+) nodes?((?: with the label [^, ]+)*), (?:each )?with (.+) free")
+
+
+_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}
 
 
 class Operator:
@@ -49,6 +52,7 @@ class Operator:
                 self.world.submit(self.spec(f"j{n}"))
             except Refusal:
                 continue
+        self.trouble()
         for job in list(self.world.state.jobs.values()):
             if job.state is JobState.PENDING:
                 self.world.cancel(job.name)
@@ -59,6 +63,25 @@ class Operator:
             pool = self.world.state.pools["p"].spec
             lowered = tuple((resource, 0) for resource, _ in pool.nominal)
             self.change("p", nominal=lowered, stop_policy=choose([StopPolicy.NONE, StopPolicy.HOLD]))
+
+    def trouble(self) -> None:
+        """Some nodes fall silent, are lost, leave, drain or are not ready yet."""
+        world = self.world
+        for node in list(world.state.nodes.values()):
+            now_ms, node_id, epoch = world.now_ms, node.node_id, node.epoch
+            match self.random.choice([*[""] * 12, "suspected", "lost", "left", "drained", "joining"]):
+                case "suspected":
+                    world.send(ev.NodeSuspected(now_ms=now_ms, node_id=node_id, epoch=epoch, suspected=True))
+                case "lost":
+                    world.lose(node_id)
+                case "left":
+                    world.send(ev.NodeLeft(now_ms=now_ms, node_id=node_id, epoch=epoch, reason="stopped"))
+                case "drained":
+                    world.send(ev.NodeDrained(now_ms=now_ms, node_id=node_id))
+                case "joining":
+                    world.join(f"late-{node_id}", dict(node.capacity.items()), ray=None, labels=node.labels)
+                case _:
+                    continue
 
     def spec(self, name: str) -> JobSpec:
         choose = self.random.choice
@@ -105,6 +128,13 @@ class Operator:
             self.grow(found[3], found[2].lower(), parse_milli(found[1]))
         elif found := re.fullmatch(r"uncordon (\S+)", change):
             world.send(ev.NodeCordoned(now_ms=now_ms, node_id=found[1], cordoned=False))
+        elif found := re.fullmatch(r"(?:bring|wait until) (\S+) (?:back|has joined)", change):
+            self.grow(found[1], "gpu", 0)
+        elif found := re.fullmatch(r"wait until (\S+) has ended unwanted workers", change):
+            world.answer()
+            assert not world.state.nodes[found[1]].ghosts
+        elif found := re.fullmatch(r"wait (.+)", change):
+            world.tick(sum(int(n) * _MS[unit] for n, unit in re.findall(r"(\d+) (ms|s|min|h)", found[1])))
         elif found := _ADDED.fullmatch(change):
             labels = tuple(tuple(pair.split("=")) for pair in re.findall(r"label ([^, ]+)", found[2]))
             amounts = {name.lower(): amount for amount, name in (each.split(" ") for each in found[3].split(", "))}
@@ -148,14 +178,14 @@ class Operator:
                 capacity=Resources.from_items(capacity.items()),
                 devices=devices,
                 simulated=True,
-                ray=node.ray,
+                ray=node.ray or RayInfo(gcs_address="h:1", session="s", ray_node_id=f"ray-{node_id}"),
                 labels=node.labels,
                 running=running,
             )
         )
 
 
-@pytest.mark.parametrize("seed", range(0, 120, 20))
+@pytest.mark.parametrize("seed", range(0, 200, 20))
 def test_what_would_help_is_enough(seed: int) -> None:
     helped = 0
     for one in range(seed, seed + 20):
@@ -192,3 +222,44 @@ def test_whoever_waits_says_for_what_and_could_not_start_now(seed: int) -> None:
             assert found.reasons, f"{job.name}, {found}, after {history.story[-3:]}"
             assert found.verdict != "START" or job.eligible_ms > world.now_ms, found
     assert looked_at
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_ft_c3_a_node_that_is_closed_for_two_reasons_names_both_and_both_remedies(placed: bool) -> None:
+    world = World({"n1": 1})
+    world.pool(pool_spec("p"))
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=True))
+    world.send(ev.NodeSuspected(now_ms=world.now_ms, node_id="n1", epoch=world.state.nodes["n1"].epoch))
+    places = (WorkerPlace(node_id="n1", devices=((0, MILLI),)),) if placed else ()
+    component = ComponentSpec(name="c", actor="a:B", resources=Resources.parse({"gpu": 1}), places=places)
+    spec = JobSpec(name="what", pool="p", components=(component,))
+    found = world.scheduler.explain_spec(spec, world.now_ms)
+    assert [reason.code for reason in found.reasons] == ["CORDONED", "NODE_STATE"]
+    assert found.unblock == ("uncordon n1", "bring n1 back")
+
+
+def test_ft_c7_a_fraction_that_no_single_gpu_has_says_need_and_free() -> None:
+    world = World({"n1": 2})
+    world.pool(pool_spec("p"))
+    for n in range(2):
+        world.submit(f"half{n}", pool="p", ask={"gpu": 0.58})
+    world.submit("third", pool="p", ask={"gpu": 0.5})
+    message = "n1 lacks 0.08 GPU on one GPU (needs 0.5; the emptiest has 0.42 free, all together 0.84)"
+    assert world.explain("third").reasons[0].message == message
+    world.submit("whole", pool="p", ask={"gpu": 1})
+    message = "n1 lacks 1 GPU (needs 1; 0 whole free and 0.84 in parts)"
+    assert world.explain("whole").reasons[0].message == message
+
+
+def test_ft_c8_what_several_workers_ask_is_named_each_and_together() -> None:
+    world = World({"n1": {"cpu": 4}})
+    world.pool(pool_spec("p", cpu=4))
+    world.submit("two", pool="p", ask={"cpu": 2})
+    world.submit("three", pool="p", ask={"cpu": 1}, workers=3, placement=Strategy.STRICT_PACK)
+    assert [reason.message for reason in world.explain("three").reasons][:3] == [
+        "pool p: 2 of 4 cpu used, asks for 3 workers of 1 CPU each, 3 CPU together",
+        "room for 2 of 3 workers",
+        "n1 lacks 1 CPU for 3 workers of 1 CPU each (2 free)",
+    ]
+    refusal = world.refused("six", pool="p", ask={"cpu": 1}, workers=6)
+    assert refusal.message.startswith("six asks for 6 workers of 1 CPU each, 6 CPU together, but pool p can have 4")
