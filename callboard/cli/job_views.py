@@ -10,7 +10,7 @@ from rich.text import Text
 
 from callboard.cli import screen, words
 from callboard.model.quantities import format_milli
-from callboard.v1.job_pb2 import Explanation, Job, Worker, WorkerFailure
+from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker, WorkerFailure
 
 _VERDICTS = {
     "START": "It would start now.",
@@ -59,7 +59,8 @@ def job_view(job: Job, *, wide: bool) -> Group:
     if job.workers:
         parts += ["", _worker_table(job, wide=wide)]
     if job.waiting_for:
-        parts += ["", Text("Waits for", style="bold"), *(f"  {reason.message}" for reason in job.waiting_for)]
+        title = "Waits for" if job.state == JobState.JOB_STATE_PENDING else "Still to come"
+        parts += ["", Text(title, style="bold"), *(f"  {reason.message}" for reason in job.waiting_for)]
     if job.victims:
         parts += ["", Text("Made room", style="bold"), *(f"  {words.yielding(victim)}" for victim in job.victims)]
     if len(job.failures) > 1:

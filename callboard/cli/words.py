@@ -16,6 +16,7 @@ from callboard.v1 import common_pb2
 from callboard.v1.agent_pb2 import Bundle
 from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, PlacementStrategy, Preemption, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState
+from callboard.v1.scheduler_pb2 import Stats
 from callboard.wire.amounts import resources_from_proto, resources_to_proto
 
 UNITS = {"cpu": "CPU", "gpu": "GPU"}
@@ -79,6 +80,12 @@ def amounts_of(resources: Resources) -> str:
 def share(used: common_pb2.Resources, whole: common_pb2.Resources, resource: str) -> str:
     """ "4.5/6" of one resource."""
     return f"{amount(used, resource)}/{amount(whole, resource)}"
+
+
+def free_gpus(stats: Stats) -> str:
+    """ "2 whole free", "0 whole free, 1.6 in parts": no whole GPU can be made of parts."""
+    parts = f", {format_milli(stats.free_gpu_parts_milli)} in parts" if stats.free_gpu_parts_milli else ""
+    return f"{stats.free_whole_gpus} whole free{parts}"
 
 
 def amount(message: common_pb2.Resources, resource: str) -> str:

@@ -16,7 +16,7 @@ from callboard.scheduler.asks import asks_of
 from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import JobRecord
 from callboard.scheduler.state import State
-from callboard.scheduler.states import LIVE, JobState, WorkerState
+from callboard.scheduler.states import JobState
 from callboard.scheduler.view import Assumption, View
 
 MAX_JOBS_NAMED = 20
@@ -107,15 +107,10 @@ def _of_waiting(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iter
 def _of_growing(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iterator[Want]:
     if job.state is not JobState.RUNNING:
         return
-    live = [
-        worker
-        for worker in state.workers_of(job.uid)
-        if worker.attempt == job.attempt and worker.state in LIVE and worker.state is not WorkerState.STOPPING
-    ]
     for component in spec.components:
         if not (component.elastic or spec.replaces):
             continue
-        missing = elastic.wanted(job, component) - sum(worker.component == component.name for worker in live)
+        missing = elastic.wanted(job, component) - len(elastic.live_of(state, job, component))
         pool = spec.pool_of(component)
         short = _is_short(state, view, pool, component.resources)
         selector = _selector(spec, () if component.node_selector_soft else component.node_selector)

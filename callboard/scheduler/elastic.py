@@ -100,19 +100,9 @@ def grow(tx: Transaction, uid: str) -> None:
         while (component.elastic or spec.replaces) and len(live := live_of(tx.state, job, component)) < wanted(
             job, component
         ):
-            taken = {worker.rank for worker in live}
-            rank = next(rank for rank in range(len(live) + 1) if rank not in taken)
-            if _is_leaving(tx, job, component, rank) or not _add(tx, uid, spec, component, rank):
+            rank = next_rank(live)
+            if is_leaving(tx.state, job, component, rank) or not _add(tx, uid, spec, component, rank):
                 break
-
-
-def _is_leaving(tx: Transaction, job: JobRecord, component: ComponentSpec, rank: int) -> bool:
-    """Whether the worker that had this rank is still on its way out: no rank is there twice (R5)."""
-    return any(
-        worker.state is WorkerState.STOPPING
-        and (worker.component, worker.rank, worker.attempt) == (component.name, rank, job.attempt)
-        for worker in tx.state.workers_of(job.uid)
-    )
 
 
 def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, counts: bool) -> None:
@@ -322,3 +312,18 @@ def live_of(state: State, job: JobRecord, component: ComponentSpec) -> list[Work
         and worker.state in LIVE
         and worker.state is not WorkerState.STOPPING
     ]
+
+
+def is_leaving(state: State, job: JobRecord, component: ComponentSpec, rank: int) -> bool:
+    """Whether the worker that had this rank is still on its way out: no rank is there twice (R5)."""
+    return any(
+        worker.state is WorkerState.STOPPING
+        and (worker.component, worker.rank, worker.attempt) == (component.name, rank, job.attempt)
+        for worker in state.workers_of(job.uid)
+    )
+
+
+def next_rank(live: Sequence[WorkerRecord]) -> int:
+    """The lowest rank that none of a component's workers has."""
+    taken = {worker.rank for worker in live}
+    return next(rank for rank in range(len(live) + 1) if rank not in taken)

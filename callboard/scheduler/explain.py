@@ -17,6 +17,8 @@ from callboard.scheduler.awaited import (
     killed_in,
     leaving_beside,
     living_copies,
+    short_of_workers,
+    victims_of,
     waiting_workers,
 )
 from callboard.scheduler.blockers import blockers
@@ -75,18 +77,19 @@ class Explanation:
 def explain(state: State, uid: str, now_ms: int) -> Explanation:
     """The account of a job that was submitted."""
     job, spec = state.jobs[uid], state.specs[uid].spec
-    victims = tuple(state.preemptions_for(uid))
     if job.state is not JobState.PENDING:
+        victims = tuple(state.preemptions_for(uid))
         workers = tuple(
             PlannedWorker(worker.component, worker.rank, worker.node_id, worker.devices, worker.group_id)
             for worker in state.workers_of(uid)
             if worker.attempt == job.attempt
         )
         kill = killed_in(state.workers_of(uid), now_ms)
-        summary = f"{job.name} is {job.state}: {job.reason}" + (f"; {kill}" if kill else "")
+        short, changes = short_of_workers(state, job, spec, now_ms)
+        said = [f"{job.name} is {job.state}: {job.reason}", *([kill] if kill else []), *(why.message for why in short)]
         waiting = waiting_workers(state, job, now_ms)
-        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *why_missing(state, uid), *_last_words(job))
-        return Explanation("NONE", summary, reasons, (), workers, victims)
+        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *why_missing(state, uid), *short, *_last_words(job))
+        return Explanation("NONE", "; ".join(said), reasons, changes, workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
         reasons = (
@@ -99,7 +102,7 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         what = join([reason.message for reason in reasons]) or "what is on its way out"
         workers = _nominated_workers(state, job, spec)
         summary = f"{job.name} holds its room and waits for {what}"
-        return Explanation("WAIT", summary, reasons, (), workers, victims, position)
+        return Explanation("WAIT", summary, reasons, (), workers, victims_of(state, job), position)
     found = _account(state, uid, spec, job.submit_ms, now_ms)
     if found.verdict == "UNSCHEDULABLE" and job.deadline_ms > now_ms:
         found = _waits_for_nodes(job, found, now_ms)
@@ -108,7 +111,7 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
         summary = f"{job.name} waits for {held_back[0].message}"
         found = replace(found, verdict="WAIT", summary=summary, reasons=(*held_back, *found.reasons))
     reasons = (*found.reasons, *checkpoint_lost(job))
-    return replace(found, reasons=reasons, queue_position=position, victims=victims or found.victims)
+    return replace(found, reasons=reasons, queue_position=position)
 
 
 def why_missing(state: State, uid: str) -> tuple[Reason, ...]:

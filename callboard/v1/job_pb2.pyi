@@ -1112,7 +1112,7 @@ class Job(_message.Message):
 
     @_builtins.property
     def waiting_for(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Reason]:
-        """Why it waits; empty unless PENDING."""
+        """Why it waits, or why an elastic job that runs has fewer workers than it should."""
 
     @_builtins.property
     def placement_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -28,7 +28,7 @@ from callboard.v1 import pool_pb2 as callboard_dot_v1_dot_pool__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61llboard/v1/scheduler.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x19\x63\x61llboard/v1/policy.proto\x1a\x17\x63\x61llboard/v1/pool.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetPolicyRequest\"Q\n\x11GetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"g\n\x10SetPolicyRequest\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"Q\n\x11SetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\x89\x07\n\x05Stats\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tuptime_ms\x18\x03 \x01(\x03\x12-\n\x05nodes\x18\x04 \x03(\x0b\x32\x1e.callboard.v1.Stats.NodesEntry\x12+\n\x04jobs\x18\x05 \x03(\x0b\x32\x1d.callboard.v1.Stats.JobsEntry\x12\x31\n\x07workers\x18\x06 \x03(\x0b\x32 .callboard.v1.Stats.WorkersEntry\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12\x19\n\x11total_preemptions\x18\x0c \x01(\x03\x12H\n\x13preemption_outcomes\x18\r \x03(\x0b\x32+.callboard.v1.Stats.PreemptionOutcomesEntry\x12?\n\x10placement_groups\x18\x0e \x01(\x0b\x32%.callboard.v1.PlacementGroupPoolStats\x12\x17\n\x0ftotal_submitted\x18\x0f \x01(\x03\x12\x13\n\x0bray_address\x18\x10 \x01(\t\x12\x13\n\x0breconciling\x18\x11 \x01(\x08\x12\x13\n\x0bwarm_starts\x18\x12 \x01(\x03\x12\x13\n\x0b\x63old_starts\x18\x13 \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x1a,\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17PreemptionOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"6\n\x10GetStatsResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats\"\x12\n\x10GetDemandRequest\"\xae\x02\n\x06\x44\x65mand\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12&\n\x05shape\x18\x02 \x01(\x0b\x32\x17.callboard.v1.Resources\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12=\n\rnode_selector\x18\x04 \x03(\x0b\x32&.callboard.v1.Demand.NodeSelectorEntry\x12\x0c\n\x04jobs\x18\x05 \x03(\t\x12.\n\nsince_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eoptional_count\x18\x07 \x01(\x05\x12\x15\n\rquota_blocked\x18\x08 \x01(\x08\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x11GetDemandResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12%\n\x07\x64\x65mands\x18\x02 \x03(\x0b\x32\x14.callboard.v1.Demand2\xc7\x02\n\x10SchedulerService\x12L\n\tGetPolicy\x12\x1e.callboard.v1.GetPolicyRequest\x1a\x1f.callboard.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.callboard.v1.SetPolicyRequest\x1a\x1f.callboard.v1.SetPolicyResponse\x12I\n\x08GetStats\x12\x1d.callboard.v1.GetStatsRequest\x1a\x1e.callboard.v1.GetStatsResponse\x12L\n\tGetDemand\x12\x1e.callboard.v1.GetDemandRequest\x1a\x1f.callboard.v1.GetDemandResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61llboard/v1/scheduler.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x19\x63\x61llboard/v1/policy.proto\x1a\x17\x63\x61llboard/v1/pool.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetPolicyRequest\"Q\n\x11GetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"g\n\x10SetPolicyRequest\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"Q\n\x11SetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\xc0\x07\n\x05Stats\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tuptime_ms\x18\x03 \x01(\x03\x12-\n\x05nodes\x18\x04 \x03(\x0b\x32\x1e.callboard.v1.Stats.NodesEntry\x12+\n\x04jobs\x18\x05 \x03(\x0b\x32\x1d.callboard.v1.Stats.JobsEntry\x12\x31\n\x07workers\x18\x06 \x03(\x0b\x32 .callboard.v1.Stats.WorkersEntry\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12\x19\n\x11total_preemptions\x18\x0c \x01(\x03\x12H\n\x13preemption_outcomes\x18\r \x03(\x0b\x32+.callboard.v1.Stats.PreemptionOutcomesEntry\x12?\n\x10placement_groups\x18\x0e \x01(\x0b\x32%.callboard.v1.PlacementGroupPoolStats\x12\x17\n\x0ftotal_submitted\x18\x0f \x01(\x03\x12\x13\n\x0bray_address\x18\x10 \x01(\t\x12\x13\n\x0breconciling\x18\x11 \x01(\x08\x12\x13\n\x0bwarm_starts\x18\x12 \x01(\x03\x12\x13\n\x0b\x63old_starts\x18\x13 \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x12\x17\n\x0f\x66ree_whole_gpus\x18\x15 \x01(\x05\x12\x1c\n\x14\x66ree_gpu_parts_milli\x18\x16 \x01(\x03\x1a,\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17PreemptionOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"6\n\x10GetStatsResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats\"\x12\n\x10GetDemandRequest\"\xae\x02\n\x06\x44\x65mand\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12&\n\x05shape\x18\x02 \x01(\x0b\x32\x17.callboard.v1.Resources\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12=\n\rnode_selector\x18\x04 \x03(\x0b\x32&.callboard.v1.Demand.NodeSelectorEntry\x12\x0c\n\x04jobs\x18\x05 \x03(\t\x12.\n\nsince_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eoptional_count\x18\x07 \x01(\x05\x12\x15\n\rquota_blocked\x18\x08 \x01(\x08\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x11GetDemandResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12%\n\x07\x64\x65mands\x18\x02 \x03(\x0b\x32\x14.callboard.v1.Demand2\xc7\x02\n\x10SchedulerService\x12L\n\tGetPolicy\x12\x1e.callboard.v1.GetPolicyRequest\x1a\x1f.callboard.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.callboard.v1.SetPolicyRequest\x1a\x1f.callboard.v1.SetPolicyResponse\x12I\n\x08GetStats\x12\x1d.callboard.v1.GetStatsRequest\x1a\x1e.callboard.v1.GetStatsResponse\x12L\n\tGetDemand\x12\x1e.callboard.v1.GetDemandRequest\x1a\x1f.callboard.v1.GetDemandResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,25 +56,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSREQUEST']._serialized_start=449
   _globals['_GETSTATSREQUEST']._serialized_end=466
   _globals['_STATS']._serialized_start=469
-  _globals['_STATS']._serialized_end=1374
-  _globals['_STATS_NODESENTRY']._serialized_start=1178
-  _globals['_STATS_NODESENTRY']._serialized_end=1222
-  _globals['_STATS_JOBSENTRY']._serialized_start=1224
-  _globals['_STATS_JOBSENTRY']._serialized_end=1267
-  _globals['_STATS_WORKERSENTRY']._serialized_start=1269
-  _globals['_STATS_WORKERSENTRY']._serialized_end=1315
-  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_start=1317
-  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_end=1374
-  _globals['_GETSTATSRESPONSE']._serialized_start=1376
-  _globals['_GETSTATSRESPONSE']._serialized_end=1430
-  _globals['_GETDEMANDREQUEST']._serialized_start=1432
-  _globals['_GETDEMANDREQUEST']._serialized_end=1450
-  _globals['_DEMAND']._serialized_start=1453
-  _globals['_DEMAND']._serialized_end=1755
-  _globals['_DEMAND_NODESELECTORENTRY']._serialized_start=1704
-  _globals['_DEMAND_NODESELECTORENTRY']._serialized_end=1755
-  _globals['_GETDEMANDRESPONSE']._serialized_start=1757
-  _globals['_GETDEMANDRESPONSE']._serialized_end=1833
-  _globals['_SCHEDULERSERVICE']._serialized_start=1836
-  _globals['_SCHEDULERSERVICE']._serialized_end=2163
+  _globals['_STATS']._serialized_end=1429
+  _globals['_STATS_NODESENTRY']._serialized_start=1233
+  _globals['_STATS_NODESENTRY']._serialized_end=1277
+  _globals['_STATS_JOBSENTRY']._serialized_start=1279
+  _globals['_STATS_JOBSENTRY']._serialized_end=1322
+  _globals['_STATS_WORKERSENTRY']._serialized_start=1324
+  _globals['_STATS_WORKERSENTRY']._serialized_end=1370
+  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_start=1372
+  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_end=1429
+  _globals['_GETSTATSRESPONSE']._serialized_start=1431
+  _globals['_GETSTATSRESPONSE']._serialized_end=1485
+  _globals['_GETDEMANDREQUEST']._serialized_start=1487
+  _globals['_GETDEMANDREQUEST']._serialized_end=1505
+  _globals['_DEMAND']._serialized_start=1508
+  _globals['_DEMAND']._serialized_end=1810
+  _globals['_DEMAND_NODESELECTORENTRY']._serialized_start=1759
+  _globals['_DEMAND_NODESELECTORENTRY']._serialized_end=1810
+  _globals['_GETDEMANDRESPONSE']._serialized_start=1812
+  _globals['_GETDEMANDRESPONSE']._serialized_end=1888
+  _globals['_SCHEDULERSERVICE']._serialized_start=1891
+  _globals['_SCHEDULERSERVICE']._serialized_end=2218
 # @@protoc_insertion_point(module_scope)

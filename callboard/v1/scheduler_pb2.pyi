@@ -250,6 +250,8 @@ class Stats(_message.Message):
     WARM_STARTS_FIELD_NUMBER: _builtins.int
     COLD_STARTS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    FREE_WHOLE_GPUS_FIELD_NUMBER: _builtins.int
+    FREE_GPU_PARTS_MILLI_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Revision at which the figures were read."""
     term: _builtins.int
@@ -270,6 +272,10 @@ class Stats(_message.Message):
     """Workers that started cold since the controller's first start; each says why."""
     metrics_address: _builtins.str
     """"host:port" where the controller serves its Prometheus figures; empty: nowhere."""
+    free_whole_gpus: _builtins.int
+    """GPUs nobody has a share of, on nodes that take work."""
+    free_gpu_parts_milli: _builtins.int
+    """What is left of shared GPUs, on nodes that take work: no worker that asks for whole ones can have it."""
     @_builtins.property
     def nodes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Nodes by state name."""
@@ -333,10 +339,12 @@ class Stats(_message.Message):
         warm_starts: _builtins.int = ...,
         cold_starts: _builtins.int = ...,
         metrics_address: _builtins.str = ...,
+        free_whole_gpus: _builtins.int = ...,
+        free_gpu_parts_milli: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "placement_groups", b"placement_groups", "quarantined", b"quarantined", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "cold_starts", b"cold_starts", "free", b"free", "held", b"held", "jobs", b"jobs", "metrics_address", b"metrics_address", "nodes", b"nodes", "placement_groups", b"placement_groups", "preemption_outcomes", b"preemption_outcomes", "quarantined", b"quarantined", "ray_address", b"ray_address", "reconciling", b"reconciling", "revision", b"revision", "term", b"term", "total_preemptions", b"total_preemptions", "total_submitted", b"total_submitted", "uptime_ms", b"uptime_ms", "used", b"used", "warm_starts", b"warm_starts", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "cold_starts", b"cold_starts", "free", b"free", "free_gpu_parts_milli", b"free_gpu_parts_milli", "free_whole_gpus", b"free_whole_gpus", "held", b"held", "jobs", b"jobs", "metrics_address", b"metrics_address", "nodes", b"nodes", "placement_groups", b"placement_groups", "preemption_outcomes", b"preemption_outcomes", "quarantined", b"quarantined", "ray_address", b"ray_address", "reconciling", b"reconciling", "revision", b"revision", "term", b"term", "total_preemptions", b"total_preemptions", "total_submitted", b"total_submitted", "uptime_ms", b"uptime_ms", "used", b"used", "warm_starts", b"warm_starts", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

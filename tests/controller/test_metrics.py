@@ -12,10 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from callboard.cli.actions import status
 from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.server import MetricsServer
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller
+from callboard.controller.views.stats import stats_message
+from callboard.scheduler import events as ev
 from callboard.v1 import job_pb2, scheduler_pb2
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.scheduler.world import World
@@ -127,3 +130,31 @@ def test_pc_14_a_name_has_one_series_while_one_job_ends_and_the_next_starts() ->
         for sample in metric.samples
     ]
     assert series == [labelled(job="j", component="main")]
+
+
+def test_ft_c6_whole_gpus_and_parts_of_shared_ones_are_told_apart() -> None:
+    world = World({"n1": 4, "n2": 2})
+    world.pool()
+    on_n1 = (("node", "n1"),)
+    for n in range(4):
+        world.submit(f"a{n}", ask={"gpu": 0.6}, node_selector=on_n1)
+    world.submit("asks", priority=1, ask={"gpu": 1}, node_selector=on_n1)
+    stats = stats_message(world.state)
+    assert (stats.free_whole_gpus, stats.free_gpu_parts_milli) == (2, 1600)
+    assert headline_of(stats) == "In use: 0/128 CPU, 2.4/6 GPU (2 whole free, 1.6 in parts), 0/128GiB memory"
+    figures = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in gauges(world.state, world.now_ms)
+        for sample in family.samples
+    }
+    assert figures["callboard_free_gpus", "whole"] == 2
+    assert figures["callboard_free_gpus", "part"] == 1.6
+    assert figures["callboard_demand_whole_gpus", "pool", "false"] == 1
+    assert "n1 lacks 1 GPU (needs 1; 0 whole free and 1.6 in parts)" in world.explain("asks").summary
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n2", cordoned=True))
+    assert world.state.cluster_use.free_gpus.whole == 0, "nothing of a cordoned node can be given"
+
+
+def headline_of(stats: scheduler_pb2.Stats) -> str:
+    """The line of `callboard status` that says what is in use."""
+    return status._headline("127.0.0.1:6990", stats).plain.split("\n")[1]

@@ -255,7 +255,7 @@ class TestRefusals:
         error = await refusal_of(api.submit(job("a", cpu=7000)))
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", ErrorReason.QUOTA_EXCEEDED)
         assert [violation.subject for violation in error.quota] == ["pools/rlhf"]
-        assert "asks 7 cpu" in error.message
+        assert "asks for 7 CPU" in error.message
 
     async def test_a_worker_that_no_node_can_hold(self, shared: tuple[Controller, Api]) -> None:
         _, api = shared

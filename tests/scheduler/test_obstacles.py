@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 
 from callboard.model.policy import Aggressiveness
-from callboard.model.specs import JobSpec, PgPoolSpec, StopPolicy
+from callboard.model.quantities import Resources
+from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy
 from callboard.scheduler import events as ev
 from callboard.scheduler.asks import asks_of
 from callboard.scheduler.evolving import evolve
@@ -22,6 +23,7 @@ from callboard.scheduler.records import Put
 from callboard.scheduler.states import JobState, NodeState
 from callboard.scheduler.view import View
 from tests.scheduler.histories import History
+from tests.scheduler.test_remedies import Operator
 from tests.scheduler.world import World, job_spec, pool_spec
 
 Change = Callable[[], object]
@@ -339,3 +341,95 @@ def test_ft_c2_whatever_happens_every_waiting_job_has_reasons_that_are_true(seed
             if found.verdict == "WAIT" and found.unblock and found.unblock[0].startswith("wait "):
                 assert found.victims, found
     assert looked_at
+
+
+# ---- what is on its way, and to whom ----
+
+
+def victims_named(world: World, name: str) -> set[str]:
+    found = world.explain(name)
+    awaited = {r.subject.removeprefix("jobs/") for r in found.reasons if r.code.startswith("WAITING_FOR")}
+    return awaited | {victim.victim_name for victim in found.victims}
+
+
+def test_ft_c9_of_an_overtaken_nomination_each_job_lists_its_own_victims() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    for name in ("a", "b"):
+        world.submit(name, priority=1)
+    world.hold_stops_of("a", "b")
+    world.submit("high", priority=5, ask={"gpu": 2})
+    assert victims_named(world, "high") == {"a", "b"}
+    world.submit("higher", priority=9)
+    assert len(victims_named(world, "higher")) == 1, "it needs one GPU"
+    assert victims_named(world, "high") == set(), "its room is gone, and so are its victims"
+    first = next(iter(victims_named(world, "higher")))
+    world.let_stop(first)
+    assert world.status("higher") is JobState.RUNNING
+    world.complete("higher")
+    other = ({"a", "b"} - {first}).pop()
+    assert victims_named(world, "high") == {other}
+    world.let_stop(other)
+    assert world.status("high") is JobState.RUNNING
+
+
+def test_ft_c9_two_nominated_jobs_on_one_node_wait_each_for_its_own() -> None:
+    world = World({"n1": 2})
+    world.pool()
+    for name in ("a", "b"):
+        world.submit(name, priority=1)
+    world.hold_stops_of("a", "b")
+    world.submit("h1", priority=9)
+    world.submit("h2", priority=9)
+    assert len(victims_named(world, "h1")) == len(victims_named(world, "h2")) == 1
+    assert victims_named(world, "h1") | victims_named(world, "h2") == {"a", "b"}
+
+
+def test_ft_c9_a_victim_that_frees_quota_or_memory_is_awaited_wherever_it_runs() -> None:
+    world = World({"n1": 1, "n2": {"gpu": 2, "memory": "8GiB"}})
+    world.pool(pool_spec("p", gpu=1))
+    world.submit("quota", pool="p", priority=1, node_selector=(("node", "n1"),))
+    world.hold_stops_of("quota", "memory")
+    world.submit("h", pool="p", priority=9, node_selector=(("node", "n2"),))
+    assert victims_named(world, "h") == {"quota"}
+    world = World({"n1": {"gpu": 2, "memory": "8GiB"}})
+    world.pool()
+    world.submit("memory", priority=1, ask={"memory": "6GiB"})
+    world.hold_stops_of("memory")
+    world.submit("h", priority=9, ask={"gpu": 1, "memory": "4GiB"})
+    assert victims_named(world, "h") == {"memory"}
+
+
+@pytest.mark.parametrize("why", ["quota", "room", "pack", "groups"])
+def test_ft_c11_an_elastic_job_says_that_it_is_short_of_workers_and_why(why: str) -> None:
+    world = World({"n1": 2, "n2": 1 if why == "pack" else 0})
+    quota = {"gpu": 2} if why == "quota" else {}
+    kept = PgPoolSpec(max_dynamic=2) if why == "groups" else NO_PG_POOL
+    if why in {"quota", "groups"}:
+        world.join("n3", 4)
+    world.pool(pool_spec("pool", pg_pool=kept, **quota))
+    component = ComponentSpec(
+        name="rollout", actor="a:B", min_workers=1, max_workers=3, resources=Resources.parse({"gpu": 1})
+    )
+    strategy = Strategy.STRICT_PACK if why == "pack" else Strategy.PACK
+    nodes = (("node", "n1"),) if why == "pack" else ()
+    world.submit(job_spec("j", components=[component], placement=strategy, node_selector=nodes))
+    found = world.explain("j")
+    short = [reason for reason in found.reasons if reason.code == "SHORT_OF_WORKERS"]
+    assert [(reason.asked, reason.available) for reason in short] == [(3, 2)]
+    expected = {
+        "quota": "rollout has 2 of 3 workers: pool pool: 2 of 2 gpu used, asks 1",
+        "room": "rollout has 2 of 3 workers: n1 lacks 1 GPU; n2 lacks 1 GPU",
+        "pack": "rollout has 2 of 3 workers: n1 lacks 1 GPU",
+        "groups": "rollout has 2 of 3 workers: pool pool has 2 of 2 dynamic groups and none is free and fits",
+    }[why]
+    assert short[0].message.startswith(expected)
+    assert expected in found.summary
+    operator = Operator(0)
+    operator.world = world
+    assert found.unblock
+    for change in found.unblock:
+        operator.do(change)
+    world.tick(1)
+    assert len(world.workers("j")) == 3
+    assert not [reason for reason in world.explain("j").reasons if reason.code == "SHORT_OF_WORKERS"]

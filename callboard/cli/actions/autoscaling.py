@@ -38,7 +38,10 @@ def show_demand(*, controller: str, output: Output) -> None:
         elif output is Output.YAML:
             printing.print_yaml([plain(entry) for entry in demands])
         elif demands:
-            screen.stdout(wide=output is Output.WIDE).print(_table(demands))
+            out = screen.stdout(wide=output is Output.WIDE)
+            out.print(_table(demands))
+            if any(entry.shape.gpu_milli for entry in demands):
+                out.print(f"GPUs: {words.free_gpus(await client.stats())}.")
         else:
             screen.stderr().print("Nothing is wanted beyond what there is.")
 

@@ -115,10 +115,12 @@ def _headline(address: str, stats: Stats) -> Text:
 
 
 def _usage(stats: Stats) -> str:
-    """ "4/8 CPU, 1/1 GPU, 2GiB/16GiB memory", and what is held or can't be used."""
+    """ "4/8 CPU, 2.4/4 GPU (0 whole free, 1.6 in parts), 2GiB/16GiB memory", and what is held or can't be used."""
     whole = resources_from_proto(stats.capacity)
     names = dict.fromkeys(("cpu", "gpu", *(name for name, _ in whole.items())))
     parts = [f"{words.share(stats.used, stats.capacity, name)} {words.UNITS.get(name, name)}" for name in names]
+    if resources_from_proto(stats.capacity).gpu_milli:
+        parts[list(names).index("gpu")] += f" ({words.free_gpus(stats)})"
     for what, message in (("held", stats.held), ("quarantined", stats.quarantined)):
         if resources_from_proto(message):
             parts.append(f"{what} {words.amounts(message)}")

@@ -39,18 +39,26 @@ def _demand(state: State) -> Iterator[Metric]:
         labels=["pool", "optional"],
     )
     gpus = GaugeMetricFamily("callboard_demand_gpus", "GPUs that they ask for.", labels=["pool", "optional"])
-    counts = {(pool, optional): [0, 0] for pool in state.pools for optional in ("false", "true")}
+    whole = GaugeMetricFamily(
+        "callboard_demand_whole_gpus",
+        "Those of them that must be whole; parts of shared GPUs don't help.",
+        labels=["pool", "optional"],
+    )
+    counts = {(pool, optional): [0, 0, 0] for pool in state.pools for optional in ("false", "true")}
     for entry in demand(state):
         if not entry.quota_blocked:
             for optional, count in (("false", entry.count - entry.optional), ("true", entry.optional)):
-                sums = counts.setdefault((entry.pool, optional), [0, 0])
+                sums = counts.setdefault((entry.pool, optional), [0, 0, 0])
                 sums[0] += count
                 sums[1] += count * entry.shape.gpu_milli
-    for labels, (count, gpu_milli) in sorted(counts.items()):
+                sums[2] += count * (entry.shape.gpu_milli // MILLI)
+    for labels, (count, gpu_milli, whole_gpus) in sorted(counts.items()):
         workers.add_metric(list(labels), count)
         gpus.add_metric(list(labels), gpu_milli / MILLI)
+        whole.add_metric(list(labels), whole_gpus)
     yield workers
     yield gpus
+    yield whole
 
 
 def _jobs(state: State, now_ms: int) -> Iterator[Metric]:
@@ -137,6 +145,14 @@ def _nodes(state: State) -> Iterator[Metric]:
     for name, part in (("used", use.used), ("held", use.held), ("free", use.free), ("quarantined", use.quarantined)):
         gpus.add_metric([name], part.gpu_milli / MILLI)
     yield gpus
+    free = GaugeMetricFamily(
+        "callboard_free_gpus",
+        "GPUs that can be given: whole ones, and what is left of shared ones, which no whole GPU can be made of.",
+        labels=["kind"],
+    )
+    free.add_metric(["whole"], use.free_gpus.whole)
+    free.add_metric(["part"], use.free_gpus.parts_milli / MILLI)
+    yield free
 
 
 def in_units(resource: str, amount: int) -> float:

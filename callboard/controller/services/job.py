@@ -85,12 +85,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return job_pb2.SubmitJobResponse(job=job)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.GetJobResponse:
-        """One job, with why it waits."""
+        """One job, with why it waits or is short of workers."""
         wanted = id_of(request.name, "jobs")
 
         def build(state: State) -> job_pb2.Job:
             job = _found(state, wanted)
-            waits = job.state is JobState.PENDING
+            waits = job.state is JobState.PENDING or job.uid in state.elastic
             account = self._driver.scheduler.explain(job.uid, self._driver.now_ms()) if waits else None
             message = job_message(job, state, account.reasons if account is not None else ())
             message.gauges.update(self._gauges.of(job.uid, self._driver.now_ms()))

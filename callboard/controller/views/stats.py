@@ -34,6 +34,8 @@ def stats_message(state: State) -> scheduler_pb2.Stats:
         reconciling=bool(state.meta.reconcile_until_ms),
         warm_starts=state.meta.warm_starts,
         cold_starts=state.meta.cold_starts,
+        free_whole_gpus=use.free_gpus.whole,
+        free_gpu_parts_milli=use.free_gpus.parts_milli,
     )
 
 
