@@ -250,22 +250,26 @@ def _why_no_more(
     before = (*backoff(job, now_ms), *living_copies(state, job, spec))
     if before:
         return f"it waits for {before[0].message}", ()
+    if job.cause_ms:
+        return "a worker of it ended, and its cause is being found out", ()
     live = live_of(state, job, component)
     rank = next_rank(live)
     if is_leaving(state, job, component, rank):
         return f"its worker {rank} is still stopping", ()
-    nodes = {worker.node_id for worker in state.workers_of(job.uid) if worker.state in LIVE}
+    strategy = component.placement or spec.placement
+    peers = [worker for worker in state.workers_of(job.uid) if worker.state in LIVE]
+    nodes = {worker.node_id for worker in peers if not component.placement or worker.component == component.name}
     selector = spec.node_selector
-    if spec.placement is Strategy.STRICT_PACK and len(nodes) == 1:
+    if strategy is Strategy.STRICT_PACK and len(nodes) == 1:
         selector = tuple(sorted({*selector, *(("node", node_id) for node_id in nodes)}))
     one = replace(component, min_workers=1, max_workers=1, scaling=())
     alone = replace(spec, components=(one,), node_selector=selector)
     view = View(state, Assumption(subject=job.uid))
     reasons = blockers(state, view, alone)
     if reasons:
-        spread = spec.placement is Strategy.STRICT_SPREAD  # more room where the others are would not help
+        spread = strategy is Strategy.STRICT_SPREAD  # more room where the others are would not help
         return join([reason.message for reason in reasons]), () if spread else remedies(state, alone, view)
-    if spec.placement in (Strategy.STRICT_PACK, Strategy.STRICT_SPREAD):
-        where = "the node of the others" if spec.placement is Strategy.STRICT_PACK else "a node without another of them"
-        return f"by {spec.placement} the next worker needs room on {where}, and there is none", ()
+    if strategy in (Strategy.STRICT_PACK, Strategy.STRICT_SPREAD):
+        where = "the node of the others" if strategy is Strategy.STRICT_PACK else "a node without another of them"
+        return f"by {strategy} the next worker needs room on {where}, and there is none", ()
     return "the next one is on its way", ()
