@@ -15,6 +15,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from callboard.agents.framing import Json, answer_all
 from callboard.agents.worker_host import WorkerHost
@@ -101,6 +103,9 @@ def _control(main: MainThread) -> None:
 
 def main() -> None:
     """Serve until no agent is left, then end this process and its group. The main thread is the user's."""
+    # As Ray's workers have it; behind everything else, where it hides nothing.
+    with suppress(FileNotFoundError):
+        sys.path.append(str(Path.cwd()))
     main_thread = MainThread()
     threading.Thread(target=_control, args=(main_thread,), name="callboard-control", daemon=True).start()
     main_thread.serve()

@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import sys
+import sysconfig
 import time
 import traceback
 import warnings
@@ -33,6 +34,9 @@ MAX_PROGRESS_CHARACTERS = 4_000
 
 _OUR_FRAMES = ("callboard.agents.", "concurrent.futures.", "asyncio.", "importlib")
 """Modules between a user's code and the one who reads its traceback."""
+
+_SHOWN_FOLDERS, _SHOWN_CHARACTERS = 6, 80
+"""Of the places where a module was looked for; what to do about it must fit behind them."""
 
 _MEMBERS = "callboard.members"
 """Key of a group's checkpoint: what each member left."""
@@ -115,18 +119,39 @@ def load_class(path: str) -> type:
     """The class at "pkg.module:Class"; the plain one of what `@ray.remote` made of it."""
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the user's module was found, one that it imports was not
-        where = "workers look for it where their agent's PYTHONPATH and Python environment say"
-        raise ModuleNotFoundError(f"{error}; {where}", name=error.name) from None
+            # The user's module was found, one that it imports was not.
+            raise ModuleNotFoundError(f"{error}, which {module} imports; {_searched()}", name=error.name) from error
+        raise ModuleNotFoundError(f"{error}; {_searched()}", name=error.name) from None
+    found: Any = imported
     for part in name.split("."):
+        if not hasattr(found, part):
+            # Another module of that name may have come first.
+            place = getattr(imported, "__file__", None) or "a directory without code"
+            raise AttributeError(f"{module} has no {name}; it was imported from {place}")
         found = getattr(found, part)
     found = getattr(found, "__ray_actor_class__", found)
     if not isinstance(found, type):
         raise TypeError(f"{path} is not a class but {type(found).__name__}; name the class itself")
     return found
+
+
+def _searched() -> str:
+    """Where modules were looked for, and how a directory comes to be among those places."""
+    standard = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    standard += [folder / "lib-dynload" for folder in standard]
+    # Anything may stand in the path; this form never raises.
+    there = [each for each in dict.fromkeys(sys.path) if os.path.isdir(each or ".")]  # noqa: PTH112
+    folders = [folder for each in there if (folder := Path(each)) not in standard]
+    more = f" and {len(folders) - _SHOWN_FOLDERS} more" if len(folders) > _SHOWN_FOLDERS else ""
+    listed = ", ".join(str(folder)[-_SHOWN_CHARACTERS:] for folder in folders[:_SHOWN_FOLDERS])
+    return (
+        f"the worker looked in {listed}{more}. Add the directory to the component with "
+        "env: {PYTHONPATH: /the/directory}, start the agent there or with it in its PYTHONPATH, or install the package "
+        f"for {sys.executable}"
+    )
 
 
 def fitting(function: Callable[..., object], offered: tuple[object, ...]) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ import platform
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,9 +56,10 @@ async def program(controller: FakeController, tmp_path: Path) -> AsyncIterator[P
     started: list[Process] = []
 
     async def start(**options: Any) -> Process:
+        place = options.pop("cwd", None)
         file = write_options(controller, tmp_path, **{"exit_with_parent": os.getpid(), **options})
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "callboard.agents", file, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-m", "callboard.agents", file, stderr=asyncio.subprocess.PIPE, cwd=place
         )
         started.append(process)
         return process
@@ -267,6 +269,34 @@ async def test_ft_c1_an_agent_without_a_head_tells_the_controller_and_its_log(
     agent.terminate()
     _, errors = await agent.communicate()
     assert "no Ray head: start one agent with --ray-head" in errors.decode()
+
+
+@pytest.mark.parametrize("runtime", ["process", pytest.param("ray", marks=pytest.mark.ray)])
+async def test_ft_c12_the_agents_working_directory_counts_in_both_runtimes(
+    controller: FakeController, program: Program, tmp_path: Path, runtime: str
+) -> None:
+    module = f"found_here_{runtime}"
+    (tmp_path / f"{module}.py").write_text("class Here:\n    pass\n")
+    # Ray's sockets lie below, in 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="cb") as short:
+        ray = {"ray_head": True, "ray_port": 0, "node_ip": "127.0.9.7", "object_store_bytes": 100 << 20}
+        agent = await program(runtime=runtime, cwd=tmp_path, run_dir=f"{short}/n", **(ray if runtime == "ray" else {}))
+        session = await controller.session()
+        if runtime == "ray":
+            async with asyncio.timeout(120), controller.changed:
+                await controller.changed.wait_for(lambda: any(beat.ray.ray_node_id for beat in session.heartbeats))
+        start = start_worker("Plain")
+        start.actor = f"{module}:Here"
+        report = await controller.do(start_worker=start)
+        assert report.HasField("worker_ready"), report.worker_start_failed.message
+        lost = start_worker("Plain", generation=2, rank=1)
+        lost.actor = "found_nowhere:Here"
+        report = await controller.do(start_worker=lost)
+        assert report.worker_start_failed.failure == agent_pb2.START_FAILURE_IMPORT
+        assert str(tmp_path) in report.worker_start_failed.message
+        assert "env: {PYTHONPATH: /the/directory}" in report.worker_start_failed.message
+        agent.terminate()
+        assert await agent.wait() == 0
 
 
 async def test_pg_13_an_address_that_the_host_does_not_have_is_refused_before_anything_starts(

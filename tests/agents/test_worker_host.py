@@ -258,15 +258,37 @@ class TestStart:
         assert answer["failure"] == "IMPORT"
 
 
-def test_where_a_module_is_looked_for_is_said_when_it_is_not_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("nowhere_at_all.workers:Actor", "No module named 'nowhere_at_all'; the worker looked in "),
+        (
+            "found_but_broken:Actor",
+            "No module named 'missing_in_it', which found_but_broken imports; the worker looked in ",
+        ),
+    ],
+)
+def test_ft_c12_the_directories_and_the_ways_to_add_one_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
 ) -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'nowhere_at_all'; .* agent's PYTHONPATH"):
-        load_class("nowhere_at_all.workers:Actor")
     (tmp_path / "found_but_broken.py").write_text("import missing_in_it\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'missing_in_it'$"):
-        load_class("found_but_broken:Actor")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path, *(f"/usr/{'x' * 500}{n}" for n in range(50))])
+    with pytest.raises(ModuleNotFoundError) as refused:
+        load_class(path)
+    text = str(refused.value)
+    assert text.startswith(words + str(tmp_path)[-80:])
+    for way in (
+        "env: {PYTHONPATH: /the/directory}",
+        "start the agent there",
+        f"install the package for {sys.executable}",
+    ):
+        assert way in text
+    assert len(text) <= 1_000, "all of it is shown"
+
+
+def test_ft_c12_a_module_that_lacks_the_class_is_named_with_its_file() -> None:
+    with pytest.raises(AttributeError, match=r"tests.support.actors has no Missing; it was imported from .*/actors.py"):
+        load_class("tests.support.actors:Missing")
 
 
 def test_ft_i3_a_class_of_rays_decorator_is_unwrapped() -> None:
