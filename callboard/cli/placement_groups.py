@@ -29,9 +29,16 @@ def get(group: GroupArgument, controller: ControllerOption = "", output: OutputO
 
 
 @app.command("delete", epilog="Example: callboard pg delete pg-7")
-def delete(group: GroupArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+def delete(
+    group: GroupArgument,
+    when_free: Annotated[
+        bool, typer.Option("--when-free", help="Also one that is used: remove it once its job has left it.")
+    ] = False,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+) -> None:
     """Remove an idle placement group.
 
     A reserved one stays away until its pool is changed.
     """
-    actions.groups.delete(group, controller=controller, quiet=quiet)
+    actions.groups.delete(group, when_free=when_free, controller=controller, quiet=quiet)

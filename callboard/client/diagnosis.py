@@ -147,11 +147,19 @@ def _actors(evidence: Evidence) -> Iterable[Finding]:
                 yield Finding("pending-actor", subject, what, "Lower what it asks, or end the program that made it.")
             elif not actor.name.startswith(OURS):
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is not callboard's"
-                remedy = "It uses what the ledger gives to others: end it, or run it as a job."
+                remedy = (
+                    f"It uses what the ledger gives to others: end process {actor.pid} on {node_id} and the program "
+                    "that made it, or run it as a job."
+                )
                 yield Finding("foreign-actor", subject, what, remedy)
             elif _is_left_over(actor, known):
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is of no worker that the ledger knows"
-                yield Finding("leftover-actor", subject, what, "Its agent ends it soon; if it stays, ray.kill it.")
+                yield Finding(
+                    "leftover-actor",
+                    subject,
+                    what,
+                    f"Its agent ends it soon; if it stays, end process {actor.pid} on {node_id}.",
+                )
 
 
 def _missing_actors(evidence: Evidence, looks: Mapping[Key, WorkerInspection]) -> Iterable[Finding]:
@@ -204,6 +212,11 @@ def _missing_groups(evidence: Evidence) -> Iterable[Finding]:
             remedy = (
                 f"What it keeps is free for others in Ray: `callboard pg delete {name}`; another is made if needed."
             )
+            if group.job:
+                remedy = (
+                    f"What it keeps is free for others in Ray: `callboard pg delete {name} --when-free`, then "
+                    f"`callboard job preempt {group.job}`, which starts anew in another group."
+                )
             yield Finding("missing-group", group.name, what, remedy)
 
 

@@ -152,12 +152,16 @@ class PoolCalls:
         request = GetPlacementGroupRequest(name=f"placementGroups/{group_id}")
         return (await self._connection.call(methods.GET_PLACEMENT_GROUP, request)).placement_group
 
-    async def delete_placement_group(self, group_id: str) -> PlacementGroup | None:
+    async def delete_placement_group(self, group_id: str, *, when_free: bool = False) -> PlacementGroup | None:
         """Removes an idle placement group; a reserved one stays away until its pool is updated.
+
+        Args:
+            group_id: which.
+            when_free: also one that is used: it takes no other job, and is removed once nobody uses it.
 
         Returns:
             The group while its removal is owed; None when it is gone.
         """
-        request = DeletePlacementGroupRequest(name=f"placementGroups/{group_id}")
+        request = DeletePlacementGroupRequest(name=f"placementGroups/{group_id}", when_free=when_free)
         response = await self._connection.call(methods.DELETE_PLACEMENT_GROUP, request)
         return response.placement_group if response.HasField("placement_group") else None

@@ -198,9 +198,9 @@ class SyncClient:
         """One placement group."""
         return self._loop.run(self._client.get_placement_group(group_id))
 
-    def delete_placement_group(self, group_id: str) -> PlacementGroup | None:
+    def delete_placement_group(self, group_id: str, *, when_free: bool = False) -> PlacementGroup | None:
         """Removes an idle placement group; a reserved one stays away until its pool is updated."""
-        return self._loop.run(self._client.delete_placement_group(group_id))
+        return self._loop.run(self._client.delete_placement_group(group_id, when_free=when_free))
 
     def get_node(self, node_id: str) -> Node:
         """One node."""

@@ -134,9 +134,10 @@ class SignalsReported(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDeleted(Event):
-    """Somebody removes an idle placement group."""
+    """Somebody removes a placement group: an idle one, or (``when_free``) any once nobody uses it."""
 
     group_id: str
+    when_free: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

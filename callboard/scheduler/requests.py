@@ -311,14 +311,14 @@ def delete_group(tx: Transaction, event: GroupDeleted) -> str:
     if group.state is GroupState.REMOVING:
         return event.group_id
     holders = tx.state.workers_in(event.group_id)
-    if holders or group.nominee:
+    if (holders or group.nominee) and not event.when_free:
         uid = holders[0].job if holders else group.nominee
         name = tx.state.jobs[uid].name if uid in tx.state.jobs else uid
         what = "is used by" if holders else "is held for"
         raise Refusal(
             RefusalCode.WRONG_STATE,
             f"placementGroups/{event.group_id}",
-            f"placement group {event.group_id} {what} job {name}; cancel that first",
+            f"placement group {event.group_id} {what} job {name}; cancel that first, or remove it when it is free",
         )
     if group.group_kind is GroupKind.RESERVED:
         ending.keep_away(tx, group.pool, group.reserved_index)

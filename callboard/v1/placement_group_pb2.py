@@ -26,17 +26,17 @@ from callboard.v1 import agent_pb2 as callboard_dot_v1_dot_agent__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"callboard/v1/placement_group.proto\x12\x0c\x63\x61llboard.v1\x1a\x18\x63\x61llboard/v1/agent.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x03\n\x0ePlacementGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12.\n\x04kind\x18\x03 \x01(\x0e\x32 .callboard.v1.PlacementGroupKind\x12\x30\n\x05state\x18\x04 \x01(\x0e\x32!.callboard.v1.PlacementGroupState\x12%\n\x07\x62undles\x18\x05 \x03(\x0b\x32\x14.callboard.v1.Bundle\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x0f\n\x07nominee\x18\x07 \x01(\t\x12\x0c\n\x04uses\x18\x08 \x01(\x05\x12\x1e\n\x16ray_placement_group_id\x18\t \x01(\t\x12\x14\n\x0cstate_reason\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nidle_since\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\r \x01(\x03\"(\n\x18GetPlacementGroupRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x19GetPlacementGroupResponse\x12\x35\n\x0fplacement_group\x18\x01 \x01(\x0b\x32\x1c.callboard.v1.PlacementGroup\"Q\n\x1aListPlacementGroupsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\"n\n\x1bListPlacementGroupsResponse\x12\x36\n\x10placement_groups\x18\x01 \x03(\x0b\x32\x1c.callboard.v1.PlacementGroup\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"+\n\x1b\x44\x65letePlacementGroupRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"U\n\x1c\x44\x65letePlacementGroupResponse\x12\x35\n\x0fplacement_group\x18\x01 \x01(\x0b\x32\x1c.callboard.v1.PlacementGroup*\xa1\x01\n\x12PlacementGroupKind\x12$\n PLACEMENT_GROUP_KIND_UNSPECIFIED\x10\x00\x12!\n\x1dPLACEMENT_GROUP_KIND_RESERVED\x10\x01\x12 \n\x1cPLACEMENT_GROUP_KIND_DYNAMIC\x10\x02\x12 \n\x1cPLACEMENT_GROUP_KIND_PRIVATE\x10\x03*\xed\x01\n\x13PlacementGroupState\x12%\n!PLACEMENT_GROUP_STATE_UNSPECIFIED\x10\x00\x12#\n\x1fPLACEMENT_GROUP_STATE_NOMINATED\x10\x01\x12\"\n\x1ePLACEMENT_GROUP_STATE_CREATING\x10\x02\x12\x1f\n\x1bPLACEMENT_GROUP_STATE_READY\x10\x03\x12\"\n\x1ePLACEMENT_GROUP_STATE_REMOVING\x10\x04\x12!\n\x1dPLACEMENT_GROUP_STATE_BACKOFF\x10\x05\x32\xd8\x02\n\x15PlacementGroupService\x12\x64\n\x11GetPlacementGroup\x12&.callboard.v1.GetPlacementGroupRequest\x1a\'.callboard.v1.GetPlacementGroupResponse\x12j\n\x13ListPlacementGroups\x12(.callboard.v1.ListPlacementGroupsRequest\x1a).callboard.v1.ListPlacementGroupsResponse\x12m\n\x14\x44\x65letePlacementGroup\x12).callboard.v1.DeletePlacementGroupRequest\x1a*.callboard.v1.DeletePlacementGroupResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"callboard/v1/placement_group.proto\x12\x0c\x63\x61llboard.v1\x1a\x18\x63\x61llboard/v1/agent.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x03\n\x0ePlacementGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12.\n\x04kind\x18\x03 \x01(\x0e\x32 .callboard.v1.PlacementGroupKind\x12\x30\n\x05state\x18\x04 \x01(\x0e\x32!.callboard.v1.PlacementGroupState\x12%\n\x07\x62undles\x18\x05 \x03(\x0b\x32\x14.callboard.v1.Bundle\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x0f\n\x07nominee\x18\x07 \x01(\t\x12\x0c\n\x04uses\x18\x08 \x01(\x05\x12\x1e\n\x16ray_placement_group_id\x18\t \x01(\t\x12\x14\n\x0cstate_reason\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nidle_since\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08revision\x18\r \x01(\x03\"(\n\x18GetPlacementGroupRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x19GetPlacementGroupResponse\x12\x35\n\x0fplacement_group\x18\x01 \x01(\x0b\x32\x1c.callboard.v1.PlacementGroup\"Q\n\x1aListPlacementGroupsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\"n\n\x1bListPlacementGroupsResponse\x12\x36\n\x10placement_groups\x18\x01 \x03(\x0b\x32\x1c.callboard.v1.PlacementGroup\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\">\n\x1b\x44\x65letePlacementGroupRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\twhen_free\x18\x02 \x01(\x08\"U\n\x1c\x44\x65letePlacementGroupResponse\x12\x35\n\x0fplacement_group\x18\x01 \x01(\x0b\x32\x1c.callboard.v1.PlacementGroup*\xa1\x01\n\x12PlacementGroupKind\x12$\n PLACEMENT_GROUP_KIND_UNSPECIFIED\x10\x00\x12!\n\x1dPLACEMENT_GROUP_KIND_RESERVED\x10\x01\x12 \n\x1cPLACEMENT_GROUP_KIND_DYNAMIC\x10\x02\x12 \n\x1cPLACEMENT_GROUP_KIND_PRIVATE\x10\x03*\xed\x01\n\x13PlacementGroupState\x12%\n!PLACEMENT_GROUP_STATE_UNSPECIFIED\x10\x00\x12#\n\x1fPLACEMENT_GROUP_STATE_NOMINATED\x10\x01\x12\"\n\x1ePLACEMENT_GROUP_STATE_CREATING\x10\x02\x12\x1f\n\x1bPLACEMENT_GROUP_STATE_READY\x10\x03\x12\"\n\x1ePLACEMENT_GROUP_STATE_REMOVING\x10\x04\x12!\n\x1dPLACEMENT_GROUP_STATE_BACKOFF\x10\x05\x32\xd8\x02\n\x15PlacementGroupService\x12\x64\n\x11GetPlacementGroup\x12&.callboard.v1.GetPlacementGroupRequest\x1a\'.callboard.v1.GetPlacementGroupResponse\x12j\n\x13ListPlacementGroups\x12(.callboard.v1.ListPlacementGroupsRequest\x1a).callboard.v1.ListPlacementGroupsResponse\x12m\n\x14\x44\x65letePlacementGroup\x12).callboard.v1.DeletePlacementGroupRequest\x1a*.callboard.v1.DeletePlacementGroupResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'callboard.v1.placement_group_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLACEMENTGROUPKIND']._serialized_start=962
-  _globals['_PLACEMENTGROUPKIND']._serialized_end=1123
-  _globals['_PLACEMENTGROUPSTATE']._serialized_start=1126
-  _globals['_PLACEMENTGROUPSTATE']._serialized_end=1363
+  _globals['_PLACEMENTGROUPKIND']._serialized_start=981
+  _globals['_PLACEMENTGROUPKIND']._serialized_end=1142
+  _globals['_PLACEMENTGROUPSTATE']._serialized_start=1145
+  _globals['_PLACEMENTGROUPSTATE']._serialized_end=1382
   _globals['_PLACEMENTGROUP']._serialized_start=112
   _globals['_PLACEMENTGROUP']._serialized_end=506
   _globals['_GETPLACEMENTGROUPREQUEST']._serialized_start=508
@@ -48,9 +48,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPLACEMENTGROUPSRESPONSE']._serialized_start=717
   _globals['_LISTPLACEMENTGROUPSRESPONSE']._serialized_end=827
   _globals['_DELETEPLACEMENTGROUPREQUEST']._serialized_start=829
-  _globals['_DELETEPLACEMENTGROUPREQUEST']._serialized_end=872
-  _globals['_DELETEPLACEMENTGROUPRESPONSE']._serialized_start=874
-  _globals['_DELETEPLACEMENTGROUPRESPONSE']._serialized_end=959
-  _globals['_PLACEMENTGROUPSERVICE']._serialized_start=1366
-  _globals['_PLACEMENTGROUPSERVICE']._serialized_end=1710
+  _globals['_DELETEPLACEMENTGROUPREQUEST']._serialized_end=891
+  _globals['_DELETEPLACEMENTGROUPRESPONSE']._serialized_start=893
+  _globals['_DELETEPLACEMENTGROUPRESPONSE']._serialized_end=978
+  _globals['_PLACEMENTGROUPSERVICE']._serialized_start=1385
+  _globals['_PLACEMENTGROUPSERVICE']._serialized_end=1729
 # @@protoc_insertion_point(module_scope)

@@ -272,16 +272,20 @@ class DeletePlacementGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    WHEN_FREE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"placementGroups/{id}"."""
+    when_free: _builtins.bool
+    """Also one that is used: it takes no other job, and is removed once nobody uses it. False: such a one is refused."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        when_free: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "when_free", b"when_free"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

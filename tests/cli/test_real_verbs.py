@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from callboard.cli.local.ports import free_port
 from callboard.client import Client
+from callboard.client.diagnosis import Evidence, Finding, diagnose
 from callboard.v1 import job_pb2
+from callboard.v1.inspection_pb2 import NodeInspection, RayPlacementGroup
 from callboard.wire.errors import CallboardError, NotFound
 from tests.cli.cluster import RealCluster, first_line, job, program, verb
 from tests.cli.machine import Machine, wait_for_line
@@ -164,3 +167,37 @@ def test_mu_07_two_controllers_and_no_address_is_an_error_that_lists_them(machin
 
 def has_ready(count: int, found: job_pb2.Job) -> bool:
     return count == sum(worker.state == job_pb2.WorkerState.WORKER_STATE_READY for worker in found.workers)
+
+
+async def test_ft_c5_what_doctor_says_of_a_group_that_ray_lost_helps(cluster: RealCluster) -> None:
+    """What the nodes see is made up, for plain processes are in no Ray; the commands and what they change are real."""
+    client = cluster.client
+    handle = await client.submit(job("train"))
+    await handle.running(timeout=90)
+
+    async def found() -> list[Finding]:
+        groups = await client.list_placement_groups()
+        for group in groups:
+            group.ray_placement_group_id = group.name
+        others = [
+            RayPlacementGroup(id=group.name, name="cb/x", state="CREATED") for group in groups if group.name != lost
+        ]
+        seen = {"n0": NodeInspection(ray_listed=True, placement_groups=others)}
+        findings = diagnose(
+            Evidence(await client.list_nodes(), [(await client.get_job("train")).job], groups, seen, {})
+        )
+        return [each for each in findings if each.kind == "missing-group"]
+
+    (group,) = await client.list_placement_groups()
+    lost = group.name
+    (finding,) = await found()
+    commands = re.findall("`callboard ([^`]+)`", finding.remedy)
+    assert len(commands) == 2
+    for command in commands:
+        result = await verb(cluster, *command.split())
+        assert result.exit_code == 0, (command, result.output)
+    async for _ in client.watch(start_revision=1, types=["group."]):
+        if lost not in {each.name for each in await client.list_placement_groups()}:
+            break
+    await (await client.get_job("train")).running(timeout=90)
+    assert await found() == []

@@ -71,6 +71,22 @@ def test_pg07_what_a_job_held_is_free_when_it_is_gone_and_a_group_can_be_removed
             world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=never))
 
 
+def test_ft_c5_a_used_group_is_removed_once_its_job_has_left_it() -> None:
+    world = World({"n1": 2})
+    pooled(world)
+    world.submit("a")
+    group_id = world.workers("a")[0].group_id
+    with pytest.raises(Refusal, match="is used by job a"):
+        world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=group_id))
+    world.send(ev.GroupDeleted(now_ms=world.now_ms, group_id=group_id, when_free=True))
+    assert world.status("a") is JobState.RUNNING
+    assert group_id in world.state.groups
+    world.send(ev.JobPreempted(now_ms=world.now_ms, uid=world.job("a").uid))
+    assert world.status("a") is JobState.RUNNING
+    assert world.workers("a")[0].group_id != group_id
+    assert group_id not in world.state.groups
+
+
 def test_a_group_that_comes_too_late_belongs_to_the_pool_it_was_made_for() -> None:
     world = World({"n1": 1})
     world.hold = lambda command: isinstance(command, cmd.CreateGroup | cmd.RemoveGroup)

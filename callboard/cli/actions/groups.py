@@ -37,14 +37,20 @@ def show(group_id: str, *, controller: str, output: Output) -> None:
     with_client(controller, action)
 
 
-def delete(group_id: str, *, controller: str, quiet: bool) -> None:
+def delete(group_id: str, *, when_free: bool, controller: str, quiet: bool) -> None:
     """Removes a placement group."""
 
     async def action(client: Client) -> None:
-        group = await client.delete_placement_group(_bare(group_id))
+        group = await client.delete_placement_group(_bare(group_id), when_free=when_free)
         if not quiet:
             what = f"Placement group {_bare(group_id)}"
-            screen.stderr().print(f"{what} is gone." if group is None else f"{what} is being removed.")
+            if group is None:
+                done = "is gone"
+            elif group.job:
+                done = f"is removed once job {group.job} has left it"
+            else:
+                done = "is being removed"
+            screen.stderr().print(f"{what} {done}.")
 
     with_client(controller, action)
 

@@ -65,10 +65,12 @@ class PlacementGroupService(placement_group_pb2_grpc.PlacementGroupServiceServic
     async def DeletePlacementGroup(
         self, request: pb.DeletePlacementGroupRequest, context: Context
     ) -> pb.DeletePlacementGroupResponse:
-        """Removes an idle group."""
+        """Removes an idle group, or one that is used as soon as it isn't."""
         group_id = id_of(request.name, "placementGroups")
         group = await self._driver.ask(
-            lambda now_ms, cause: GroupDeleted(now_ms=now_ms, cause=cause, group_id=group_id),
+            lambda now_ms, cause: GroupDeleted(
+                now_ms=now_ms, cause=cause, group_id=group_id, when_free=request.when_free
+            ),
             lambda _: self._message(group_id),
             source="group",
         )
