@@ -31,7 +31,7 @@ PRINTED = [
         "No such option '--bogus'",
     ),
     ([*TRACE, "FileNotFoundError: [Errno 2] No such file or directory: '/proc/xx'"], "FILES", True, "'/proc/xx'"),
-    ([*TRACE, "PermissionError: [Errno 13] Permission denied: '/root/x'"], "FILES", True, "'/root/x'"),
+    ([*TRACE, "PermissionError: [Errno 13] Permission denied: '/srv/x'"], "FILES", True, "'/srv/x'"),
     ([*TRACE, "OSError: [Errno 28] No space left on device: '/tmp/x'"], "START_FAILED", False, "No space left"),
     (
         [*TRACE, "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes"],
