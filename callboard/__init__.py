@@ -12,6 +12,7 @@ from callboard._version import __version__ as __version__
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
+    from callboard.agents.worker_process import StopNotice as StopNotice
     from callboard.client import Client as Client
     from callboard.client import JobEnded as JobEnded
     from callboard.client import JobHandle as JobHandle
@@ -96,6 +97,7 @@ _PUBLIC = MappingProxyType(
         "RequestTooLarge": "callboard.client",
         "RevisionCompacted": "callboard.wire.refusals",
         "SeveralControllers": "callboard.client",
+        "StopNotice": "callboard.agents.worker_process",
         "SyncClient": "callboard.client",
         "SyncJobHandle": "callboard.client",
         "Unavailable": "callboard.wire.refusals",

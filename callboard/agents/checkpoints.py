@@ -34,6 +34,11 @@ class Yielded:
     """The hooks returned in time and no call went on."""
     checkpoint: agent_pb2.Checkpoint | None = None
     detail: str = ""
+    lost: str = ""
+    """Why no checkpoint was left, though one was to be; empty: none was lost."""
+
+
+NOTHING_LEFT = Yielded()
 
 
 class Checkpoints:

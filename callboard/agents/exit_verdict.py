@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from callboard.agents.memory_watch import Held
@@ -27,6 +30,76 @@ class ExitVerdict:
     peak_bytes: int = 0
 
 
+_SHELL = 128
+"""What a shell adds to the number of the signal that ended its child."""
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - no temporary file of ours
+
+_CAUSES: Mapping[int, str] = {
+    signal.SIGKILL: "usually the out-of-memory killer, a memory limit of its container or batch job, or a `kill -9`",
+    signal.SIGSEGV: "a crash in native code: an extension module, CUDA or a driver; `env: {PYTHONFAULTHANDLER: '1'}` "
+    "prints where",
+    signal.SIGBUS: "usually /dev/shm is full, or a file that is mapped into memory became shorter or unreadable",
+    signal.SIGABRT: "native code gave up: a failed assertion, an uncaught C++ exception or NCCL's watchdog; its stderr "
+    "says which",
+    signal.SIGILL: "native code that was built for another processor",
+    signal.SIGFPE: "native code divided an integer by zero",
+    signal.SIGTERM: "somebody or a batch system asked it to end",
+    signal.SIGINT: "somebody interrupted it (Ctrl-C)",
+    signal.SIGHUP: "its terminal or session was closed",
+    signal.SIGPIPE: "it wrote to a pipe or socket whose reader had gone",
+    signal.SIGXCPU: "its limit of CPU time was reached (`ulimit -t`)",
+    signal.SIGXFSZ: "its limit of file size was reached (`ulimit -f`)",
+    signal.SIGSYS: "it made a system call that its sandbox forbids (seccomp)",
+}
+
+_CODE_CAUSES = {
+    0: "its code ended the process itself, e.g. with os._exit(0)",
+    126: "a program it was replaced by can't be executed",
+    127: "a program it was replaced by was not found",
+}
+
+
+def how_it_ended(code: int) -> str:
+    """What the exit status of a process says: "exit code 42", "killed by signal 9 (SIGKILL)"."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"killed by signal {-code} ({_signal_name(-code)})"
+
+
+def usual_causes(code: int | None) -> str:
+    """What usually makes a process end so; empty where nothing is known."""
+    if code is None:
+        return ""
+    if code < 0:
+        return _causes_of_signal(-code)
+    if code in _CODE_CAUSES:
+        return _CODE_CAUSES[code]
+    if _SHELL < code < _SHELL + signal.NSIG:
+        causes = _causes_of_signal(code - _SHELL)
+        return f"as a shell says {_signal_name(code - _SHELL)}" + (f": {causes}" if causes else "")
+    return "its code called sys.exit() or os._exit(), or a library did; its stderr may say why"
+
+
+def _causes_of_signal(number: int) -> str:
+    causes = _CAUSES.get(number, "")
+    if number == signal.SIGBUS:
+        try:
+            shared = os.statvfs(_SHARED_MEMORY)
+        except OSError:
+            return causes
+        if shared.f_bavail * 100 < shared.f_blocks:
+            return f"{_SHARED_MEMORY} is full: give its container more (--shm-size), or use fewer loader workers"
+    return causes
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
+
+
 def exit_verdict(
     message: str,
     *,
@@ -34,6 +107,7 @@ def exit_verdict(
     peak_bytes: int,
     asked_bytes: int,
     ray_says: str = "",
+    code: int | None = None,
     larger: Held | None = None,
 ) -> ExitVerdict:
     """The verdict on an end.
@@ -43,6 +117,7 @@ def exit_verdict(
         oom_kills: processes that the kernel ended on this node for lack of memory while the worker lived.
         peak_bytes: most memory that the worker's tree was seen to hold.
         asked_bytes: memory that the worker asked for; 0: none.
+        code: its exit code, negative for a signal; None: not known.
         ray_says: Ray's words, if its memory monitor ended the worker.
         larger: the worker of the node that held most when last seen, if that is another one.
     """
@@ -61,9 +136,8 @@ def exit_verdict(
     if oom_kills > 0 and (killed or message.endswith(_UNTOLD)):
         parts = [f"out of memory: the kernel ended it ({message})", held, more]
         return ExitVerdict("; ".join(part for part in parts if part), True, peak_bytes)
-    if killed and held:
-        return ExitVerdict(f"{message}; {held}", False, peak_bytes)
-    return ExitVerdict(message, False, peak_bytes)
+    parts = [message, usual_causes(code), held if killed else ""]
+    return ExitVerdict("; ".join(part for part in parts if part), False, peak_bytes)
 
 
 def _in_mebibytes(amount_bytes: int) -> str:

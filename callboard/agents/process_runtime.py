@@ -9,11 +9,11 @@ import asyncio
 import hashlib
 import os
 import resource
-import signal
 import socket
 import subprocess
 from pathlib import Path
 
+from callboard.agents.exit_verdict import how_it_ended
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.process_tree import ProcessId, identify
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
@@ -168,10 +168,7 @@ class HostedProcess:
         """From the exit status, which only the parent learns."""
         if self._child is None:
             return f"process {self.process.pid} ended"
-        code = self._reaped(self._child)
-        if code >= 0:
-            return f"exit code {code}"
-        return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        return how_it_ended(self._reaped(self._child))
 
     def release(self) -> None:
         """Reap the child and remove its socket."""

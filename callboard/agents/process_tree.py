@@ -22,7 +22,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 
-_STATE, _PARENT, _GROUP, _SESSION, _THREADS, _START = 0, 1, 2, 3, 17, 19
+_STATE, _PARENT, _GROUP, _SESSION, _THREADS, _START, _EXIT_STATUS = 0, 1, 2, 3, 17, 19, 49
 """Fields of /proc/[pid]/stat, counted from the one after the name (proc(5))."""
 
 
@@ -113,6 +113,18 @@ def process_table() -> dict[int, ProcessEntry]:
     """Every process there is, by pid."""
     entries = (read_entry(int(folder.name)) for folder in PROC.iterdir() if folder.name.isdigit())
     return {entry.id.pid: entry for entry in entries if entry is not None}
+
+
+def exit_status(process: ProcessId) -> int | None:
+    """The wait status of a process that has ended and that nobody has reaped yet; None of any other."""
+    try:
+        text = (PROC / str(process.pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    if int(fields[_START]) != process.start_ticks or fields[_STATE] not in (b"Z", b"X"):
+        return None
+    return int(fields[_EXIT_STATUS])
 
 
 def descendants(roots: Iterable[ProcessId], table: Mapping[int, ProcessEntry]) -> frozenset[ProcessId]:

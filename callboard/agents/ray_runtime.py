@@ -235,7 +235,7 @@ class RayHosted:
         return 0
 
     def exit_message(self) -> str:
-        """The exit status is known to the raylet alone."""
+        """Its parent, the raylet, learns the exit status; see `pid_watch` for who else does."""
         return f"process {self.process.pid} ended"
 
     def release(self) -> None:

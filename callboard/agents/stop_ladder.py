@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 from callboard.agents.checkpoints import Yielded
 from callboard.agents.framing import Json
+from callboard.agents.pid_watch import exited as process_exited
+from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted, HostError
 from callboard.v1 import agent_pb2
 
@@ -32,6 +36,8 @@ class StopOrder:
     """Seconds for the kill and its proof."""
     checkpoint: bool
     reason: str
+    kind: str = "agent"
+    """What it is for, as the hooks are told."""
     command_ids: list[str] = field(default_factory=list)
     shortened: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,8 +63,6 @@ def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_K
     )
 
 
-_ENDED_BY_ITSELF = Yielded(cooperative=True, detail="the process ended by itself")
-
 _EXIT_SETTLE_S = 1.0
 
 
@@ -66,58 +70,112 @@ class _TimeIsUp(Exception):
     """The hooks took too long, or the process ended meanwhile."""
 
 
-async def ask_to_yield(hosted: Hosted, hooks: frozenset[str], order: StopOrder, exited: asyncio.Future[str]) -> Yielded:
-    """Run the hooks; returns by `order.hooks_until`, whatever they do."""
+class Signal(Protocol):
+    """The signal that a stop begins with."""
+
+    name: str
+
+    async def send(self) -> Sequence[ProcessId]:
+        """Send it to what the worker started; returns the processes that got it."""
+
+
+async def ask_to_yield(
+    hosted: Hosted,
+    hooks: frozenset[str],
+    order: StopOrder,
+    exited: asyncio.Future[str],
+    signal: Signal | None = None,
+) -> Yielded:
+    """Send the signal, run the hooks and wait for what got the signal; returns by `order.hooks_until`, whatever they
+    do."""
     can_cancel = "cancel" in hooks
     can_checkpoint = order.checkpoint and "checkpoint" in hooks
-    if not can_cancel and not can_checkpoint:
-        return Yielded()
-    half = order.asked_at + (order.hooks_until - order.asked_at) / 2
+    if not can_cancel and not can_checkpoint and signal is None:
+        at_once = "checkpoint" in hooks and order.kind == StopOrder.kind
+        return Yielded(lost=f"it was stopped at once: {order.reason}") if at_once else Yielded()
+    yielded = await _asked(hosted, order, exited, signal, take=can_checkpoint)
+    if can_checkpoint and yielded.checkpoint is None and not yielded.lost and not yielded.cooperative:
+        return replace(yielded, lost=yielded.detail)
+    return yielded
+
+
+async def _asked(
+    hosted: Hosted, order: StopOrder, exited: asyncio.Future[str], signal: Signal | None, *, take: bool
+) -> Yielded:
     loop = asyncio.get_running_loop()
+    given_s = order.hooks_until - order.asked_at
+    if given_s <= 0:
+        return Yielded(detail="it was stopped at once, without time for its hooks")
+
+    def notice() -> Json:
+        return {"reason": order.reason, "kind": order.kind, "left_s": max(0.0, order.hooks_until - loop.time())}
+
+    def wait() -> Json:
+        until = order.asked_at + (order.hooks_until - order.asked_at) / 2 if take else order.hooks_until
+        return {"wait_s": max(0.0, until - loop.time()), "take": take, "notice": notice()}
+
+    ended = Yielded(
+        cooperative=True,
+        detail="the process ended by itself",
+        lost="its process ended before it left one" if take else "",
+    )
     step = "cancel()"
     answer: Json = {}
     try:
-        cancelled = await _within(hosted.control("cancel"), order, exited)
-        step = "checkpoint()" if can_checkpoint else "a call in flight"
-        until = half if can_checkpoint else order.hooks_until
-        wait = {"wait_s": max(0.0, until - loop.time()), "take": can_checkpoint}
-        answer = await _within(hosted.control("checkpoint", wait), order, exited)
+        signalled = () if signal is None else await signal.send()
+        asked = {"notice": notice(), "signal_name": "" if signal is None else signal.name}
+        cancelled = await _within(lambda: hosted.control("cancel", asked), order, exited)
+        step = "checkpoint()" if take else "a call in flight"
+        answer = await _within(lambda: hosted.control("checkpoint", wait()), order, exited)
+        for process in signalled:
+            step = f"process {process.pid}, which got {signal.name if signal else ''},"
+            await _within(partial(_gone, process), order, exited)
     except _TimeIsUp:
         if exited.done():
-            return _ENDED_BY_ITSELF
-        return Yielded(detail=f"{step} took too long")
+            return ended
+        return Yielded(False, _checkpoint(answer), f"{step} took too long")
     except HostError as error:
         # The socket of a process that ends closes before its pidfd says so.
         await asyncio.wait([exited], timeout=min(_EXIT_SETTLE_S, max(0.0, order.hooks_until - loop.time())))
-        return _ENDED_BY_ITSELF if exited.done() else Yielded(detail=f"{step} could not be asked: {error}")
+        return ended if exited.done() else Yielded(detail=f"{step} could not be asked: {error}")
     errors = [text for text in (cancelled["error"], answer["error"]) if text]
     if answer["in_flight"]:
         errors.append(f"{answer['in_flight']} calls went on")
-    return Yielded(not errors, _checkpoint(answer), "; ".join(errors))
+    return Yielded(not errors, _checkpoint(answer), "; ".join(errors), answer["error"] if take else "")
 
 
-async def _within(request: Coroutine[object, object, Json], order: StopOrder, exited: asyncio.Future[str]) -> Json:
+async def _gone(process: ProcessId) -> Json:
+    await process_exited(process)
+    return None
+
+
+async def _within(
+    request: Callable[[], Coroutine[object, object, Json]], order: StopOrder, exited: asyncio.Future[str]
+) -> Json:
     """The answer, unless the order's deadline (which may move) or the end of the process comes first.
 
     `asyncio.wait` and not `wait_for`: the latter waits for as long as the task ignores its cancellation.
     """
     loop = asyncio.get_running_loop()
-    asked = asyncio.ensure_future(request)
+    asked = [asyncio.ensure_future(request())]
     moved = asyncio.ensure_future(order.shortened.wait())
     try:
-        while not asked.done() and not exited.done():
+        while not any(each.done() for each in asked) and not exited.done():
             left_s = order.hooks_until - loop.time()
             if left_s <= 0:
                 break
             if moved.done():
                 order.shortened.clear()
                 moved = asyncio.ensure_future(order.shortened.wait())
-            await asyncio.wait([asked, exited, moved], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if asked.done():
-            return asked.result()
+                # What was asked goes on by the longer time; hooks run once, however often they are asked for.
+                asked.append(asyncio.ensure_future(request()))
+            await asyncio.wait([*asked, exited, moved], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for each in asked:
+            if each.done():
+                return each.result()
         raise _TimeIsUp
     finally:
-        for task in (asked, moved):
+        for task in (*asked, moved):
             task.cancel()
 
 

@@ -6,15 +6,23 @@ Every function returns what is left, as text: empty when everything of the worke
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
 
-from callboard.agents.checkpoints import Yielded
+import structlog
+
+from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.exit_verdict import exit_verdict
+from callboard.agents.process_tree import NotOurProcess, ProcessId, send_signal
 from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
 from callboard.agents.usage import oom_kills
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted
 from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
 
 _CAUSE_S = 2.0
 """For Ray to say why an actor died: its answer is worth less than a report in time."""
@@ -28,7 +36,7 @@ async def end_failed(facts: WorkerFacts, problem: NotStarted) -> str:
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
     left = await _end_tree(facts, UNASKED_KILL_S if facts.stopping is None else facts.stopping.kill_s)
     facts.reports.not_started(problem, left, facts.stderr_tail())
-    facts.answer_stops(_outcome(left, Yielded()), detail=left)
+    facts.answer_stops(_outcome(left, NOTHING_LEFT), detail=left)
     return left
 
 
@@ -39,8 +47,11 @@ async def end_stopped(facts: WorkerFacts) -> str:
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
     yielded = facts.site.checkpoints.find(facts.name) or Yielded()
     if yielded.checkpoint is None and facts.hosted is not None and not facts.signals.over.done():
-        yielded = await ask_to_yield(facts.hosted, facts.hooks, order, facts.signals.over)
+        signalling = Signalling(facts) if facts.order.command.stop_signal else None
+        yielded = await ask_to_yield(facts.hosted, facts.hooks, order, facts.signals.over, signalling)
         facts.site.checkpoints.keep(facts.name, yielded)
+    elif yielded.checkpoint is None and order.checkpoint and "checkpoint" in facts.hooks:
+        yielded = replace(yielded, lost=f"its process had ended before it was asked: {facts.exit_message()}")
     left = await _end_tree(facts, order.kill_s)
     unasked = ""
     if not order.command_ids:
@@ -48,7 +59,7 @@ async def end_stopped(facts: WorkerFacts) -> str:
         order.command_ids.append("")
         unasked = order.reason
     detail = "; ".join(text for text in (unasked, yielded.detail, left) if text)
-    facts.answer_stops(_outcome(left, yielded), yielded.checkpoint, detail)
+    facts.answer_stops(_outcome(left, yielded), yielded, detail)
     return left
 
 
@@ -56,6 +67,7 @@ async def end_alone(facts: WorkerFacts) -> str:
     """It died, or lost its host."""
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
     kills = oom_kills() - facts.oom_kills
+    died_s = asyncio.get_running_loop().time()
     left = await _end_tree(facts, UNASKED_KILL_S, alone=True)
     message = facts.exit_message()
     if facts.hosted is not None:
@@ -64,12 +76,40 @@ async def end_alone(facts: WorkerFacts) -> str:
         message,
         oom_kills=kills,
         ray_says=await _oom_of(facts),
+        code=facts.signals.code if not facts.signals.over.done() or not facts.signals.over.result() else None,
         peak_bytes=facts.peak_bytes,
         asked_bytes=facts.order.command.allocation.resources.memory_bytes,
         larger=facts.site.memory.larger_than(facts.told_name, asyncio.get_running_loop().time()),
     )
-    facts.reports.exited(verdict, left, facts.stderr_tail())
+    ago_s = asyncio.get_running_loop().time() - died_s
+    facts.reports.exited(verdict, left, facts.stderr_tail(), ago_s)
     return left
+
+
+class Signalling:
+    """The signal that a stop of a worker begins with, for what it started; its own process gets it from its host,
+    which knows whether the user's code handles it: where nothing does, it would end before its hooks."""
+
+    def __init__(self, facts: WorkerFacts) -> None:
+        self.name = facts.order.command.stop_signal
+        self._facts = facts
+
+    async def send(self) -> Sequence[ProcessId]:
+        """Send it; returns the processes that got it."""
+        process = self._facts.process
+        if process is None or self.name not in signal.Signals.__members__:
+            return ()
+        trees = await self._facts.site.ender.trees([process])
+        number = signal.Signals[self.name]
+        return [each for each in sorted(trees[process] - {process}) if _sent(each, number)]
+
+
+def _sent(process: ProcessId, number: signal.Signals) -> bool:
+    try:
+        return send_signal(process, number)
+    except (NotOurProcess, PermissionError) as error:
+        _log.info("stop_signal_not_sent", pid=process.pid, why=str(error))
+        return False
 
 
 async def _oom_of(facts: WorkerFacts) -> str:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
+from callboard.agents.exit_verdict import how_it_ended, usual_causes
 from callboard.agents.memory_watch import Held
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted
@@ -130,7 +132,8 @@ class WorkerFacts:
         """Why or how its process ended."""
         if self.signals.over.done() and self.signals.over.result():
             return self.signals.over.result()
-        return "ended" if self.hosted is None else self.hosted.exit_message()
+        told = "ended" if self.hosted is None else self.hosted.exit_message()
+        return how_it_ended(self.signals.code) if self.signals.code is not None else told
 
     def stderr_tail(self) -> str:
         """The end of what it wrote to stderr, its secrets masked, also where a child of it wrote them. Empty where they
@@ -148,18 +151,20 @@ class WorkerFacts:
                 limit = self.order.command.start_timeout_ms / 1000
                 return NotStarted(agent_pb2.START_FAILURE_DEADLINE, f"not ready after {limit:g} s, before {during}")
             case _:
-                return NotStarted(agent_pb2.START_FAILURE_DIED, f"{self.exit_message()} before {during}")
+                causes = usual_causes(self.signals.code)
+                message = f"{self.exit_message()} before {during}" + (f"; {causes}" if causes else "")
+                return NotStarted(agent_pb2.START_FAILURE_DIED, message)
 
     def answer_stops(
         self,
         outcome: agent_pb2.StopOutcome.ValueType,
-        checkpoint: agent_pb2.Checkpoint | None = None,
+        yielded: Yielded = NOTHING_LEFT,
         detail: str = "",
     ) -> None:
         """Answer every stop command that waits."""
         if self.stopping is None:
             return
         now = asyncio.get_running_loop().time()
-        for report in self.reports.stopped(self.stopping, now, outcome, checkpoint, detail):
-            if checkpoint is not None:
+        for report in self.reports.stopped(self.stopping, now, outcome, yielded, detail):
+            if yielded.checkpoint is not None:
                 self.site.outbox.when_acknowledged(report, lambda: self.site.checkpoints.drop(self.name))

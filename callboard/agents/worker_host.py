@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -26,6 +28,7 @@ from callboard.agents.worker_lanes import MainThread, in_thread
 from callboard.agents.worker_members import HOOKS, Member, Members, Plan
 from callboard.agents.worker_output import keep_bounded, redirect, timed
 from callboard.agents.worker_process import (
+    StopNotice,
     answer_for_ray,
     become_subreaper,
     checkpoint_answer,
@@ -112,6 +115,9 @@ class WorkerHost:
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
         self._hide: Hide = str
+        self._signalled = False
+        self._handlers: dict[str, Any] = {}
+        """Handlers of signals that were there before any code of the user."""
         self._secrets: list[str] = []
         self._visibility_variable = ""
 
@@ -157,15 +163,25 @@ class WorkerHost:
             self._assignment = asyncio.ensure_future(self._assign(plan))
         return await asyncio.shield(self._assignment)
 
-    async def cancel(self) -> dict[str, Any]:
-        """Refuse further calls and run every member's `cancel()`, once. Returns {"hook", "error"}."""
+    async def cancel(self, notice: Mapping[str, Any] | None = None, signal_name: str = "") -> dict[str, Any]:
+        """Refuse further calls and run every member's `cancel()`, once. Returns {"hook", "error"}.
+
+        Args:
+            notice: {"reason", "kind", "left_s"} of the stop.
+            signal_name: signal for the user's handler of it in this process, once; without a handler none is sent.
+        """
         self._stopping = True
+        if signal_name and not self._signalled:
+            self._signalled = True
+            own = signal.getsignal(signal.Signals[signal_name])
+            if own not in (self._handlers.get(signal_name), signal.SIG_DFL, signal.SIG_IGN):
+                os.kill(os.getpid(), signal.Signals[signal_name])
         if self._members is None:
             return {"hook": False, "error": ""}
-        _, error = await self._members.run_hook("cancel", self._job_name)
+        _, error = await self._members.run_hook("cancel", self._job_name, notice=self._notice_of(notice))
         return {"hook": self._members.has("cancel"), "error": told_message(error, self._hide)}
 
-    async def checkpoint(self, wait_s: float, take: bool) -> dict[str, Any]:
+    async def checkpoint(self, wait_s: float, take: bool, notice: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Wait up to `wait_s` seconds for the calls in flight, then `take` a checkpoint of every member, once.
 
         Returns:
@@ -179,7 +195,7 @@ class WorkerHost:
         await asyncio.wait(waits)
         answer: dict[str, Any] = {"in_flight": members.in_flight, "error": ""}
         if take:
-            states, error = await members.run_hook("checkpoint", self._job_name)
+            states, error = await members.run_hook("checkpoint", self._job_name, notice=self._notice_of(notice))
             if error:
                 answer |= {"error": told_message(error, self._hide)}
             elif members.grouped:
@@ -228,8 +244,14 @@ class WorkerHost:
 
     # Inside.
 
+    @staticmethod
+    def _notice_of(told: Mapping[str, Any] | None) -> StopNotice:
+        told = told or {"reason": "", "kind": "", "left_s": 0.0}
+        return StopNotice(told["reason"], told["kind"], time.time() + told["left_s"])
+
     async def _assign(self, plan: Plan) -> dict[str, Any]:
         self._write_to(plan.get("output", ""), plan.get("output_bytes", 0))
+        self._handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
         enter_environment(plan["env"])
         become_subreaper()
         answer_for_ray(plan.get("gpus", ()))

@@ -80,8 +80,10 @@ class _Server:
             case "assign":
                 return await host.assign(argument)
             case "checkpoint":
-                return await host.checkpoint(argument["wait_s"], argument["take"])
-            case "ping" | "cancel" | "progress" | "report" | "secrets":
+                return await host.checkpoint(**argument)
+            case "cancel":
+                return await host.cancel(**(argument or {}))
+            case "ping" | "progress" | "report" | "secrets":
                 return await getattr(host, method)()
             case _:
                 raise ValueError(f"unknown method {method!r}")

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from callboard.agents.worker_lanes import InFlight, Lane, MainThread, in_thread, lane_for
-from callboard.agents.worker_process import failed, fitting, load_class
+from callboard.agents.worker_process import StopNotice, failed, fitting, load_class, noticed
 
 HOOKS = ("setup", "restore", "cancel", "checkpoint", "progress")
 """Methods the host calls by itself when a class has them; none of them decides how `run()` runs."""
@@ -101,14 +101,16 @@ class Member:
         run.add_done_callback(lambda _: self.in_flight.__exit__(None, None, None))
         return run
 
-    async def run_hook(self, hook: str, *offered: object, again: bool = False) -> tuple[Any, str]:
+    async def run_hook(
+        self, hook: str, job: str, *, notice: StopNotice | None = None, again: bool = False
+    ) -> tuple[Any, str]:
         """What the hook returned, and what it raised as one line ("" if nothing), of any length. Runs once unless told
         ``again``."""
         if not self.has(hook) or self._lane is None:
             return None, ""
         if again or hook not in self._hook_runs:
             function = getattr(self._target, hook)
-            self._hook_runs[hook] = self._lane.hook(function, *fitting(function, offered))
+            self._hook_runs[hook] = self._lane.hook(noticed(function, job, notice))
         run = asyncio.wrap_future(self._hook_runs[hook])
         await asyncio.wait([run])
         error = run.exception()
@@ -167,9 +169,11 @@ class Members:
         """Calls of all members that run or wait."""
         return sum(each.in_flight.count for each in self.all)
 
-    async def run_hook(self, hook: str, *offered: object, again: bool = False) -> tuple[dict[str, Any], str]:
+    async def run_hook(
+        self, hook: str, job: str, *, notice: StopNotice | None = None, again: bool = False
+    ) -> tuple[dict[str, Any], str]:
         """Run a hook of every member that has it, side by side: values by member, and what was raised as one line."""
         having = [each for each in self.all if each.has(hook)]
-        runs = await asyncio.gather(*(each.run_hook(hook, *offered, again=again) for each in having))
+        runs = await asyncio.gather(*(each.run_hook(hook, job, notice=notice, again=again) for each in having))
         values = {each.name: value for each, (value, error) in zip(having, runs, strict=True) if not error}
         return values, "; ".join(error for _, error in runs if error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import functools
 import hashlib
 import importlib
 import inspect
@@ -18,6 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,60 @@ def _searched() -> str:
         "env: {PYTHONPATH: /the/directory}, start the agent there or with it in its PYTHONPATH, or install the package "
         f"for {sys.executable}"
     )
+
+
+@dataclass(frozen=True)
+class StopNotice:
+    """What `cancel(notice)` and `checkpoint(notice)` are told of the stop they are called for."""
+
+    reason: str
+    """Why, for people: "preempted by train-00", or what somebody gave as reason."""
+    kind: str
+    """"preempt", "drain", "cancel", "complete", "failure", "scale" or "agent" (the node leaves)."""
+    deadline: float
+    """When the worker is killed at the latest, as `time.time()` counts."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self.deadline - time.time())
+
+
+def noticed(function: Callable[..., Any], job: str, notice: StopNotice | None) -> Callable[[], Any]:
+    """A stop hook, ready to call: `cancel()`, `cancel(job)`, `cancel(notice)` or `cancel(job, notice)`.
+
+    The notice goes to a parameter that is called `notice` or annotated as one, and to a second one without a default.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # Some builtins have none.
+        parameters = []
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    values: list[object] = []
+    job_given = False
+    for each in positional:
+        if _takes_notice(each) or (job_given and each.default is each.empty):
+            values.append(notice)
+        elif not job_given:
+            values.append(job)
+            job_given = True
+        else:
+            break
+    if not positional and any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        values = [job]
+    named = {
+        each.name: notice
+        for each in parameters
+        if _takes_notice(each)
+        and (each.kind is each.KEYWORD_ONLY or (each in positional and positional.index(each) >= len(values)))
+    }
+    return functools.partial(function, *values, **named)
+
+
+def _takes_notice(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    said = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return parameter.name == "notice" or StopNotice.__name__ in said
 
 
 def fitting(function: Callable[..., object], offered: tuple[object, ...]) -> tuple[object, ...]:

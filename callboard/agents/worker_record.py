@@ -28,6 +28,7 @@ _KEPT = (
     "job_name",
     "in_bundle",
     "strict",
+    "stop_signal",
 )
 """Fields of the start command that a worker's later life depends on."""
 

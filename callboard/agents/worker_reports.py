@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from callboard.agents.checkpoints import Yielded
 from callboard.agents.exit_verdict import ExitVerdict
 from callboard.agents.outbox import Outbox
 from callboard.agents.stop_ladder import StopOrder
@@ -68,11 +69,12 @@ class WorkerReports:
         finished = agent_pb2.WorkerFinished(**self.ref, **answer, stderr_tail=stderr_tail)
         self._outbox.report("", worker_finished=finished)
 
-    def exited(self, verdict: ExitVerdict, left: str, stderr_tail: str) -> None:
-        """It died without being asked."""
+    def exited(self, verdict: ExitVerdict, left: str, stderr_tail: str, ago_s: float) -> None:
+        """It died without being asked, `ago_s` seconds ago."""
         text = "; ".join(each for each in (verdict.message, left) if each)
         _log.warning("worker_exited", worker=self.order.launch.name, why=text)
         dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left), stderr_tail=stderr_tail)
+        dead.ago_ms = round(ago_s * 1000)
         dead.out_of_memory, dead.peak_memory_bytes = verdict.out_of_memory, verdict.peak_bytes
         self._outbox.report("", worker_exited=dead)
 
@@ -81,7 +83,7 @@ class WorkerReports:
         order: StopOrder,
         now: float,
         outcome: agent_pb2.StopOutcome.ValueType,
-        checkpoint: agent_pb2.Checkpoint | None = None,
+        yielded: Yielded,
         detail: str = "",
     ) -> list[agent_pb2.Report]:
         """Answer every stop command that waits; `now` is loop time in seconds. Returns the answers."""
@@ -90,7 +92,8 @@ class WorkerReports:
             stopped = agent_pb2.WorkerStopped(
                 **self.ref,
                 outcome=outcome,
-                checkpoint=checkpoint,
+                checkpoint=yielded.checkpoint,
+                checkpoint_lost=yielded.lost,
                 took_ms=round((now - order.asked_at) * 1000),
                 detail=detail,
             )

@@ -28,6 +28,8 @@ class Signals:
         self.stop_asked: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
         """Set when the process ended or lost its host; the text is the reason, empty for the former."""
+        self.code: int | None = None
+        """Exit code of the process, negative for a signal, once it has ended and if that is known."""
         self._watchers: set[asyncio.Task[None]] = set()
 
     def ask_stop(self) -> None:
@@ -50,7 +52,7 @@ class Signals:
         """Notice its end."""
 
         async def notice() -> None:
-            await exited(process)
+            self.code = await exited(process)
             self.end("")
 
         self.watch(notice())

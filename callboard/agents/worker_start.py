@@ -65,6 +65,7 @@ class WorkerStart:
             pid=facts.process.pid,
             pid_start_ms=start_ms(facts.process),
             actor_name=facts.hosted.actor_name if facts.hosted is not None else "",
+            hooks=sorted(facts.hooks),
             **facts.told,
         )
 

@@ -116,6 +116,7 @@ class WorkerTable:
             kill_s=command.kill_timeout_ms / 1000,
             checkpoint=command.checkpoint,
             reason=command.reason,
+            kind=agent_pb2.StopKind.Name(command.kind).removeprefix("STOP_KIND_").lower(),
             command_ids=[command_id],
         )
         worker.stop(order)
@@ -129,7 +130,7 @@ class WorkerTable:
         if left is not None and left.checkpoint is not None:
             gone.outcome = agent_pb2.STOP_OUTCOME_COOPERATIVE if left.cooperative else agent_pb2.STOP_OUTCOME_KILLED
             gone.checkpoint.CopyFrom(left.checkpoint)
-            gone.detail = left.detail
+            gone.detail, gone.checkpoint_lost = left.detail, left.lost
         report = self._site.outbox.report(command_id, worker_stopped=gone)
         self._site.outbox.when_acknowledged(report, lambda: self._site.checkpoints.drop(name))
 

@@ -128,6 +128,8 @@ def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: W
 
 def _stopped(tx: Transaction, worker: WorkerRecord, event: WorkerStopped) -> None:
     _keep_checkpoint(tx, worker, event)
+    if event.outcome is StopOutcome.ALREADY_GONE and not (event.checkpoint_data or event.checkpoint_uri):
+        miss_checkpoint(tx, worker, f"it was gone before it was asked: {event.detail or 'its agent knows no more'}")
     detail = f": {event.detail}" if event.detail else ""
     _gone_or_quarantined(tx, worker, f"{event.outcome.value.lower()} in {event.took_ms} ms{detail}", event.outcome)
     _after_stop(tx, worker)

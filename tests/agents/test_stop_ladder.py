@@ -90,3 +90,27 @@ async def test_pc_11_an_end_in_the_same_tick_as_the_deadline_is_no_hang() -> Non
         async with asyncio.timeout(90):
             yielded = await asking
         assert yielded.detail in {"the process ended by itself", "cancel() took too long"}
+
+
+class Waits(Host):
+    """Takes its checkpoint when the time for the calls in flight is over."""
+
+    async def control(self, method: str, argument: Json = None) -> Json:
+        self.asked.set()
+        if method == "cancel":
+            return {"hook": True, "error": ""}
+        await asyncio.sleep(argument["wait_s"])
+        return {"in_flight": 1, "error": "", "uri": "s3://kept"}
+
+
+async def test_ft_d2_a_stop_that_is_shortened_still_takes_the_checkpoint() -> None:
+    host, first = Waits(), order(100_000.0)
+    exited: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    running = asyncio.ensure_future(ask_to_yield(host, HOOKS, first, exited))
+    await host.asked.wait()
+    await asyncio.sleep(0.05)
+    first.join(order(20.0))
+    async with asyncio.timeout(90):
+        yielded = await running
+    assert yielded.checkpoint is not None
+    assert (yielded.checkpoint.uri, yielded.lost) == ("s3://kept", "")

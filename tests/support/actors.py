@@ -424,3 +424,32 @@ class Printer:
     def say(self, text: str) -> None:
         """Print a line."""
         print(text)  # noqa: T201 - what it is for
+
+
+class Noticed:
+    """Writes down what its hooks are told, and leaves it as its checkpoint."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def cancel(self, notice: Any) -> None:
+        """Remember the notice."""
+        self.told.append([notice.reason, notice.kind, notice.seconds_left > 0])
+
+    def checkpoint(self, job: str, *, notice: Any) -> bytes:
+        """What was told."""
+        return json.dumps([*self.told, job, notice.kind]).encode()
+
+
+class SavesOnSignal:
+    """Its child saves on SIGTERM; without it the child never ends."""
+
+    def __init__(self, file: str) -> None:
+        program = (
+            "import pathlib, signal, sys, time\n"
+            "def save(*_):\n    time.sleep(0.2); pathlib.Path(sys.argv[1]).write_text('saved'); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(10**6)\n"
+        )
+        self.child = subprocess.Popen([sys.executable, "-c", program, file], stdout=subprocess.PIPE)
+        assert self.child.stdout is not None
+        assert self.child.stdout.readline() == b"up\n"
