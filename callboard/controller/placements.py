@@ -17,10 +17,10 @@ from callboard.model.inputs.located import Misfit, Misfits, path_of
 from callboard.model.inputs.settling import settled
 from callboard.model.roles import RolePreset
 from callboard.model.specs import JobSpec
-from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
 from callboard.placement.jobs import digest_of, place_job
 from callboard.scheduler import State
 from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.placing import awaiting, cluster_of
 from callboard.scheduler.states import NodeState
 from callboard.wire.paths import refuse
 from callboard.wire.refusals import CallboardError, ErrorReason, InventoryChanged
@@ -128,38 +128,6 @@ def _resolved(spec: JobSpec, first: JobSpec | None, nodes: Sequence[NodeRecord],
         raise refuse(list(error.found), "spec") from None
 
 
-def cluster_of(nodes: Iterable[NodeRecord]) -> Cluster:
-    """The nodes that a placement may use: all that are there and have something to give (PG-11).
-
-    A cordoned or silent node counts: what a text's ranks mean must not change with it; a job on it waits.
-    """
-    return Cluster(
-        nodes=tuple(
-            Node(
-                node_id=node.node_id,
-                rank=node.rank,
-                accelerators=tuple(
-                    Accelerator(device.id, _type(device.model, simulated=node.simulated)) for device in node.devices
-                ),
-                labels=node.labels,
-                node_group=node.node_group,
-                hardware=tuple(HardwareUnit(item.type, item.config_json or "{}") for item in node.hardware),
-                interpreters=node.interpreters,
-                cpu_milli=node.capacity.cpu_milli,
-                memory_bytes=node.capacity.memory_bytes,
-                lost_accelerators=node.lost_devices,
-            )
-            for node in sorted(nodes, key=lambda node: node.rank)
-            if node.state not in _GONE and node.capacity
-        )
-    )
-
-
-def _type(model: str, *, simulated: bool) -> str:
-    """What an accelerator is: its model in lower case."""
-    return "gpu" if simulated or not model else model.lower()
-
-
 def placed(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec:
     """The job with a place for each worker that its text places; a job without a text as it is.
 
@@ -173,6 +141,11 @@ def placed(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec:
     _check_planned_for(spec, nodes)
     try:
         return place_job(spec, cluster_of(nodes))
+    except InvalidInput:
+        later = awaiting(spec, nodes) if spec.wait_for_nodes_ms is not None else None
+        if later is None:
+            raise
+        return later
     except Misfits as error:
         raise InvalidInput(map(_fault, error.found)) from None
 
@@ -218,4 +191,5 @@ def as_before(spec: JobSpec, first: JobSpec) -> JobSpec:
         components=components,
         placement_config=first.placement_config,
         placement_digest=first.placement_digest,
+        placement_nodes=first.placement_nodes,
     )

@@ -340,6 +340,8 @@ class JobSpec:
         placement_digest: fingerprint of the text as it was submitted, so that a repeat of the request is known as one,
             though the nodes may have changed; empty: none, or not resolved.
         placement_revision: revision of the inventory that the placement was planned for; 0: not compared.
+        placement_nodes: number of nodes that it waits for to be placed, while its places are on nodes that are still to
+            come; 0: it is placed.
         placement_source: file that ``placement_config`` was read from, for messages; empty: none.
     """
 
@@ -370,6 +372,7 @@ class JobSpec:
     placement_source: str = ""
     placement_digest: str = ""
     placement_revision: int = 0
+    placement_nodes: int = 0
 
     @property
     def replaces(self) -> bool:

@@ -59,6 +59,14 @@ class JobIndex:
         elif old is not None and old.nominated:
             del self.nominated[old.uid]
 
+    def follow_spec(self, record: SpecRecord, job: JobRecord | None) -> None:
+        """Follows the spec of a job: of one that is new, or of one that waits and got its places."""
+        if job is not None and job.state is JobState.PENDING:
+            self._unqueue(job)
+        self.shapes.put(record.uid, record.spec)
+        if job is not None and job.state is JobState.PENDING:
+            self._queue(job)
+
     def newest_of(self, name: str) -> str:
         """Uid of the newest job of a name; empty if there is none."""
         uids = self._uids_of_name.get(name)
@@ -81,15 +89,18 @@ class JobIndex:
             return
         self.by_state[new.state].put(uid, new.order)
         if new.state is JobState.PENDING:
-            key = self.queue_key(new)
-            insort(self.queue, key)
-            insort(self.waiting.setdefault(self.shapes[uid], []), key)
+            self._queue(new)
         elif new.state is JobState.RUNNING and self._grows(uid):
             self.elastic.put(uid, new.order)
 
     def _grows(self, uid: str) -> bool:
         spec = self._specs[uid].spec
         return spec.replaces or any(component.elastic for component in spec.components)
+
+    def _queue(self, job: JobRecord) -> None:
+        key = self.queue_key(job)
+        insort(self.queue, key)
+        insort(self.waiting.setdefault(self.shapes[job.uid], []), key)
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]

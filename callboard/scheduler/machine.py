@@ -34,6 +34,7 @@ from callboard.scheduler import events as ev
 from callboard.scheduler import explain as explaining
 from callboard.scheduler.commands import Command
 from callboard.scheduler.evolving import evolve
+from callboard.scheduler.placing import waited_in_vain
 from callboard.scheduler.planning import could_ever_fit
 from callboard.scheduler.records import Change, EventRecord
 from callboard.scheduler.state import State
@@ -248,8 +249,9 @@ def _job_due(tx: Transaction, uid: str) -> None:
         if could_ever_fit(tx.state, spec):
             tx.change_job(uid, deadline_ms=0)
         else:
-            account = explaining.explain_spec(tx.state, spec, tx.now_ms)
-            ending.end(tx, uid, JobState.FAILED, f"waited for nodes in vain: {account.summary}")
+            short = waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
+            why = short or explaining.explain_spec(tx.state, spec, tx.now_ms).summary
+            ending.end(tx, uid, JobState.FAILED, f"waited for nodes in vain: {why}")
 
 
 def _group_due(tx: Transaction, group_id: str) -> None:

@@ -14,7 +14,7 @@ from callboard.scheduler.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.records import WorkerRecord
 from callboard.scheduler.refusals import Reason
 from callboard.scheduler.rooms import NodeFilter, Rooms, could_return
-from callboard.scheduler.slots import INTERPRETER, Slot
+from callboard.scheduler.slots import AWAITED, INTERPRETER, Slot
 from callboard.scheduler.state import State
 from callboard.scheduler.states import NodeState
 from callboard.scheduler.view import Room, View
@@ -87,6 +87,8 @@ def place_remedies(state: State, reasons: Sequence[Reason]) -> list[str]:
         name = reason.subject.split("/")[1]
         short = format_amount(reason.resource, reason.asked - reason.available)
         match reason.code:
+            case "NODES_MISSING":
+                changes.append("add the nodes that its placement counts")
             case "NO_NODE":
                 changes.append(f"start an agent with the node id {name}")
             case "INTERPRETER_NOT_ALLOWED":
@@ -145,6 +147,8 @@ def opening(node: NodeRecord) -> list[str]:
 
 def _node_reasons(view: View, wanted: NodeFilter, node: NodeRecord | None, slot: Slot, node_id: str) -> list[Reason]:
     subject = f"nodes/{node_id}"
+    if node is None and node_id.startswith(AWAITED):
+        return [Reason("NODES_MISSING", "nodes/missing", "its placement needs more nodes than have joined")]
     if node is None:
         return [Reason("NO_NODE", subject, f"its placement names {node_id}, which has not joined")]
     if not wanted.admits(node):

@@ -12,6 +12,11 @@ INTERPRETER = "interpreter:"
 node can have it, because of the colon."""
 
 
+AWAITED = "awaited:"
+"""How the id of a node begins that a placement counts and that is still to come. No node can have it, because of the
+colon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One worker that wants room.

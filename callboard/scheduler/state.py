@@ -284,7 +284,7 @@ class State:
 
     def _index_spec(self, old: SpecRecord | None, new: SpecRecord | None) -> None:
         if new is not None:
-            self.shapes.put(new.uid, new.spec)
+            self._job_index.follow_spec(new, self.jobs.get(new.uid))
         elif old is not None:
             self.shapes.drop(old.uid)
 

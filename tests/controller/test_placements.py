@@ -92,6 +92,31 @@ class TestPlacedJobs:
             2,
         )
 
+    async def test_ft_e7_it_waits_for_its_nodes_and_for_a_restart_of_the_controller(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path)
+        async with running(options) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n0"):
+                await api.submit(
+                    placed_job("rl", TWO_GROUPS, "actor", "rollout", "env", "agent", wait_for_nodes_ms=600_000)
+                )
+                assert (await api.job("rl")).state == job_pb2.JOB_STATE_PENDING
+        for file in options.state_dir.iterdir():
+            if "secrets" not in file.name:
+                assert b"hidden" not in file.read_bytes(), file
+                assert b"not-to-be-kept" not in file.read_bytes(), file
+        async with (
+            running(options) as controller,
+            api_at(controller.address) as api,
+            FakeAgent(controller.address, "n0") as left,
+            FakeAgent(controller.address, "n1") as right,
+        ):
+            await api.until_job("rl", "RUNNING")
+            started = starts(left, right)
+        assert held(started["actor", 1]) == ("n0", [("1", 1000)])
+        assert started["actor", 1].env == {"GLOO_SOCKET_IFNAME": "eth0", "MY_TOKEN": "hidden"}
+        assert held(started["rollout", 0])[0] == "n1"
+
     async def test_what_is_kept_has_the_placement_and_no_secret(self, tmp_path: Path) -> None:
         options = options_for(tmp_path)
         async with running(options) as controller, api_at(controller.address) as api:

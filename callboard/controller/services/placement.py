@@ -10,7 +10,6 @@ from typing import Any
 import grpc.aio
 
 from callboard.controller.driver import Driver
-from callboard.controller.placements import cluster_of
 from callboard.controller.searches import Searches
 from callboard.controller.services.requests import invalid, text_of
 from callboard.model.faults import Fault, InvalidInput
@@ -19,6 +18,7 @@ from callboard.placement import PlacementPlan, plan_placement
 from callboard.placement.jobs import hardware_shares, place_of
 from callboard.scheduler import State
 from callboard.scheduler.node_record import NodeRecord
+from callboard.scheduler.placing import cluster_of
 from callboard.v1 import placement_pb2, placement_pb2_grpc
 from callboard.wire.job import place_to_proto
 from callboard.wire.refusals import Unschedulable
