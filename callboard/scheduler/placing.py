@@ -119,8 +119,12 @@ def resolve_waiting(tx: Transaction) -> None:
         except (InvalidInput, Misfits):
             continue  # other nodes than it needs; its wait goes on, and ends with the reason
         components = tuple(map(_with_env, found.components, open_spec.components))
-        kept = {"placement_config": spec.placement_config, "placement_digest": spec.placement_digest}
-        found = replace(found, components=components, **kept)
+        found = replace(
+            found,
+            components=components,
+            placement_config=spec.placement_config,
+            placement_digest=spec.placement_digest,
+        )
         tx.put(SpecRecord(uid=uid, spec=fused(found)))
         job = tx.change_job(uid, deadline_ms=0)
         tx.event("job.placed", f"jobs/{job.name}", job.state.value, f"its {spec.placement_nodes} nodes are there")
