@@ -276,6 +276,10 @@ class FakeAgent:
             known = self.workers.pop(command.stop_worker.generation, None)
             outcome = agent_pb2.STOP_OUTCOME_KILLED if known else agent_pb2.STOP_OUTCOME_ALREADY_GONE
             return worker_stopped(command, outcome)
+        if command.HasField("reserve_port"):
+            asked = command.reserve_port
+            reserved = agent_pb2.PortReserved(worker=asked.worker, generation=asked.generation, port=20_001)
+            return agent_pb2.Report(command_id=command.command_id, port_reserved=reserved)
         if command.HasField("create_placement_group"):
             return group_ready(command, self.hello.ray.session)
         return group_removed(command)
