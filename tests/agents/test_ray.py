@@ -449,7 +449,9 @@ class TestWorkers:
         report = await cluster.controller.do("n1", start_worker=start_worker("Broken", generation=6))
         assert "no weights here" in report.worker_start_failed.traceback
 
-    async def test_a_worker_that_dies_alone_is_reported_when_its_tree_is_gone(self, cluster: Cluster) -> None:
+    async def test_ft_a3_a_worker_that_dies_alone_is_reported_with_its_signal_when_its_tree_is_gone(
+        self, cluster: Cluster
+    ) -> None:
         file = cluster.folder / "child2"
         command = start_worker("Stubborn", generation=7, args_json=json.dumps([str(file)]))
         report = await cluster.controller.do("n1", start_worker=command)
@@ -457,6 +459,8 @@ class TestWorkers:
         dead = await cluster.controller.said("worker_exited")
         assert dead.generation == 7
         assert not dead.quarantined
+        # Known though the raylet is its parent.
+        assert "killed by signal 9 (SIGKILL); usually the out-of-memory killer" in dead.message
         assert is_gone(int(file.read_text()))
 
     @pytest.mark.parametrize("delay_ms", [0, 20, 400, 700])
