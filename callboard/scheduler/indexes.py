@@ -25,6 +25,8 @@ class InOrder(dict[_K, _V]):
 
     _place: Callable[[Any], Any] | None = None
     """The place of a value, which never changes for a key; None: the value is the place."""
+    _highest: Any = None
+    """The highest place that ever was: whoever comes with a higher one comes in order."""
     _mixed = False
 
     @classmethod
@@ -36,9 +38,12 @@ class InOrder(dict[_K, _V]):
 
     def put(self, key: _K, value: _V) -> None:
         """Adds a member, or replaces its value."""
-        if self and not self._mixed and key not in self:
-            last, place = self[next(dict.__reversed__(self))], self._place
-            self._mixed = (value < last) if place is None else (place(value) < place(last))  # type: ignore[operator]
+        if key not in self:
+            place = value if self._place is None else self._place(value)
+            if self._highest is None or place >= self._highest:
+                self._highest = place
+            else:
+                self._mixed = True
         self[key] = value
 
     def __iter__(self) -> Iterator[_K]:

@@ -135,8 +135,8 @@ def create_group(state: State, group: GroupRecord, timeout_ms: int) -> CreateGro
 
 def ray_node_ids(state: State, group: GroupRecord) -> tuple[str, ...]:
     """Of each bundle of a group the id of its node in Ray; empty: it has none."""
-    nodes = (state.nodes.get(bundle.node_id) for bundle in group.bundles)
-    return tuple(node.ray.ray_node_id if node is not None and node.ray is not None else "" for node in nodes)
+    nodes = [state.nodes.get(bundle.node_id) for bundle in group.bundles]
+    return tuple([node.ray.ray_node_id if node is not None and node.ray is not None else "" for node in nodes])
 
 
 def remove_group(group: GroupRecord) -> RemoveGroup:

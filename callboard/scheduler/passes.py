@@ -48,17 +48,17 @@ class Found:
 
 def run(tx: Transaction) -> None:
     """Starts or nominates whatever can be."""
-    state = tx.state
+    state, meta = tx.state, tx.state.meta
+    retries = state.deadlines.due_of("retry", tx.now_ms)
+    changed = state.room_version != tx.room_version
+    if not (tx.fresh or retries or changed or meta.unsettled or state.leaving_version != tx.leaving_version):
+        return
     came = dict.fromkeys(tx.fresh)
     tx.fresh.clear()
-    for uid in state.deadlines.due_of("retry", tx.now_ms):
+    for uid in retries:
         came[tx.change_job(str(uid), retry_ms=0).uid] = None
-    meta = state.meta
     if meta.reconcile_until_ms:
         return  # everything is looked at when that is over
-    changed = state.room_version != tx.room_version
-    if not (came or changed or meta.unsettled or state.leaving_version != tx.leaving_version):
-        return
     leaving_seen = tx.leaving_version
     # What comes now might be promised room that has begun to leave since those who wait were looked at: they are first.
     overtakes = meta.overlooked and came and len(state.queue) > len(came)
