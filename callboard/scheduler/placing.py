@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 import yaml
 
@@ -25,6 +26,9 @@ from callboard.scheduler.transaction import Transaction
 
 MAX_AWAITED = 10_000
 """Most nodes that a placement waits for."""
+
+MOST_GUESSED = 64
+"""Most nodes to come that are tried for a text that doesn't say how many it needs."""
 
 _LIKELY_GPUS = (0, 1, 2, 4, 8, 16)
 """GPUs of the nodes to come, where a text doesn't fit on such as are there: the fewest that it fits on."""
@@ -66,14 +70,17 @@ def awaiting(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec | None:
     """The job with places on the nodes that are there and on those that its text needs beside them. None: it needs no
     more than there are, or has another fault."""
     cluster = cluster_of(nodes)
-    wanted = _nodes_of(spec.placement_config)
-    if not len(cluster.nodes) < wanted <= MAX_AWAITED:
-        return None
-    for padded in _padded(cluster, wanted):
-        try:
-            return replace(place_job(spec, padded), placement_nodes=wanted)
-        except (InvalidInput, Misfits):
-            continue
+    here, stated = len(cluster.nodes), _nodes_of(spec.placement_config)
+    for wanted in (stated,) if stated else range(here + 1, here + 1 + MOST_GUESSED):
+        if not here < wanted <= MAX_AWAITED:
+            break
+        models = _padded(cluster, wanted)
+        for padded in models if stated or not here else islice(models, 1):
+            try:
+                found = place_job(spec, padded)
+            except (InvalidInput, Misfits):
+                continue
+            return replace(found, placement_nodes=wanted)
     return None
 
 
@@ -109,7 +116,7 @@ def resolve_waiting(tx: Transaction) -> None:
     cluster = cluster_of(tx.state.nodes.values())
     for uid in waiting:
         spec = tx.state.specs[uid].spec
-        if len(cluster.nodes) < spec.placement_nodes:
+        if len(cluster.nodes) < _nodes_of(spec.placement_config):
             continue
         open_spec = unfused(spec)
         bare = tuple(replace(component, places=()) for component in open_spec.components)

@@ -93,6 +93,22 @@ def test_ft_e7_nodes_that_do_not_suit_leave_it_waiting() -> None:
     assert world.status("j") is JobState.FAILED
 
 
+@pytest.mark.parametrize("there", [0, 1])
+def test_ft_e7_a_text_that_does_not_say_how_many_nodes_waits_for_as_many_as_it_needs(there: int) -> None:
+    world = World({f"n{number}": 2 for number in range(there)})
+    world.pool()
+    world.submit(waiting_job(world, placement="0-3", cluster={"num_nodes": None}))
+    assert world.status("j") is JobState.PENDING
+    assert sum(entry.count for entry in demand(world.state)) == 4
+    for number in range(there, 3):
+        assert world.status("j") is JobState.PENDING
+        world.join(f"n{number}", 1 if number else 2)
+        if number == 1 and there == 1:
+            assert world.status("j") is JobState.PENDING, "3 GPUs are not enough"
+    assert [worker.node_id for worker in world.workers("j")] == ["n0", "n0", "n1", "n2"]
+    assert world.status("j") is JobState.RUNNING
+
+
 def test_ft_e7_without_a_wait_and_with_another_fault_it_is_refused() -> None:
     world = World({"n0": 2})
     with pytest.raises(InvalidInput, match="num_nodes is 3, but 1 nodes are there"):
