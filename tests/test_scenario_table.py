@@ -21,12 +21,15 @@ STORIES = ROOT / "tests" / "scenarios"
 
 _IN_NAME = re.compile(r"(?:^|_)(ps|gv|pc|ql|pg|nj|ap|mu|se)_?(\d\d)(?=_)")
 _IN_DOCSTRING = re.compile(r"\b(PS|GV|PC|QL|PG|NJ|AP|MU|SE)-(\d\d)\b")
+_FOUND_IN_NAME = re.compile(r"(?:^|_)ft_([a-i]\d\d?)(?=_)")
+_FOUND_IN_DOCSTRING = re.compile(r"\bFT-([A-I]\d\d?)\b")
 
 HEAD = """# Scenarios and the tests that show them
 
-Each scenario comes from a public bug report on a system that does part of this job. The table is made from the tests
-(`tests/test_scenario_table.py`) and checked with them: a test shows a scenario when its name or its docstring holds
-the id. Stories are plain text that reads like a log: start there to learn the rules.
+Each scenario comes from a public bug report on a system that does part of this job, or (FT) from people who tried
+callboard. The table is made from the tests (`tests/test_scenario_table.py`) and checked with them: a test shows a
+scenario when its name or its docstring holds the id. Stories are plain text that reads like a log: start there to learn
+the rules.
 """
 
 
@@ -147,6 +150,64 @@ SCENARIOS = {
     "SE-05": Scenario("Names that could steer something are refused at every entry."),
     "SE-06": Scenario("Nothing of the scheduler's can be set by a job; interpreters come from an allow-list."),
     "SE-07": Scenario("What a node claims is checked; an agent ends only what it started."),
+    "FT-A1": Scenario("Until the job is forgotten, the output of every rank and attempt can be read from anywhere."),
+    "FT-A2": Scenario("The first death is the reason; exceptions that follow from it are listed after it."),
+    "FT-A3": Scenario("A worker that ended by itself names its signal or exit code, and the usual causes."),
+    "FT-A4": Scenario(
+        "A lost checkpoint is named wherever its job is shown; a job that requires one is spared until it has run."
+    ),
+    "FT-A5": Scenario("Hooks learn why and until when; the reason stands in the job's history."),
+    "FT-A6": Scenario("The output of a worker is what it printed and nothing else."),
+    "FT-A7": Scenario("A call in flight names the job, component, rank and reason when its worker ends."),
+    "FT-B1": Scenario("The GPU ids that Ray gives inside a group are the ledger's."),
+    "FT-B2": Scenario("Shares fit wherever the ledger says so."),
+    "FT-B3": Scenario("Ray's own functions tell a worker its devices."),
+    "FT-B4": Scenario("A class that does one call at a time lives on the main thread."),
+    "FT-B5": Scenario("A share of several devices is a share of each."),
+    "FT-B6": Scenario("A card that a job shares whole is charged whole."),
+    "FT-C1": Scenario("A cluster without a Ray head says so wherever somebody looks."),
+    "FT-C2": Scenario("Every obstacle to a preemption has a reason of its own."),
+    "FT-C3": Scenario("A held pool and a cordoned node are named as what they are."),
+    "FT-C4": Scenario("The reason that the controller sent is the one shown."),
+    "FT-C5": Scenario("Every remedy that `doctor` prints helps."),
+    "FT-C6": Scenario("Whole cards and parts of cards are counted apart."),
+    "FT-C7": Scenario("A fraction must fit one GPU; the need and what is free are both named."),
+    "FT-C8": Scenario("Amounts are named for each worker and for all together."),
+    "FT-C9": Scenario("Each preemptor lists its own victims."),
+    "FT-C10": Scenario("What is being stopped says when it is killed at the latest."),
+    "FT-C11": Scenario("An elastic job that is short of workers says why."),
+    "FT-C12": Scenario("A class that can't be imported names where it was looked for, and how to add a place."),
+    "FT-C13": Scenario("Wide views of nodes name the devices."),
+    "FT-D1": Scenario("The least that can be taken away yields."),
+    "FT-D2": Scenario("The earliest deadline of several stops holds."),
+    "FT-E1": Scenario(
+        "Every field of the options has an option; an interpreter that no node allows is refused at submit."
+    ),
+    "FT-E2": Scenario("A component may name a strategy; suggestions are keys that exist."),
+    "FT-E3": Scenario("Values of the environment may name the rank and the device."),
+    "FT-E4": Scenario("A stop may begin with a signal."),
+    "FT-E5": Scenario("A worker gets free ports that nobody else gets."),
+    "FT-E6": Scenario("A gang may replace only the worker that it lost."),
+    "FT-E7": Scenario("A placement waits for its nodes when the job says so."),
+    "FT-F1": Scenario("Clients do not notice a restart of the controller."),
+    "FT-F2": Scenario("Following a worker never blocks the caller's event loop."),
+    "FT-G1": Scenario("The rendezvous port is free on the node of rank 0; a failed constructor may be restarted."),
+    "FT-G2": Scenario("A node offers what its cgroups leave it."),
+    "FT-G3": Scenario("The autoscaler counts each node once."),
+    "FT-G4": Scenario("A cluster that runs already is named as such."),
+    "FT-G5": Scenario("What is no device is never offered as one."),
+    "FT-G6": Scenario("A node that can't get ready says why, and whether that can change."),
+    "FT-G7": Scenario("The log of an agent that is refused begins with the reason."),
+    "FT-H1": Scenario("What one verb prints, another can read."),
+    "FT-H2": Scenario("Comments stay with what they describe."),
+    "FT-H3": Scenario("A chart shows every member of a cycle."),
+    "FT-H4": Scenario("A cost law meets the measured points at its ends."),
+    "FT-I1": Scenario("Bytes that can't be read are the sender's fault."),
+    "FT-I2": Scenario("Memory without a unit is never taken for bytes by accident."),
+    "FT-I3": Scenario("A class may stand where its path may."),
+    "FT-I4": Scenario("The likely misreading of a placement is named."),
+    "FT-I5": Scenario("Both keys that place a component are named."),
+    "FT-I6": Scenario("Every verb that reads a job file reads all of it."),
 }
 
 
@@ -163,8 +224,11 @@ def shown() -> dict[str, list[str]]:
 
 
 def _ids(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    text = ast.get_docstring(node) or ""
     named = [f"{kind.upper()}-{number}" for kind, number in _IN_NAME.findall(node.name)]
-    told = [f"{kind}-{number}" for kind, number in _IN_DOCSTRING.findall(ast.get_docstring(node) or "")]
+    named += [f"FT-{number.upper()}" for number in _FOUND_IN_NAME.findall(node.name)]
+    told = [f"{kind}-{number}" for kind, number in _IN_DOCSTRING.findall(text)]
+    told += [f"FT-{number}" for number in _FOUND_IN_DOCSTRING.findall(text)]
     return list(dict.fromkeys(named + told))
 
 
