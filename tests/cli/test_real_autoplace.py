@@ -55,7 +55,7 @@ def test_what_autoplace_applied_is_shown_and_starts_on_the_nodes_it_was_planned_
         text = config.read_text()
         assert text == CONFIG.replace(
             "    actor,rollout: all   # where it was measured\n    reward: all\n",
-            "    rollout: 0-0\n    inference: 1-1\n    actor: 2-3\n    # where it was measured\n    reward: 0-0\n",
+            "    # where it was measured\n    rollout: 0-0\n    inference: 1-1\n    actor: 2-3\n    reward: 0-0\n",
         )
 
         shown = machine.run("placement", "show", str(config), "--controller", cluster.controller)
