@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from callboard.model.quantities import format_memory
 from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.v1 import common_pb2
 from callboard.v1.inspection_pb2 import NodeInspection, RayActor, WorkerInspection
-from callboard.v1.job_pb2 import Job, JobState, Worker, WorkerState
+from callboard.v1.job_pb2 import Job, JobState, Worker
 from callboard.v1.node_pb2 import Node, NodeState
-from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupState
+from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupKind, PlacementGroupState
 from callboard.wire.enums import from_wire
 
 OURS = "cb/"
@@ -28,18 +29,44 @@ _SHOWN_NODES = 8
 _PENDING_IN_RAY = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
 
+class FindingKind(StrEnum):
+    """What can be found, by the names that programs read."""
+
+    NODE_STATE = "node-state"
+    NODE_SILENT = "node-silent"
+    UNKNOWN = "unknown"
+    VERSIONS = "versions"
+    PENDING_ACTOR = "pending-actor"
+    FOREIGN_ACTOR = "foreign-actor"
+    LEFTOVER_ACTOR = "leftover-actor"
+    MISSING_ACTOR = "missing-actor"
+    FOREIGN_GROUP = "foreign-group"
+    LEFTOVER_GROUP = "leftover-group"
+    MISSING_GROUP = "missing-group"
+    FOREIGN_PROCESS = "foreign-process"
+    PENDING = "pending"
+    OUT_OF_MEMORY = "out-of-memory"
+    QUARANTINED = "quarantined"
+    WORKER_SILENT = "worker-silent"
+    CONCURRENCY = "concurrency"
+    MEMORY = "memory"
+    NO_GPU = "no-gpu"
+    VISIBLE_DEVICES = "visible-devices"
+    MODEL_ON_CPU = "model-on-cpu"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is not as it should be.
 
     Attributes:
-        kind: what kind of thing, for programs: "foreign-actor", "visible-devices" …
+        kind: what kind of thing.
         subject: what it is about: "nodes/n1", "train-00/trainer/0".
         what: what is seen, one sentence.
-        remedy: what to do, one sentence.
+        remedy: what to do; commands are in backticks, those that begin with `kill` are for the machine that is named.
     """
 
-    kind: str
+    kind: FindingKind
     subject: str
     what: str
     remedy: str
@@ -55,6 +82,7 @@ class Evidence:
         groups: every placement group.
         seen: node → what it sees; a node that could not be asked is missing.
         silent: node → why it could not be asked.
+        repeated: uids of failed jobs that were submitted again under their names: what ended them is dealt with.
     """
 
     nodes: Sequence[Node]
@@ -62,6 +90,7 @@ class Evidence:
     groups: Sequence[PlacementGroup]
     seen: Mapping[str, NodeInspection]
     silent: Mapping[str, str]
+    repeated: frozenset[str] = frozenset()
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
@@ -70,7 +99,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     found = [*_nodes(evidence), *_versions(evidence.nodes), *_actors(evidence), *_missing_actors(evidence, looks)]
     found += [*_groups(evidence), *_missing_groups(evidence), *_devices(evidence)]
     for job in evidence.jobs:
-        found += _job(job)
+        found += _job(job, repeated=job.uid in evidence.repeated)
         for worker in job.workers:
             found += _worker(job, worker, looks.get((job.uid, worker.key.component, worker.key.rank)))
     return list(dict.fromkeys(found))
@@ -80,14 +109,15 @@ def _nodes(evidence: Evidence) -> Iterable[Finding]:
     for node in evidence.nodes:
         node_id = node.name.removeprefix("nodes/")
         yield from _node_state(node, node_id)
+        yield from _quarantined(node, node_id)
         if node_id in evidence.silent:
             what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
-            yield Finding("node-silent", node.name, what, "Look at its agent's log.")
+            yield Finding(FindingKind.NODE_SILENT, node.name, what, _wake(node))
     outside = {node.name.removeprefix("nodes/") for node in evidence.nodes if node.HasField("ray_fault")}
     for node_id, seen in evidence.seen.items():
         for text in () if node_id in outside else seen.unknown:
-            remedy = "Look again in a moment; if that lasts, look at the log of its agent."
-            yield Finding("unknown", f"nodes/{node_id}", f"{node_id}: {text}", remedy)
+            remedy = "Look again in a moment: `callboard doctor`; if that lasts, look at the log of its agent."
+            yield Finding(FindingKind.UNKNOWN, f"nodes/{node_id}", f"{node_id}: {text}", remedy)
 
 
 def _node_state(node: Node, node_id: str) -> Iterable[Finding]:
@@ -108,8 +138,33 @@ def _node_state(node: Node, node_id: str) -> Iterable[Finding]:
     elif node.state == NodeState.NODE_STATE_JOINING:
         remedy = "Its Ray node is being started; if that lasts, look at its agent's log."
     else:
-        remedy = "See that its agent runs, is not stopped, and reaches the controller."
-    yield Finding("node-state", node.name, f"{node_id} is {state}{f': {reason}' if reason else ''}", remedy)
+        remedy = _wake(node)
+    yield Finding(FindingKind.NODE_STATE, node.name, f"{node_id} is {state}{f': {reason}' if reason else ''}", remedy)
+
+
+def _quarantined(node: Node, node_id: str) -> Iterable[Finding]:
+    """Said of the node: the worker may be of an attempt that is over, or of a job that has ended."""
+    for worker in node.quarantined_workers:
+        subject = f"{worker.worker.job}/{worker.worker.component}/{worker.worker.rank}"
+        what = f"{subject} could not be proved gone from {node_id}: {worker.reason}"
+        remedy = f"Its room stays unused until the process ends; look at the processes of {node_id}."
+        if worker.pid:
+            remedy = (
+                f"Its room stays unused until the process ends: on {node_id}, `kill -KILL {worker.pid}`; where even "
+                "that does not end it, a driver holds it, and only a restart of the machine helps."
+            )
+        yield Finding(FindingKind.QUARANTINED, subject, what, remedy)
+
+
+def _wake(node: Node) -> str:
+    """How an agent that says nothing is made to speak again."""
+    node_id = node.name.removeprefix("nodes/")
+    if not node.agent_pid:
+        return f"See that the agent of {node_id} runs, is not stopped, and reaches the controller."
+    return (
+        f"On {node.hostname or node_id}, `kill -CONT {node.agent_pid}` lets its agent go on if it is stopped; start it "
+        "again if it has ended; if it runs, its log says why it does not answer."
+    )
 
 
 def _versions(nodes: Sequence[Node]) -> Iterable[Finding]:
@@ -126,7 +181,9 @@ def _versions(nodes: Sequence[Node]) -> Iterable[Finding]:
                 for found, names in sorted(by_version.items())
             )
             what = f"nodes have different versions of {name}: {listed}"
-            yield Finding("versions", "nodes", what, f"Install the same {name} on every node and restart the agents.")
+            yield Finding(
+                FindingKind.VERSIONS, "nodes", what, f"Install the same {name} on every node and restart the agents."
+            )
 
 
 def _ray_fault(node: Node) -> RayFault:
@@ -144,22 +201,19 @@ def _actors(evidence: Evidence) -> Iterable[Finding]:
             name = actor.name or f"{actor.class_name} {actor.id}"
             if actor.state in _PENDING_IN_RAY and not actor.name.startswith(OURS):
                 what = f"Ray's actor {name} waits to be created: Ray finds no room for it"
-                yield Finding("pending-actor", subject, what, "Lower what it asks, or end the program that made it.")
+                remedy = "Lower what it asks for, or end the program that made it."
+                yield Finding(FindingKind.PENDING_ACTOR, subject, what, remedy)
             elif not actor.name.startswith(OURS):
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is not callboard's"
                 remedy = (
-                    f"It uses what the ledger gives to others: end process {actor.pid} on {node_id} and the program "
-                    "that made it, or run it as a job."
+                    f"It uses what the ledger gives to others: end it (on {node_id}, `kill {actor.pid}`) and the "
+                    "program that made it, or run it as a job."
                 )
-                yield Finding("foreign-actor", subject, what, remedy)
+                yield Finding(FindingKind.FOREIGN_ACTOR, subject, what, remedy)
             elif _is_left_over(actor, known):
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is of no worker that the ledger knows"
-                yield Finding(
-                    "leftover-actor",
-                    subject,
-                    what,
-                    f"Its agent ends it soon; if it stays, end process {actor.pid} on {node_id}.",
-                )
+                remedy = f"Its agent ends it soon; if it stays, end it: on {node_id}, `kill -KILL {actor.pid}`."
+                yield Finding(FindingKind.LEFTOVER_ACTOR, subject, what, remedy)
 
 
 def _missing_actors(evidence: Evidence, looks: Mapping[Key, WorkerInspection]) -> Iterable[Finding]:
@@ -175,7 +229,7 @@ def _missing_actors(evidence: Evidence, looks: Mapping[Key, WorkerInspection]) -
                 subject = f"{job.spec.name}/{worker.key.component}/{worker.key.rank}"
                 what = f"{subject} runs on {node_id} as process {look.pid}, and Ray does not know its actor"
                 remedy = f"Nobody can call it: `callboard job preempt {job.spec.name}` starts it anew."
-                yield Finding("missing-actor", subject, what, remedy)
+                yield Finding(FindingKind.MISSING_ACTOR, subject, what, remedy)
 
 
 def _is_left_over(actor: RayActor, known: set[str]) -> bool:
@@ -191,13 +245,23 @@ def _groups(evidence: Evidence) -> Iterable[Finding]:
                 continue
             if not group.name.startswith(OURS):
                 what = f"Ray's placement group {group.name or group.id} ({group.state}) is not callboard's"
-                remedy = "It books what the ledger gives to others: remove it, or the program that made it."
-                yield Finding("foreign-group", "ray", what, remedy)
+                remedy = (
+                    "It books what the ledger gives to others: end the program that made it, or remove it, on any of "
+                    f"the nodes: `{_removing(group.id)}`."
+                )
+                yield Finding(FindingKind.FOREIGN_GROUP, "ray", what, remedy)
             elif not names & set(group.name.split("/")):
                 what = f"Ray's placement group {group.name} ({group.state}) is of no group that the ledger knows"
-                yield Finding(
-                    "leftover-group", "ray", what, "Its agents remove it soon; if it stays, remove it in Ray."
-                )
+                remedy = f"Its agents remove it soon; if it stays, remove it, on any node: `{_removing(group.id)}`."
+                yield Finding(FindingKind.LEFTOVER_GROUP, "ray", what, remedy)
+
+
+def _removing(ray_id: str) -> str:
+    """A command that removes a placement group by Ray's id: Ray has none."""
+    return (
+        "python -c 'import ray, callboard; callboard.SyncClient().connect_ray(); from ray.util.placement_group import "
+        f'*; remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex("{ray_id}")))\''
+    )
 
 
 def _missing_groups(evidence: Evidence) -> Iterable[Finding]:
@@ -209,15 +273,20 @@ def _missing_groups(evidence: Evidence) -> Iterable[Finding]:
         if listing and ready and group.ray_placement_group_id and group.ray_placement_group_id not in there:
             name = group.name.removeprefix("placementGroups/")
             what = f"placement group {name} is READY, and Ray does not have it"
-            remedy = (
-                f"What it keeps is free for others in Ray: `callboard pg delete {name}`; another is made if needed."
-            )
-            if group.job:
-                remedy = (
-                    f"What it keeps is free for others in Ray: `callboard pg delete {name} --when-free`, then "
-                    f"`callboard job preempt {group.job}`, which starts anew in another group."
-                )
-            yield Finding("missing-group", group.name, what, remedy)
+            yield Finding(FindingKind.MISSING_GROUP, group.name, what, _remake(group, name))
+
+
+def _remake(group: PlacementGroup, name: str) -> str:
+    """How what a lost group kept is kept again."""
+    remedy = f"What it keeps is free for others in Ray: `callboard pg delete {name} --when-free`"
+    if group.job:
+        remedy += f", then `callboard job preempt {group.job}`, which starts anew in another group"
+    if group.kind == PlacementGroupKind.PLACEMENT_GROUP_KIND_RESERVED:
+        # A reserved group that was deleted stays away until somebody sets something of its pool.
+        return (
+            f"{remedy}; then `callboard pool set {group.pool} pg_pool.enable=true` has this reserved group made again."
+        )
+    return f"{remedy}; another is made if needed."
 
 
 def _devices(evidence: Evidence) -> Iterable[Finding]:
@@ -227,57 +296,81 @@ def _devices(evidence: Evidence) -> Iterable[Finding]:
         for worker in job.workers
         for share in worker.allocation.devices
     }
+    names = {job.uid: job.spec.name for job in evidence.jobs}
     for node_id, seen in evidence.seen.items():
         for user in seen.device_users:
             memory = f" with {format_memory(user.memory_bytes)}" if user.memory_bytes else ""
             if not user.HasField("worker"):
                 what = f"process {user.pid} uses GPU {user.index} of {node_id}{memory} and is no worker"
-                yield Finding("foreign-process", f"nodes/{node_id}", what, "End it, or keep the GPU from callboard.")
+                yield Finding(FindingKind.FOREIGN_PROCESS, f"nodes/{node_id}", what, _end_user(user.pid, node_id))
             elif (node_id, user.index) not in held:
                 worker = f"{user.worker.component}/{user.worker.rank}"
                 what = f"{worker} uses GPU {user.index} of {node_id}{memory}, which nobody was given"
-                remedy = "Its code changes CUDA_VISIBLE_DEVICES or asks Ray for GPUs of its own."
-                yield Finding("foreign-process", f"nodes/{node_id}", what, remedy)
+                name = names.get(user.worker.job_id, user.worker.job_id)
+                remedy = f"Its code changes CUDA_VISIBLE_DEVICES or asks Ray for GPUs of its own: {_fixed(name)}"
+                yield Finding(FindingKind.FOREIGN_PROCESS, f"nodes/{node_id}", what, remedy)
 
 
-def _job(job: Job) -> Iterable[Finding]:
+def _end_user(pid: int, node_id: str) -> str:
+    return (
+        f"End it (on {node_id}, `kill {pid}`), or keep the GPU from callboard by CUDA_VISIBLE_DEVICES where the agent "
+        "is started."
+    )
+
+
+def _fixed(name: str) -> str:
+    return f"mend that; `callboard job preempt {name}` then starts it anew."
+
+
+def _submit_again(job: Job, change: str) -> str:
+    """What to do where the job asks for the wrong thing."""
+    cancel = "" if job.state == JobState.JOB_STATE_FAILED else f"`callboard job cancel {job.spec.name} --wait` and "
+    return f"{change}, in its file, then {cancel}`callboard job submit FILE`."
+
+
+def _job(job: Job, *, repeated: bool) -> Iterable[Finding]:
     subject = f"jobs/{job.spec.name}"
     if job.state == JobState.JOB_STATE_PENDING:
         why = "; ".join(reason.message for reason in job.waiting_for[:3]) or job.state_reason
         what = f"{job.spec.name} waits, so its actors are not created yet: {why}"
-        yield Finding("pending", subject, what, f"callboard job explain {job.spec.name} says what would unblock it.")
-    for change in job.history:
+        yield Finding(
+            FindingKind.PENDING, subject, what, f"`callboard job explain {job.spec.name}` says what would unblock it."
+        )
+    for change in () if repeated else job.history:
         if "out of memory" in change.reason:
             what = f"{job.spec.name} lost a worker: {change.reason}"
-            remedy = (
-                "Ask for more memory, keep less (a smaller pool of trajectories, checkpointing), or find the leak; "
-                "where it says that another worker held most, do it there."
+            instead = (
+                "Ask for more memory or keep less (a smaller pool of trajectories, checkpointing); where it says that "
+                "another worker held most, do it there"
             )
-            yield Finding("out-of-memory", subject, what, remedy)
+            remedy = _submit_again(job, instead)
+            yield Finding(FindingKind.OUT_OF_MEMORY, subject, what, remedy)
 
 
 def _worker(job: Job, worker: Worker, look: WorkerInspection | None) -> Iterable[Finding]:
     subject = f"{job.spec.name}/{worker.key.component}/{worker.key.rank}"
-    if worker.state == WorkerState.WORKER_STATE_QUARANTINED:
-        what = f"{subject} could not be proved gone: {worker.state_reason}"
-        yield Finding("quarantined", subject, what, "Its room stays unused until the process ends; look at the node.")
     if look is None or look.generation != worker.generation:
         return
     if look.silent:
         what = f"{subject} was not asked what it does: {look.silent}"
-        yield Finding("worker-silent", subject, what, "If that lasts, look at its log and stack.")
+        yield Finding(FindingKind.WORKER_SILENT, subject, what, _unstick(job))
     yield from _device_use(job, worker, look, subject)
     for load in look.calls:
         if load.in_flight > load.limit:
             name = f"{subject} ({load.member})" if load.member else subject
             waiting = load.in_flight - load.limit
             what = f"{name} has {waiting} calls waiting: max_concurrency is {load.limit}"
-            remedy = "Raise max_concurrency, if the class can serve more at once, or add workers."
-            yield Finding("concurrency", subject, what, remedy)
+            change = "Raise max_concurrency, if the class can serve more at once, or the number of workers"
+            remedy = _submit_again(job, change)
+            yield Finding(FindingKind.CONCURRENCY, subject, what, remedy)
     asked = worker.allocation.resources.memory_bytes
     if asked and look.memory_bytes > asked:
         what = f"{subject} holds {format_memory(look.memory_bytes)} and asked for {format_memory(asked)}"
-        yield Finding("memory", subject, what, "Ask for what it needs, before the node runs out of memory.")
+        yield Finding(FindingKind.MEMORY, subject, what, _submit_again(job, "Ask for the memory that it needs"))
+
+
+def _unstick(job: Job) -> str:
+    return f"If that lasts, look at its log and stack; `callboard job preempt {job.spec.name}` starts it anew."
 
 
 def _device_use(job: Job, worker: Worker, look: WorkerInspection, subject: str) -> Iterable[Finding]:
@@ -286,16 +379,23 @@ def _device_use(job: Job, worker: Worker, look: WorkerInspection, subject: str) 
     if not holds:
         if look.framework and _is_trainer(job, worker):
             what = f"{subject} trains with {look.framework} and asks for no GPU"
-            yield Finding("no-gpu", subject, what, "Say resources: {gpu: 1}, or a role that has one, such as trainer.")
+            yield Finding(FindingKind.NO_GPU, subject, what, _submit_again(job, "Say resources: {gpu: 1}"))
         return
     if look.HasField("visible_devices") and look.visible_devices != ",".join(holds):
         what = f"{subject} holds GPU {','.join(holds)} and sees {look.visible_devices or 'none'}"
-        yield Finding("visible-devices", subject, what, "Its code changes the variable; leave it as callboard set it.")
+        yield Finding(
+            FindingKind.VISIBLE_DEVICES, subject, what, f"Its code changes the variable: {_fixed(job.spec.name)}"
+        )
     elif look.framework and not look.uses_device:
         what = (
             f"{subject} holds GPU {','.join(holds)}, which its {look.framework} never touched: the model is on the CPU"
         )
-        yield Finding("model-on-cpu", subject, what, 'Move model and data to the device: model.to("cuda").')
+        yield Finding(
+            FindingKind.MODEL_ON_CPU,
+            subject,
+            what,
+            f'Move model and data to the device, model.to("cuda"): {_fixed(job.spec.name)}',
+        )
 
 
 def _is_trainer(job: Job, worker: Worker) -> bool:

@@ -180,6 +180,7 @@ class NodeJoined(Event):
     ray_fault: RayFault | None = None
     ray_version: str = ""
     python_version: str = ""
+    agent_pid: int = 0
     running: tuple[RunningWorker, ...] = ()
     previous_alive: bool = False
 

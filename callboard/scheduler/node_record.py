@@ -97,6 +97,7 @@ class NodeRecord:
     ray_fault: RayFault | None = None
     ray_version: str = ""
     python_version: str = ""
+    agent_pid: int = 0
     revision: int = 0
 
     @property

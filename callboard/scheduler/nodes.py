@@ -72,6 +72,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "ray_fault": event.ray_fault,
         "ray_version": event.ray_version,
         "python_version": event.python_version,
+        "agent_pid": event.agent_pid,
         "lost_devices": _lost_devices(old, event),
         "joined_ms": tx.now_ms,
         "ghosts": tuple(ghost.generation for ghost in ghosts),

@@ -139,6 +139,38 @@ class WorkerName(_message.Message):
 Global___WorkerName: _TypeAlias = WorkerName  # noqa: Y015
 
 @_typing.final
+class QuarantinedWorker(_message.Message):
+    """A worker that could not be proved gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Process id; 0: not known."""
+    reason: _builtins.str
+    """Why it could not be proved gone, one sentence."""
+    @_builtins.property
+    def worker(self) -> Global___WorkerName:
+        """Whose it was."""
+
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerName | None = ...,
+        pid: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "reason", b"reason", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantinedWorker: _TypeAlias = QuarantinedWorker  # noqa: Y015
+
+@_typing.final
 class Node(_message.Message):
     """One node."""
 
@@ -193,6 +225,8 @@ class Node(_message.Message):
     RAY_VERSION_FIELD_NUMBER: _builtins.int
     PYTHON_VERSION_FIELD_NUMBER: _builtins.int
     KILL_TIME_FIELD_NUMBER: _builtins.int
+    AGENT_PID_FIELD_NUMBER: _builtins.int
+    QUARANTINED_WORKERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "nodes/{node}"."""
     rank: _builtins.int
@@ -227,6 +261,8 @@ class Node(_message.Message):
     """Version of Ray there; empty: not said."""
     python_version: _builtins.str
     """Version of the agent's Python; empty: not said."""
+    agent_pid: _builtins.int
+    """Process id of its agent on its host; 0: not said."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels."""
@@ -275,6 +311,10 @@ class Node(_message.Message):
     def kill_time(self) -> _timestamp_pb2.Timestamp:
         """When its workers that are being stopped are killed at the latest; absent: none is."""
 
+    @_builtins.property
+    def quarantined_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantinedWorker]:
+        """Workers there, of whatever attempt of whatever job, that could not be proved gone."""
+
     def __init__(
         self,
         *,
@@ -307,10 +347,12 @@ class Node(_message.Message):
         ray_version: _builtins.str = ...,
         python_version: _builtins.str = ...,
         kill_time: _timestamp_pb2.Timestamp | None = ...,
+        agent_pid: _builtins.int = ...,
+        quarantined_workers: _abc.Iterable[Global___QuarantinedWorker] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "join_time", b"join_time", "kill_time", b"kill_time", "quarantined", b"quarantined", "ray_fault", b"ray_fault", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "interpreters", b"interpreters", "join_time", b"join_time", "kill_time", b"kill_time", "labels", b"labels", "lost_devices", b"lost_devices", "name", b"name", "node_group", b"node_group", "python_version", b"python_version", "quarantined", b"quarantined", "rank", b"rank", "ray_fault", b"ray_fault", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "ray_version", b"ray_version", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent_pid", b"agent_pid", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "interpreters", b"interpreters", "join_time", b"join_time", "kill_time", b"kill_time", "labels", b"labels", "lost_devices", b"lost_devices", "name", b"name", "node_group", b"node_group", "python_version", b"python_version", "quarantined", b"quarantined", "quarantined_workers", b"quarantined_workers", "rank", b"rank", "ray_fault", b"ray_fault", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "ray_version", b"ray_version", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from callboard.controller.server import Controller
 ROOT = Path(__file__).parents[2]
 
 ACTOR = "tests.support.actors:Plain"
+
+
+_MOVED = ("sh", "-c", 'while [ "$1" != -- ]; do echo $$ > "$1"; shift; done; shift; exec "$@"', "sh")
+"""Moves itself into the control groups whose files are named before ``--``, and becomes the command behind it."""
 
 
 class RealCluster:
@@ -43,24 +47,27 @@ class RealCluster:
         self._killed: set[str] = set()
 
     async def add_node(
-        self, node_id: str, *more: str, gpus: int = 2, variables: Mapping[str, str] | None = None
+        self,
+        node_id: str,
+        *more: str,
+        gpus: int = 2,
+        variables: Mapping[str, str] | None = None,
+        groups: Sequence[Path] = (),
     ) -> None:
         """Starts an agent with simulated GPUs and ``more`` options, and waits until it takes work; ``variables``: more
-        for its own."""
+        for its own; ``groups``: it moves itself into these control groups first, and offers what they allow."""
         revision = (await self.client.stats()).revision
         if variables:
             # Linux takes a quarter of the stack's limit for a program's environment. For what this process starts from
             # now on: its own stack doesn't change.
             resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         agent = await asyncio.create_subprocess_exec(
+            *(*_MOVED, *map(str, groups), "--"),
             *(sys.executable, "-m", "callboard.cli", "agent", "--controller", self.address, "--node-id", node_id),
             *(
                 "--runtime",
                 "process",
-                "--cpus",
-                "4",
-                "--memory",
-                "4GiB",
+                *(() if groups else ("--cpus", "4", "--memory", "4GiB")),
                 "--simulate-gpus",
                 str(gpus),
                 "--warm-spares",
@@ -115,11 +122,15 @@ class RealCluster:
 
 
 @asynccontextmanager
-async def real_cluster(directory: Path, *nodes: str, ended_jobs: int = 1000) -> AsyncIterator[RealCluster]:
-    """A cluster with these nodes, whose controller remembers so many ended jobs."""
+async def real_cluster(directory: Path, *nodes: str, ended_jobs: int = 1000, **more: int) -> AsyncIterator[RealCluster]:
+    """A cluster with these nodes, whose controller remembers so many ended jobs and has these times."""
     (directory / "agents").mkdir()
     options = ControllerOptions(
-        listen="127.0.0.1:0", state_dir=directory / "state", stop_grace_ms=500, limits=Limits(ended_jobs=ended_jobs)
+        listen="127.0.0.1:0",
+        state_dir=directory / "state",
+        limits=Limits(ended_jobs=ended_jobs),
+        stop_grace_ms=500,
+        **more,  # type: ignore[arg-type]
     )
     controller = Controller(options)
     await controller.start()

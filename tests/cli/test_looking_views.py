@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from callboard.cli.looking_views import environment_view, findings_view, top_view
 from callboard.cli.pool_views import groups_in_short
-from callboard.client.diagnosis import Finding
+from callboard.client.diagnosis import Finding, FindingKind
 from callboard.v1.common_pb2 import Allocation, DeviceShare, WorkerKey
 from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, DeviceUser, NodeInspection, WorkerInspection
 from callboard.v1.job_pb2 import Job, JobSpec, Worker
@@ -83,7 +83,7 @@ def test_a_worker_that_does_not_answer_says_why_instead_of_its_calls() -> None:
 
 
 def test_findings_come_with_what_to_do() -> None:
-    finding = Finding("foreign-actor", "nodes/n1", "Ray's actor x is not callboard's", "End it.")
+    finding = Finding(FindingKind.FOREIGN_ACTOR, "nodes/n1", "Ray's actor x is not callboard's", "End it.")
     shown = read(findings_view("host:1", 2, [finding]))
     assert "1 found at host:1, 2 nodes asked." in shown
     assert "foreign-actor: Ray's actor x is not callboard's\n  do: End it." in shown

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +82,29 @@ print(json.dumps(ray.get(handle.echo.remote("from another namespace"), timeout=6
 """
 
 
+FOREIGN_GROUPS = """
+import json, ray
+from callboard import SyncClient
+with SyncClient() as cb:
+    cb.connect_ray()
+for name in ("theirs", "cb/lost/pg-999/1"):
+    ray.get(ray.util.placement_group([{"CPU": 0.1}], name=name, lifetime="detached").ready(), timeout=60)
+print(json.dumps("made"))
+"""
+
+
+def remedied_groups(machine: Machine) -> set[str]:
+    """What doctor finds about Ray's placement groups, after its commands were run."""
+    shown = machine.run("doctor", "-o", "json")
+    found = [each for each in json.loads(shown.stdout)["findings"] if each["subject"] == "ray"]
+    for finding in found:
+        (command,) = re.findall("`([^`]+)`", finding["remedy"])
+        name, *arguments = shlex.split(command)
+        assert name == "python"
+        subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, timeout=120)
+    return {finding["kind"] for finding in found}
+
+
 def drive(program: str, *arguments: str) -> object:
     ran = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -96,7 +121,9 @@ def drive(program: str, *arguments: str) -> object:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_ft_a6_ft_a7_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(machine: Machine, tmp_path: Path) -> None:
+def test_ft_a6_ft_a7_ft_c5_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(
+    machine: Machine, tmp_path: Path
+) -> None:
     started = machine.run("up", "--detach", "--agents", "1", "--cpus-per-node", "4", "--port", str(free_port()))
     assert started.returncode == 0, started.stderr
     try:
@@ -124,6 +151,11 @@ def test_ft_a6_ft_a7_ft_f2_handles_call_and_follow_and_a_lost_call_says_why(mach
             assert (logs.returncode, logs.stdout) == (0, f"hello from the {said}\n"), logs.stderr
         last = machine.run("job", "logs", "plain", "--tail", "-1")
         assert last.stdout == "hello from the third\n"
+        assert drive(FOREIGN_GROUPS) == "made"
+        kinds = remedied_groups(machine)
+        assert "foreign-group" in kinds
+        assert kinds <= {"foreign-group", "leftover-group"}
+        assert remedied_groups(machine) == set()
     finally:
         ended = machine.run("down")
     assert ended.returncode == 0, ended.stderr

@@ -62,8 +62,10 @@ def doctor(*, controller: str, output: Output) -> None:
         )
         here = [words.node_id(node) for node in nodes if node.state not in _GONE]
         seen, silent = await _inspected(client, here, foreign=True)
-        jobs = [*(await with_reasons(client, jobs)), *failed[:_RECENT_FAILURES]]
-        found = diagnose(Evidence(nodes, jobs, groups, seen, silent))
+        failed = failed[:_RECENT_FAILURES]
+        repeated = await _repeated(client, failed)
+        jobs = [*(await with_reasons(client, jobs)), *failed]
+        found = diagnose(Evidence(nodes, jobs, groups, seen, silent, repeated))
         value = {
             "healthy": not found,
             "findings": [
@@ -116,6 +118,13 @@ def environment(name: str, *, component: str, rank: int, controller: str, output
 
 
 _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
+
+
+async def _repeated(client: Client, failed: list[Job]) -> frozenset[str]:
+    """Uids of the failed jobs whose names later jobs have."""
+    newest = await asyncio.gather(*(client.get_job(name) for name in sorted({job.spec.name for job in failed})))
+    current = {handle.job.uid for handle in newest}
+    return frozenset(job.uid for job in failed if job.uid not in current)
 
 
 async def _loads(client: Client, name: str) -> tuple[list[Job], dict[str, NodeInspection], dict[str, str]]:

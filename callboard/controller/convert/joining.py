@@ -89,6 +89,7 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: b
         ray_fault=ray_fault(hello.ray),
         ray_version=hello.ray_version,
         python_version=hello.python_version,
+        agent_pid=max(hello.pid, 0),
         running=tuple(
             RunningWorker(
                 generation=worker.generation,

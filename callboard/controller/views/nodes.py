@@ -8,7 +8,8 @@ from callboard.controller.views.common import kill_time, timestamp
 from callboard.model.ray_fault import RayFault
 from callboard.scheduler import State
 from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.states import NodeState
+from callboard.scheduler.records import WorkerRecord
+from callboard.scheduler.states import NodeState, WorkerState
 from callboard.v1 import common_pb2, node_pb2
 from callboard.wire.amounts import labels_to_proto, resources_to_proto
 from callboard.wire.enums import to_wire
@@ -63,6 +64,12 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
         ray_fault=_fault(node.ray_fault),
         ray_version=node.ray_version,
         python_version=node.python_version,
+        agent_pid=node.agent_pid,
+        quarantined_workers=[
+            node_pb2.QuarantinedWorker(worker=_name_of(worker, state), pid=worker.pid, reason=worker.reason)
+            for worker in state.workers_on(node.node_id)
+            if worker.state is WorkerState.QUARANTINED
+        ],
         kill_time=kill_time(state.workers_on(node.node_id)),
         hardware=[common_pb2.Hardware(type=item.type, config_json=item.config_json) for item in node.hardware],
     )
@@ -98,13 +105,17 @@ def counts_by_state(state: State) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def _name_of(worker: WorkerRecord, state: State) -> node_pb2.WorkerName:
+    job = state.jobs.get(worker.job)
+    return node_pb2.WorkerName(
+        job=job.name if job is not None else worker.job, component=worker.component, rank=worker.rank
+    )
+
+
 def _users_of_devices(node: NodeRecord, state: State) -> dict[int, list[node_pb2.WorkerName]]:
     users: dict[int, list[node_pb2.WorkerName]] = defaultdict(list)
     for worker in state.workers_on(node.node_id):
-        job = state.jobs.get(worker.job)
-        name = node_pb2.WorkerName(
-            job=job.name if job is not None else worker.job, component=worker.component, rank=worker.rank
-        )
+        name = _name_of(worker, state)
         for share in worker.devices:
             users[share.index].append(name)
     return users
