@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -64,7 +65,7 @@ _HEARTBEAT_MIN_S = 0.05
 """Whatever a controller asks for, heartbeats must not become a load."""
 
 _MOST_INQUIRIES = 4
-"""Looked into at one time; the askers of more are not answered and ask again."""
+"""Looked into at one time: as many as the controller waits for."""
 
 _GOODBYE_S = 2.0
 """For the controller to end the stream after a goodbye."""
@@ -134,6 +135,7 @@ class Session:
         self._beats: dict[int, float] = {}
         """When each heartbeat was sent that has no answer yet."""
         self._inquiries: set[asyncio.Task[None]] = set()
+        self._looking: deque[asyncio.Task[None]] = deque()
 
     def beat(self) -> None:
         """Send a heartbeat now: something of it changed."""
@@ -197,6 +199,7 @@ class Session:
                 self._ended.set()
                 stream.cancel()
                 await _cancelled([*tasks, *self._inquiries])
+                self._looking.clear()
             for task in tasks:
                 if not task.cancelled():
                     task.result()
@@ -299,12 +302,17 @@ class Session:
             await self._write(stream, agent_pb2.SessionRequest(report=report))
 
     def _answer(self, stream: Stream, inquiry: agent_pb2.Inquiry) -> None:
-        """Look around beside everything else; few at a time, for each costs a walk through the process table."""
-        if len(self._inquiries) >= _MOST_INQUIRIES:
-            return
+        """Look around beside everything else; few at a time, for each costs a walk through the process table.
+
+        The controller waits for no more than these. After an agent was stopped, those that it has given up come first:
+        the oldest goes, never the newest.
+        """
+        if len(self._looking) >= _MOST_INQUIRIES:
+            self._looking.popleft().cancel()
 
         async def answer() -> None:
             seen = await self._handler.inspect(inquiry.ask)
+            self._looking.remove(task)  # To cancel a write would end the session.
             told = agent_pb2.InquiryAnswer(inquiry_id=inquiry.inquiry_id, inspection=seen)
             try:
                 await self._write(stream, agent_pb2.SessionRequest(inquiry_answer=told))
@@ -312,6 +320,7 @@ class Session:
                 _log.info("inquiry_not_answered", why=str(error))
 
         task = asyncio.create_task(answer())
+        self._looking.append(task)
         self._inquiries.add(task)
         task.add_done_callback(self._inquiries.discard)
 

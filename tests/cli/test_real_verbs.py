@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import signal
 from functools import partial
@@ -16,7 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from callboard.cli.local.ports import free_port
 from callboard.client import Client
 from callboard.client.diagnosis import Evidence, Finding, diagnose
-from callboard.v1 import job_pb2
+from callboard.controller import outputs
+from callboard.controller.services import node as node_service
+from callboard.v1 import job_pb2, node_pb2
 from callboard.v1.inspection_pb2 import NodeInspection, RayPlacementGroup
 from callboard.wire.errors import CallboardError, NotFound
 from tests.cli.cluster import RealCluster, first_line, job, program, verb
@@ -167,6 +171,44 @@ def test_mu_07_two_controllers_and_no_address_is_an_error_that_lists_them(machin
 
 def has_ready(count: int, found: job_pb2.Job) -> bool:
     return count == sum(worker.state == job_pb2.WorkerState.WORKER_STATE_READY for worker in found.workers)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that waits for agents for a second only. Asked for before the controller is."""
+    monkeypatch.setattr(node_service, "INSPECTION_S", 1.0)
+    monkeypatch.setattr(outputs, "OPEN_S", 1.0)
+
+
+async def test_ft_c4_ft_c5_a_stopped_agent_is_the_reason_and_goes_on(
+    impatient: None,
+    cluster: RealCluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await (await cluster.client.submit(job("train"))).running(timeout=90)
+    pid = (await cluster.client.get_node("n0")).agent_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asked: list[tuple[str, ...]] = [("top", "--once"), ("top", "-o", "json"), ("job", "env", "train")]
+        asked += [("job", "env", "train", "-o", "json"), ("job", "logs", "train"), ("doctor",)]
+        outputs_of = [" ".join((await verb(cluster, *line)).output.split()) for line in asked]
+        for line, output in zip(asked, outputs_of, strict=True):
+            assert re.search("the agent of (node )?n0 did not answer within 1 s", output), (line, output)
+            assert "o controller answers" not in output, (line, output)
+        commands = set(re.findall("`(kill[^`]+)`", outputs_of[-1]))
+        assert commands == {f"kill -CONT {pid}"}
+        assert await (await asyncio.create_subprocess_exec(*commands.pop().split())).wait() == 0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    monkeypatch.setattr(node_service, "INSPECTION_S", 30.0)
+    revision = (await cluster.client.stats()).revision
+    if (await cluster.client.get_node("n0")).state == node_pb2.NodeState.NODE_STATE_SUSPECT:
+        async for event in cluster.client.watch(start_revision=revision + 1, types=["node."]):
+            if event.state == "READY":
+                break
+    shown = await verb(cluster, "doctor")
+    assert shown.exit_code == 0, shown.output
+    assert "could not be asked" not in (await verb(cluster, "top", "--once")).output
 
 
 async def test_ft_c5_what_doctor_says_of_a_group_that_ray_lost_helps(cluster: RealCluster) -> None:
