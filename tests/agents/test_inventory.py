@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ from callboard.agents.inventory import (
 )
 from callboard.agents.options import AgentOptions
 from callboard.model.quantities import format_memory
-from tests.support.cgroups import made_up
+from tests.support.cgroups import limited, made_up
 
 CPUS = len(os.sched_getaffinity(0))
 MEMORY = psutil.virtual_memory().total
@@ -132,31 +131,7 @@ ASKS = (
 
 @pytest.fixture
 def real_groups() -> Iterator[list[Path]]:
-    """A group of this machine with one CPU and 3 GiB, and one below it without limits, in each tree."""
-    limits = {
-        "cpu": {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
-        "memory": {"memory.limit_in_bytes": str(3 * GIB)},
-        "": {"cpu.max": "100000 100000", "memory.max": str(3 * GIB)},
-    }
-    with ExitStack() as made:
-        inner = []
-        for tree, files in limits.items():
-            top = Path("/sys/fs/cgroup") / tree
-            outer = top / f"callboard-test-{os.getpid()}"
-            if not (top / "cgroup.procs").is_file() or not os.access(top, os.W_OK):
-                continue
-            try:
-                outer.mkdir()
-                made.callback(outer.rmdir)
-                (outer / "inner").mkdir()
-                made.callback((outer / "inner").rmdir)
-                for name, text in files.items():
-                    (outer / name).write_text(text)
-            except OSError as error:
-                pytest.skip(f"control groups can't be limited here: {error}")
-            inner.append(outer / "inner" / "cgroup.procs")
-        if not inner:
-            pytest.skip("no control groups can be made here")
+    with limited(cpus=1, memory_bytes=3 * GIB) as inner:
         yield inner
 
 

@@ -1,8 +1,13 @@
-"""Trees of control groups for tests: made-up ones in a folder."""
+"""Trees of control groups for tests: made-up ones in a folder, and limited ones of this machine."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import pytest
 
 from callboard.agents.cgroups import Cgroups
 
@@ -30,3 +35,41 @@ def made_up(folder: Path, own: str, mounts: dict[str, str], files: dict[str, str
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(f"{content}\n")
     return Cgroups(folder / "own", folder / "mountinfo", folder)
+
+
+@contextmanager
+def limited(*, cpus: int, memory_bytes: int) -> Iterator[list[Path]]:
+    """A group of this machine with these limits, and one below it without any, in each tree: the files that move a
+    process into the inner ones. The test is skipped where none can be made."""
+    quota = 100_000
+    limits = {
+        "cpu": {"cpu.cfs_quota_us": str(cpus * quota), "cpu.cfs_period_us": str(quota)},
+        "memory": {"memory.limit_in_bytes": str(memory_bytes)},
+        "": {"cpu.max": f"{cpus * quota} {quota}", "memory.max": str(memory_bytes)},
+    }
+    with ExitStack() as made:
+        inner = []
+        for tree, files in limits.items():
+            top = Path("/sys/fs/cgroup") / tree
+            outer = top / f"callboard-test-{os.getpid()}"
+            if not (top / "cgroup.procs").is_file() or not os.access(top, os.W_OK):
+                continue
+            try:
+                for group in (outer, outer / "inner"):
+                    group.mkdir()
+                    made.callback(_remove, group, top)
+                for name, text in files.items():
+                    (outer / name).write_text(text)
+            except OSError as error:
+                pytest.skip(f"control groups can't be limited here: {error}")
+            inner.append(outer / "inner" / "cgroup.procs")
+        if not inner:
+            pytest.skip("no control groups can be made here")
+        yield inner
+
+
+def _remove(group: Path, top: Path) -> None:
+    """Also with what a failed test left in it, which goes back to where it came from."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        (top / "cgroup.procs").write_text(pid)
+    group.rmdir()
