@@ -278,10 +278,10 @@ def _add_in_place(tx: Transaction, uid: str, spec: JobSpec, ask: Ask) -> bool:
     if pool is None or shortages(state.pools, view.charged, pool.spec, ask.resources):
         return False
     for group_id in state.jobs[uid].groups:
-        group = state.groups[group_id]
-        held = {worker.bundle_index for worker in state.workers_in(group_id)}
-        if group.state is not GroupState.READY or group.pool != ask.pool or group.destroy:
+        group = state.groups.get(group_id)  # gone with its Ray session, perhaps, or when its last worker left it
+        if group is None or group.state is not GroupState.READY or group.pool != ask.pool or group.destroy:
             continue
+        held = {worker.bundle_index for worker in state.workers_in(group_id)}
         for index, bundle in enumerate(group.bundles):
             if index in held or not state.nodes[bundle.node_id].usable or not takes(state, group, index, slot):
                 continue

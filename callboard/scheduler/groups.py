@@ -136,7 +136,7 @@ def ready(tx: Transaction, group_id: str, ray_id: str, ray_session: str) -> Grou
     )
 
 
-def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> str:
+def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> tuple[str, list[str]]:
     """Takes over which devices Ray gave to a group that is being made. Groups on which nothing can run (being made,
     planned or removed) get what it had in exchange for what it has now.
 
@@ -144,7 +144,8 @@ def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> 
         got: indexes of each bundle's devices.
 
     Returns:
-        Why the ledger can't follow; empty: it did.
+        Why the ledger can't follow, empty if it did; and the nominated jobs that were promised parts of devices, or
+        certain ones, among those exchanged: their plan doesn't hold any more.
     """
     group = tx.state.groups[group_id]
     exchanged: dict[str, dict[int, int]] = {}
@@ -156,8 +157,11 @@ def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> 
         own = exchanged.setdefault(bundle.node_id, {})
         own.update(zip((share.index for share in bundle.devices), sorted(indexes), strict=False))
     if not fits or any(len(set(pairs.values())) < len(pairs) for pairs in exchanged.values()):
-        return f"Ray gave it devices that it can't have: {str(got)[:200]}"
-    moved = [group]
+        return f"Ray gave it devices that it can't have: {str(got)[:200]}", []
+    exchanged = {node_id: {a: b for a, b in pairs.items() if a != b} for node_id, pairs in exchanged.items()}
+    if not any(exchanged.values()):
+        return "", []
+    moved, upset = [group], []
     for node_id, pairs in exchanged.items():
         taken = sorted(set(pairs.values()) - set(pairs))
         for other_id in list(tx.state.group_index.on_node.get(node_id, ())):
@@ -166,14 +170,16 @@ def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> 
             going = other.state is GroupState.REMOVING
             if other_id == group_id or held.isdisjoint((*pairs, *taken)):
                 continue
+            planned = other.state is GroupState.NOMINATED
             if going or (
-                other.state in (GroupState.CREATING, GroupState.NOMINATED)
-                and not orders.must_have_its_devices(tx.state, other)
+                (planned or other.state is GroupState.CREATING) and not orders.must_have_its_devices(tx.state, other)
             ):
                 moved.append(other)
+            elif planned:
+                upset.append(other.nominee)
             elif not held.isdisjoint(taken):
                 device = tx.state.nodes[node_id].devices[min(held.intersection(taken))].id
-                return f"Ray gave it device {device} of {node_id}, which is {other_id}'s"
+                return f"Ray gave it device {device} of {node_id}, which is {other_id}'s", []
         pairs.update(zip(taken, sorted(set(pairs) - set(pairs.values())), strict=True))
     for each in moved:
         _exchange(tx, each, exchanged)
@@ -184,7 +190,7 @@ def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> 
         "Ray gave it other devices than were planned",
         {"pool": group.pool, "kind": group.group_kind.value},
     )
-    return ""
+    return "", list(dict.fromkeys(upset))
 
 
 def _exchange(tx: Transaction, group: GroupRecord, exchanged: Mapping[str, Mapping[int, int]]) -> None:

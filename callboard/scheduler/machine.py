@@ -281,11 +281,13 @@ def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
             reason = f"made for {event.group_id} when nobody waited"
             groups.remove_stray(tx, event.ray_id, event.ray_session, reason, group.pool if group is not None else "")
         return
-    problem = groups.follow(tx, event.group_id, event.devices) if event.devices else ""
+    problem, upset = groups.follow(tx, event.group_id, event.devices) if event.devices else ("", [])
     if problem:
         tx.change_group(event.group_id, ray_id=event.ray_id, ray_session=event.ray_session, deadline_ms=0)
         _give_up_creation(tx, event.group_id, problem)
         return
+    for uid in upset:
+        starting.drop_nomination(tx, uid, f"Ray gave other devices to {event.group_id} than it was planned around")
     groups.ready(tx, event.group_id, event.ray_id, event.ray_session)
     starting.start_assigned(tx, event.group_id)
     groups.let_go(tx, event.group_id)

@@ -214,7 +214,9 @@ def _keep_place(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
     else its ranks would come back to a pool that others have filled (QL-02)."""
     if not job.restarts:
         return
-    found = plan(tx.state, job.uid, replace(spec, never_preempts=True), job.submit_ms, tx.now_ms)
+    # Nor does it pass anybody by ending early: it does not start now.
+    asked = replace(spec, never_preempts=True, estimated_duration_ms=0)
+    found = plan(tx.state, job.uid, asked, job.submit_ms, tx.now_ms)
     if isinstance(found, Plan) and not found.overtakes and not found.trims:
         starting.nominate(tx, job.uid, found)
 

@@ -10,6 +10,9 @@ from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.demand import demand
+from callboard.scheduler.evolving import evolve
+from callboard.scheduler.invariants import check_invariants
+from callboard.scheduler.records import Put
 from callboard.scheduler.states import JobState, NodeState, Rule, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
@@ -220,6 +223,35 @@ def test_ft_e6_the_whole_gang_restarts_unless_it_says_otherwise() -> None:
     world.tick(1_000)
     assert world.job("j").attempt == 2
     assert not set(before.values()) & set(generations(world, "j").values())
+
+
+def test_ft_e6_a_worker_is_replaced_though_a_placement_group_of_its_job_is_gone() -> None:
+    """A group can end with its Ray session while what used it still counts as its job's."""
+    world = World({"n1": 2, "n2": 2})
+    world.pool(pool_spec("pool", pg_pool=PgPoolSpec()))
+    world.submit("j", workers=2, restart=REPLACING)
+    job = world.job("j")
+    world.state.apply(Put(evolve(job, groups=("pg-99", *job.groups))))
+    world.exit("j", rank=1)
+    world.tick(1_000)
+    assert world.status("j") is JobState.RUNNING
+    assert sorted(generations(world, "j")) == [0, 1]
+
+
+def test_a_job_that_keeps_its_place_while_it_backs_off_passes_nobody() -> None:
+    """It does not start now: to be over soon is no reason to be promised what is held for another (I7)."""
+    world = World({"n1": 2})
+    world.pool()
+    world.submit("long", estimated_duration_ms=600_000)
+    world.submit("short", estimated_duration_ms=1_000, restart=RestartPolicy(max_restarts=2))
+    world.submit("wide", workers=2, starvation_after_ms=60_000)
+    world.tick(60_000)
+    assert world.job("wide").patient
+    world.exit("short")
+    check_invariants(world.state)
+    assert not world.job("short").nominated
+    world.tick(10_000)
+    assert world.status("short") is JobState.RUNNING
 
 
 def test_ft_e6_replacements_use_up_the_restart_budget() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import PgPoolSpec, Strategy
+from callboard.model.specs import ComponentSpec, PgPoolSpec, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
@@ -465,6 +465,30 @@ class TestDevicesOfRaysChoice:
         assert world.status("whole") is not JobState.RUNNING
         assert devices_of(world, "part") == [0]
         check_invariants(world.state)
+
+    def test_ft_b1_who_was_promised_a_part_of_a_device_is_planned_again(self) -> None:
+        """Its part can't go where Ray's choice would push it, and the rest of what it was promised must not go alone:
+        a promise takes nothing from a group that is there."""
+        world = World({"n1": {"cpu": 4, "gpu": 3}})
+        pooled(world)
+        world.pool(pool_spec("other", pg_pool=PgPoolSpec()))
+        world.submit("low", priority=1, ask={"cpu": 3, "gpu": 1})
+        world.hold_stops_of("low")
+        parts = [
+            ComponentSpec(name=pool, actor="a:B", min_workers=1, max_workers=1, pool=pool, resources=ask)
+            for pool, ask in (("pool", Resources.parse({"cpu": 2, "gpu": 1})), ("other", Resources(gpu_milli=500)))
+        ]
+        world.submit(job_spec("high", components=parts, priority=5))
+        promised = [indexes(world, group_id) for group_id in world.job("high").groups]
+        assert promised == [[0], [1]]
+        world.hold = lambda command: isinstance(command, cmd.CreateGroup | cmd.StopWorker)
+        world.submit("beside", ask={"gpu": 1})
+        assert devices_of(world, "beside") == [2]
+        made(world, "beside", (1,))
+        check_invariants(world.state)
+        assert world.status("beside") is JobState.RUNNING
+        assert world.job("high").nominated, "planned around what is so now"
+        assert [1] not in [indexes(world, group_id) for group_id in world.job("high").groups]
 
 
 def indexes(world: World, group_id: str) -> list[int]:

@@ -274,6 +274,7 @@ class SignalledHistory(History):
 
     def step(self) -> None:
         super().step()
+        self.scale()
         for worker in self.world.state.workers.values():
             spec = self.world.state.specs.get(worker.job)
             parts = {part.name: part for part in spec.spec.components} if spec is not None else {}
@@ -320,8 +321,8 @@ class SignalledHistory(History):
             self.story.append(str(refusal))
 
     def scale(self) -> None:
-        running = list(self.world.state.jobs_by_state[JobState.RUNNING])
-        for uid in self.random.sample(running, min(len(running), 3)):
+        """Whoever runs elastically reports often: that is what these histories are about."""
+        for uid in list(self.world.state.elastic) if self.random.random() < 0.3 else ():
             gauges = (("full", self.random.choice([0, 900])), ("pending", self.random.choice([0, 5000])))
             self.send(ev.SignalsReported(now_ms=self.world.now_ms, uid=uid, gauges=gauges))
 
