@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -195,15 +196,19 @@ class TestReconnecting:
     async def test_i9_a_welcome_from_the_past_is_not_believed(
         self, controller: FakeController, agent: FakeSession
     ) -> None:
-        controller.epoch = iter([1, 1, 1, 7])  # type: ignore[assignment]
-        controller.keep_all = False
         ready = await controller.do(start_worker=start_worker("Plain"))
+        controller.epoch = itertools.repeat(1)  # type: ignore[assignment]
+        controller.keep_all = False
         await controller.stop()
+        before = len(controller.opened)
         await controller.start()
-        await controller.session("n0", 4)  # Three were opened by the controller and dropped by the agent.
+        await controller.session("n0", before + 3)  # Opened by the controller, dropped by the agent.
+        assert not any(session.heartbeats for session in controller.opened[before:])
         assert not is_gone(ready.worker_ready.pid)
         controller.keep_all = True
-        await controller.session("n0", 5)
+        controller.epoch = itertools.count(len(controller.opened) + 1)
+        await controller.until(lambda: any(session.heartbeats for session in controller.opened[before:]))
+        assert not is_gone(ready.worker_ready.pid)
 
     async def test_heartbeats_carry_on(self, controller: FakeController, agent: FakeSession) -> None:
         await controller.until(lambda: len(agent.heartbeats) >= 3)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,11 +19,28 @@ async def ledger(api: Api) -> Any:
     return (await api.scheduler.GetStats(scheduler_pb2.GetStatsRequest())).stats
 
 
+async def at_one_revision(controller: Controller, look: Callable[[], Awaitable[Any]]) -> Any:
+    """What several questions are answered while nothing changes in between."""
+    while True:
+        revision = controller.driver.state.meta.revision
+        seen = await look()
+        if controller.driver.state.meta.revision == revision:
+            return seen
+
+
 async def agree(controller: Controller, api: Api) -> Samples:
     """The figures, after they were compared with what services answer and the ledger holds."""
-    figures, stats, state = await scrape(controller), await ledger(api), controller.driver.state
-    nodes = (await api.nodes.ListNodes(node_pb2.ListNodesRequest())).nodes
-    jobs = (await api.jobs.ListJobs(job_pb2.ListJobsRequest())).jobs
+
+    async def look() -> Any:
+        return (
+            await scrape(controller),
+            await ledger(api),
+            (await api.nodes.ListNodes(node_pb2.ListNodesRequest())).nodes,
+            (await api.jobs.ListJobs(job_pb2.ListJobsRequest())).jobs,
+        )
+
+    figures, stats, nodes, jobs = await at_one_revision(controller, look)
+    state = controller.driver.state
     used = sum(node.used.gpu_milli for node in nodes)
     assert figures["callboard_gpus", labelled(state="used")] * 1000 == stats.used.gpu_milli == used
     counted = {name: count for name, count in stats.nodes.items() if count}
@@ -31,7 +49,7 @@ async def agree(controller: Controller, api: Api) -> Samples:
     assert {name: count for name, count in stats.jobs.items() if count} == _counted(figures, "callboard_jobs") == shown
     live = [worker for one in jobs for worker in one.workers if worker.state == job_pb2.WORKER_STATE_READY]
     assert len(live) == sum(1 for worker in state.workers.values() if worker.state.value == "READY")
-    return figures
+    return cast("Samples", figures)
 
 
 def _counted(figures: Samples, name: str) -> dict[str, float]:
@@ -123,7 +141,10 @@ async def test_mu_08_figures_and_ledger_never_drift_apart(tmp_path: Path) -> Non
                 if number % 3 == 2:
                     await api.jobs.CancelJob(job_pb2.CancelJobRequest(name=f"jobs/j{number - 1}"))
                     await api.until_job(f"j{number - 1}", "CANCELLED")
-                figures = await scrape(controller)
-                (found,) = (await api.pools.ListPools(pool_pb2.ListPoolsRequest())).pools
+
+                async def look() -> Any:
+                    return await scrape(controller), (await api.pools.ListPools(pool_pb2.ListPoolsRequest())).pools
+
+                figures, (found,) = await at_one_revision(controller, look)
                 usage = figures["callboard_pool_usage", labelled(pool="rlhf", resource="gpu")]
                 assert usage * 1000 == found.used.gpu_milli

@@ -126,7 +126,7 @@ class TestRay:
         await early.until(lambda: bool(early.bootstraps))
         late = FakeAgent(controller.address, "n2", runtime=agent_pb2.RUNTIME_RAY)
         await late.join()
-        expected = agent_pb2.RayBootstrap(gcs_address="10.0.0.1:6379", auth_token=TOKEN, session="s1")
+        expected = agent_pb2.RayBootstrap(gcs_address="10.0.0.1:6379", auth_token=TOKEN, session="s1", head_node="n0")
         assert early.bootstraps == [expected]
         assert late.welcome.ray_bootstrap == expected
         for agent in (early, head, late):

@@ -140,7 +140,10 @@ def test_where_only_the_quota_is_short_the_nodes_are_not_blamed() -> None:
     world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=1)))
     account = world.explain("j")
     assert account.verdict == "UNSCHEDULABLE"
-    assert account.summary == "j could never start: pool pool: its quota is 1 gpu, asks 2"
+    assert (
+        account.summary
+        == "j could never start: pool pool: its quota is 1 gpu, asks for 2 workers of 1 GPU each, 2 GPU together"
+    )
 
 
 @pytest.mark.parametrize(
