@@ -8,7 +8,7 @@ from dataclasses import replace
 from callboard.model.specs import ComponentSpec, Fencing, JobSpec, Strategy
 from callboard.scheduler.asks import asks_of
 from callboard.scheduler.blockers import MAX_SUBJECTS, blockers
-from callboard.scheduler.elastic import is_leaving, live_of, next_rank, wanted
+from callboard.scheduler.complement import is_leaving, live_of, next_rank, wanted
 from callboard.scheduler.pool_records import GroupRecord
 from callboard.scheduler.quota import cohort_of, shortages
 from callboard.scheduler.records import JobRecord, PreemptionRecord, WorkerRecord

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, Labels
-from callboard.scheduler import elastic
 from callboard.scheduler.asks import asks_of
+from callboard.scheduler.complement import live_of, wanted
 from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import JobRecord
 from callboard.scheduler.state import State
@@ -110,7 +110,7 @@ def _of_growing(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iter
     for component in spec.components:
         if not (component.elastic or spec.replaces):
             continue
-        missing = elastic.wanted(job, component) - len(elastic.live_of(state, job, component))
+        missing = wanted(job, component) - len(live_of(state, job, component))
         pool = spec.pool_of(component)
         short = _is_short(state, view, pool, component.resources)
         selector = _selector(spec, () if component.node_selector_soft else component.node_selector)

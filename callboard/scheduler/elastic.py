@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from callboard.model.colocation import member_names
-from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction
+from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler import starting, stopping
 from callboard.scheduler.asks import Ask
+from callboard.scheduler.complement import is_leaving, live_of, missing, next_rank, wanted
 from callboard.scheduler.events import JobScaled
 from callboard.scheduler.evolving import evolve
 from callboard.scheduler.fitting import keeps_strategy
@@ -25,18 +26,9 @@ from callboard.scheduler.quota import shortages
 from callboard.scheduler.records import JobRecord, WorkerRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
 from callboard.scheduler.slots import Slot
-from callboard.scheduler.state import State
 from callboard.scheduler.states import ENDED, HOLDING, LIVE, GroupState, JobState, StopKind, WorkerState
 from callboard.scheduler.transaction import Transaction
 from callboard.scheduler.view import Assumption, View
-
-
-def wanted(job: JobRecord, component: ComponentSpec) -> int:
-    """Workers that a component should have. One that signals make grow starts with its fewest, any other with as many
-    as find room."""
-    grows_by_signals = any(rule.action is ScalingAction.UP for rule in component.scaling)
-    unsaid = component.min_workers if grows_by_signals else component.max_workers
-    return dict(job.targets).get(component.name, unsaid)
 
 
 def scale(tx: Transaction, event: JobScaled) -> str:
@@ -137,20 +129,6 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
         stopping.finish_if_all_returned(tx, uid)
     if spec.replaces:
         grow(tx, uid)
-
-
-def missing(state: State, uid: str) -> dict[str, list[int]]:
-    """Ranks, by component, that a job is not whole without and that are being replaced."""
-    job, spec = state.jobs[uid], state.specs[uid].spec
-    found: dict[str, list[int]] = {}
-    for component in spec.components:
-        there = live_of(state, job, component)
-        short = component.min_workers - sum(1 for worker in there if not worker.extra)
-        held = {worker.rank for worker in there if not worker.extra}
-        absent = [rank for rank in range(component.max_workers) if rank not in held]
-        if short > 0:
-            found[component.name] = absent[:short]
-    return found
 
 
 def _named(absent: Mapping[str, Sequence[int]]) -> str:
@@ -300,30 +278,3 @@ def _placed(tx: Transaction, uid: str, spec: JobSpec) -> list[tuple[Slot, str]]:
         for worker in tx.state.workers_of(uid)
         if worker.state in LIVE
     ]
-
-
-def live_of(state: State, job: JobRecord, component: ComponentSpec) -> list[WorkerRecord]:
-    """Workers of a component that are there and stay."""
-    return [
-        worker
-        for worker in state.workers_of(job.uid)
-        if worker.component == component.name
-        and worker.attempt == job.attempt
-        and worker.state in LIVE
-        and worker.state is not WorkerState.STOPPING
-    ]
-
-
-def is_leaving(state: State, job: JobRecord, component: ComponentSpec, rank: int) -> bool:
-    """Whether the worker that had this rank is still on its way out: no rank is there twice (R5)."""
-    return any(
-        worker.state is WorkerState.STOPPING
-        and (worker.component, worker.rank, worker.attempt) == (component.name, rank, job.attempt)
-        for worker in state.workers_of(job.uid)
-    )
-
-
-def next_rank(live: Sequence[WorkerRecord]) -> int:
-    """The lowest rank that none of a component's workers has."""
-    taken = {worker.rank for worker in live}
-    return next(rank for rank in range(len(live) + 1) if rank not in taken)

@@ -22,7 +22,7 @@ from callboard.scheduler.awaited import (
     waiting_workers,
 )
 from callboard.scheduler.blockers import blockers
-from callboard.scheduler.elastic import missing
+from callboard.scheduler.complement import missing
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.obstacles import obstacles, start_by_time, waits_for_time
 from callboard.scheduler.planning import Blocked, Plan, best_case, could_ever_fit, plan

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from callboard.model.quantities import format_milli
 from callboard.model.specs import ComponentSpec, ScalingAction, ScalingRule
 from callboard.scheduler import elastic
+from callboard.scheduler.complement import live_of
 from callboard.scheduler.events import SignalsReported
 from callboard.scheduler.records import JobRecord
 from callboard.scheduler.refusals import Refusal, RefusalCode
@@ -51,7 +52,7 @@ def _act(tx: Transaction, uid: str, component: ComponentSpec, index: int, gauges
     if tx.now_ms < _cool_at(job, component, index, rule):
         return 0
     # Of those that are there: what a rule asked for in vain must not come when nobody needs it any more.
-    live = len(elastic.live_of(tx.state, job, component))
+    live = len(live_of(tx.state, job, component))
     asked = live + rule.step if rule.action is ScalingAction.UP else live - rule.step
     workers = min(max(asked, component.min_workers), component.max_workers)
     if workers == live or (workers > live) is not (rule.action is ScalingAction.UP):
