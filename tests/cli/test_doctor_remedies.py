@@ -197,6 +197,7 @@ async def a_drained_node(scene: Scene) -> Steps:
 
 
 async def a_lost_node(scene: Scene) -> Steps:
+    await scene.do("callboard policy set kill_timeout=1s")  # It is added to the silence that is borne.
     agent = await scene.join("n1")
     os.kill(agent.hello.pid, signal.SIGSTOP)
     async for event in scene.cluster.client.watch(start_revision=1, types=["node."]):
