@@ -66,6 +66,17 @@ class Cluster:
         assert report.HasField("worker_stopped"), report
         return report.worker_stopped
 
+    async def exit_of(self, command: agent_pb2.StartWorker) -> agent_pb2.WorkerExited:
+        """What was told when the worker ended by itself."""
+
+        def found() -> agent_pb2.WorkerExited | None:
+            told = [each.worker_exited for each in self.controller.reports if each.HasField("worker_exited")]
+            own = [each for each in told if each.worker == command.worker and each.generation == command.generation]
+            return own[0] if own else None
+
+        exited: agent_pb2.WorkerExited = await self.controller.until(found)
+        return exited
+
     async def call(self, command: agent_pb2.StartWorker, method: str, *args: object, times: int = 1) -> list[Any]:
         """Call the worker as a trainer would: over Ray, past us."""
         key = command.worker
@@ -456,12 +467,26 @@ class TestWorkers:
         command = start_worker("Stubborn", generation=7, args_json=json.dumps([str(file)]))
         report = await cluster.controller.do("n1", start_worker=command)
         os.kill(report.worker_ready.pid, signal.SIGKILL)
-        dead = await cluster.controller.said("worker_exited")
-        assert dead.generation == 7
+        dead = await cluster.exit_of(command)
         assert not dead.quarantined
         # Known though the raylet is its parent.
         assert "killed by signal 9 (SIGKILL); usually the out-of-memory killer" in dead.message
         assert is_gone(int(file.read_text()))
+
+    @pytest.mark.parametrize("interpreter", ["", sys.executable])
+    async def test_ft_b4_one_that_takes_one_call_at_a_time_lives_on_the_main_thread(
+        self, cluster: Cluster, interpreter: str
+    ) -> None:
+        # One that names its interpreter gets no spare.
+        job = "main-cold" if interpreter else "main"
+        command = start_worker("OnMain", job=job, interpreter=interpreter)
+        ready = (await cluster.controller.do("n1", start_worker=command)).worker_ready
+        assert bool(ready.cold_reason) >= bool(interpreter)
+        assert [await cluster.call(command, "thread") for _ in range(2)] == [[[True, 1]], [[True, 2]]]
+        # As it would end a plain process: Ray's own handler would raise SystemExit in code of the user.
+        os.kill(ready.pid, signal.SIGTERM)
+        dead = await cluster.exit_of(command)
+        assert "killed by signal 15 (SIGTERM)" in dead.message
 
     @pytest.mark.parametrize("delay_ms", [0, 20, 400, 700])
     async def test_pc_13_a_stop_right_after_the_start(self, cluster: Cluster, delay_ms: int) -> None:
@@ -543,7 +568,7 @@ class TestTrouble:
         os.kill(raylet, signal.SIGKILL)
         exited = await cluster.controller.said("ray_node_exited")
         assert not exited.head
-        dead = await cluster.controller.said("worker_exited", 2)
+        dead = await cluster.exit_of(command)
         assert "the Ray node ended" in dead.message
         assert is_gone(worker)
         old = cluster.nodes["n1"].ray_node_id
