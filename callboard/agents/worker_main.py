@@ -23,7 +23,8 @@ from callboard.agents.worker_host import WorkerHost
 from callboard.agents.worker_lanes import MainThread
 
 _FIRST_AGENT_S = 30.0
-"""For the agent that started this process to connect: it does so at once, unless it was killed just then."""
+"""For the agent that started this process to connect, at least: it does so at once. If it was killed just then, its
+successor has as long as any."""
 
 
 class _Server:
@@ -38,7 +39,7 @@ class _Server:
     async def serve(self, descriptor: int, successor_s: float) -> None:
         """Serve until no agent has been there for `successor_s` seconds."""
         await asyncio.start_unix_server(self._connected, sock=socket.socket(fileno=descriptor))
-        patience_s = _FIRST_AGENT_S
+        patience_s = max(_FIRST_AGENT_S, successor_s)
         # One that came and went counts: it may have been killed while this process was still starting.
         while await self._until(lambda: self._arrived, patience_s):
             await self._until(lambda: self._agents == 0, None)

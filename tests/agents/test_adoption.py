@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -18,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from callboard.agents import worker_main
+from callboard.agents.framing import Requests
+from callboard.agents.worker_lanes import MainThread
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, cluster_of, is_gone, started_by, until_gone
 from tests.support.fake_controller import FakeController, FakeSession, start_worker, stop_worker
@@ -390,6 +394,23 @@ class TestOthers:
         await node.begin()
         assert (await controller.said("worker_exited")).generation == 1
         await node.leave()
+
+    async def test_one_whose_first_agent_never_came_waits_for_the_next_as_long_as_any(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker_main, "_FIRST_AGENT_S", 0.0)
+        path = str(tmp_path / "host")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        server = worker_main._Server(MainThread())
+        serving = asyncio.create_task(server.serve(listener.detach(), 60))
+        await asyncio.wait([serving], timeout=0.1)  # The first agent was killed before it connected.
+        assert not serving.done()
+        requests = Requests(*await asyncio.open_unix_connection(path))
+        await requests.ask("ping")
+        requests.close()
+        await server._until(lambda: server._agents == 0, None)
+        serving.cancel()
 
 
 def recorded(node: Lineage, role: str) -> list[dict[str, Any]]:

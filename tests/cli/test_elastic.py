@@ -238,7 +238,8 @@ class TestTroubles:
         shown = run(START, "2")
         assert shown.returncode == 1
         assert "GPU 2 is not available" in shown.stderr
-        assert "simulated 0, 1" in shown.stderr
+        assert "this machine has 2 simulated GPUs" in shown.stderr
+        assert "the ids of those that are there: 0, 1." in shown.stderr
         assert not run_dir.exists()
 
     @pytest.mark.parametrize("number", ["-1", "two", "1.5", "99999"])
