@@ -38,13 +38,13 @@ class _Server:
 
     async def serve(self, descriptor: int, successor_s: float) -> None:
         """Serve until no agent has been there for `successor_s` seconds."""
-        await asyncio.start_unix_server(self._connected, sock=socket.socket(fileno=descriptor))
-        patience_s = max(_FIRST_AGENT_S, successor_s)
-        # One that came and went counts: it may have been killed while this process was still starting.
-        while await self._until(lambda: self._arrived, patience_s):
-            await self._until(lambda: self._agents == 0, None)
-            self._arrived = False
-            patience_s = successor_s
+        async with await asyncio.start_unix_server(self._connected, sock=socket.socket(fileno=descriptor)):
+            patience_s = max(_FIRST_AGENT_S, successor_s)
+            # One that came and went counts: it may have been killed while this process was still starting.
+            while await self._until(lambda: self._arrived, patience_s):
+                await self._until(lambda: self._agents == 0, None)
+                self._arrived = False
+                patience_s = successor_s
 
     async def _until(self, condition: Callable[[], bool], within_s: float | None) -> bool:
         """Whether the condition became true within so many seconds (None: without limit)."""

@@ -411,6 +411,8 @@ class TestOthers:
         requests.close()
         await server._until(lambda: server._agents == 0, None)
         serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
 
 
 def recorded(node: Lineage, role: str) -> list[dict[str, Any]]:
