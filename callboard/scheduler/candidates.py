@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from callboard.model.frozen import quick
 from callboard.model.quantities import Resources, total
 from callboard.model.specs import JobSpec
 from callboard.scheduler.preemption import (
@@ -12,6 +13,7 @@ from callboard.scheduler.preemption import (
     Verdict,
     by_rules,
     claims_of,
+    guarded,
     left_ms,
     lost_work_ms,
     may_yield,
@@ -27,6 +29,7 @@ from callboard.scheduler.view import Assumption, View
 Cost = tuple[object, ...]
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """What may be asked to yield: a whole job, or one extra worker of an elastic one (``generation`` not 0).
@@ -36,7 +39,7 @@ class Candidate:
         lost: (GPU time in milli-GPU · ms, time in ms) of the work that it loses.
         left_ms: how long it is thought to go on.
         rank: of an extra worker: its rank.
-        cost: key that sorts candidates of one priority, the one from whom least is taken away first.
+        cost: what it costs that this one alone yields, see :func:`cost_of`; sorts candidates of one priority.
     """
 
     job: JobRecord
@@ -46,8 +49,8 @@ class Candidate:
     taken: Resources
     lost: tuple[int, int]
     left_ms: int
-    rank: int = 0
-    cost: Cost = ()
+    rank: int
+    cost: Cost
 
     @property
     def key(self) -> tuple[str, int]:
@@ -64,13 +67,12 @@ def cost_of(units: Iterable[Candidate], capacity: Resources) -> Cost:
     listed = list(units)
     whole = {unit.job.uid for unit in listed if not unit.generation}
     counted = [unit for unit in listed if not unit.generation or unit.job.uid not in whole]
-    taken = counted[0].taken if len(counted) == 1 else total(unit.taken for unit in counted)
-    shares = [
-        amount * 1_000_000 // max(1, capacity.get(name)) for name, amount in taken.items() if name != "gpu" and amount
-    ]
+    if len(counted) == 1:
+        return counted[0].cost
+    taken = total(unit.taken for unit in counted)
     return (
         taken.gpu_milli,
-        max(shares, default=0),
+        _largest_share(taken, capacity),
         sum(unit.lost[0] for unit in counted),
         sum(unit.lost[1] for unit in counted),
         -sum(unit.left_ms for unit in counted),
@@ -79,9 +81,34 @@ def cost_of(units: Iterable[Candidate], capacity: Resources) -> Cost:
     )
 
 
+def _largest_share(taken: Resources, capacity: Resources) -> int:
+    amounts = taken.items()
+    shares = [amount * 1_000_000 // max(1, capacity.get(name)) for name, amount in amounts if name != "gpu" and amount]
+    return max(shares, default=0)
+
+
+def _candidate(
+    state: State,
+    job: JobRecord,
+    worker: WorkerRecord | None,
+    verdict: Verdict,
+    *,
+    taken: Resources,
+    lost: tuple[int, int],
+    now_ms: int,
+) -> Candidate:
+    """A job, or one of its extra workers, with its cost."""
+    spec = state.specs[job.uid].spec
+    left = left_ms(job, spec, now_ms)
+    generation, rank = (0, 0) if worker is None else (worker.generation, worker.rank)
+    share = _largest_share(taken, state.cluster_use.capacity)
+    cost = (taken.gpu_milli, share, *lost, -left, (-job.order, -rank), job.uid)
+    return Candidate(job, generation, verdict, spec.priority_milli, taken, lost, left, rank, cost)
+
+
 def _whole(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> Candidate:
     """A job as a candidate."""
-    spec, lost_ms = state.specs[job.uid].spec, lost_work_ms(job, now_ms)
+    lost_ms = lost_work_ms(job, now_ms)
     taken = state.shapes[job.uid].least
     lost = (lost_ms * taken.gpu_milli, lost_ms)
     if job.uid in state.elastic:
@@ -89,26 +116,20 @@ def _whole(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> Candi
         taken += total(worker.resources for worker in extras)
         each = [_lost_by(worker, job, now_ms) for worker in extras]
         lost = (lost[0] + sum(gpu for gpu, _ in each), lost[1] + sum(ms for _, ms in each))
-    return _priced(state, Candidate(job, 0, verdict, spec.priority_milli, taken, lost, left_ms(job, spec, now_ms)))
+    return _candidate(state, job, None, verdict, taken=taken, lost=lost, now_ms=now_ms)
 
 
 def _extras(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> list[Candidate]:
     """The extra workers of an elastic job as candidates."""
-    spec = state.specs[job.uid].spec
-    left = left_ms(job, spec, now_ms)
     return [
-        _priced(
+        _candidate(
             state,
-            Candidate(
-                job,
-                worker.generation,
-                verdict,
-                spec.priority_milli,
-                worker.resources,
-                _lost_by(worker, job, now_ms),
-                left,
-                worker.rank,
-            ),
+            job,
+            worker,
+            verdict,
+            taken=worker.resources,
+            lost=_lost_by(worker, job, now_ms),
+            now_ms=now_ms,
         )
         for worker in state.workers_of(job.uid)
         if worker.extra and worker.state in LIVE and worker.state is not WorkerState.STOPPING
@@ -119,10 +140,6 @@ def _lost_by(worker: WorkerRecord, job: JobRecord, now_ms: int) -> tuple[int, in
     since_ms = max(worker.ready_ms, job.checkpoint_ms)
     lost_ms = max(0, now_ms - since_ms) if worker.ready_ms else 0
     return (lost_ms * worker.resources.gpu_milli, lost_ms)
-
-
-def _priced(state: State, unit: Candidate) -> Candidate:
-    return replace(unit, cost=cost_of([unit], state.cluster_use.capacity))
 
 
 def candidates(
@@ -189,14 +206,16 @@ def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: i
             sample = state.specs[members[0][-1]].spec
             if lends:
                 return _UNKNOWN
-            if not sample.preemptible or by_rules(state, sample, preemptor, claims).rule is None:
+            # The rules look at nothing but the class, so they are asked once for all of it.
+            verdict = by_rules(state, sample, preemptor, claims)
+            if not sample.preemptible or verdict.rule is None:
                 continue
             if yielding.elastic:
                 return _UNKNOWN
             for order in members[:FEW]:
                 job = state.jobs[order[-1]]
-                verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)
-                if verdict.rule is None:
+                spec = state.specs[job.uid].spec
+                if guarded(state, job, spec, preemptor, preemptor_uid, now_ms=now_ms) is not None:
                     return _UNKNOWN
                 found.append(_whole(state, job, verdict, now_ms))
         if found:

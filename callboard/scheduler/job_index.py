@@ -94,8 +94,7 @@ class JobIndex:
             self.elastic.put(uid, new.order)
 
     def _grows(self, uid: str) -> bool:
-        spec = self._specs[uid].spec
-        return spec.replaces or any(component.elastic for component in spec.components)
+        return self.shapes[uid].yield_class.elastic or self._specs[uid].spec.replaces
 
     def _queue(self, job: JobRecord) -> None:
         key = self.queue_key(job)

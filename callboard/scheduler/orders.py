@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI
-from callboard.model.specs import Fencing
+from callboard.model.specs import ComponentSpec, Fencing
 from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
 from callboard.scheduler.pool_records import GroupRecord
 from callboard.scheduler.records import WorkerRecord
@@ -19,16 +20,19 @@ from callboard.scheduler.state import State
 from callboard.scheduler.states import GroupState, NodeState, WorkerState
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Peers:
     """The workers of one component in one attempt.
 
     Attributes:
+        component: their component.
         world_size: how many they are.
         local_ranks: ranks on each node, in order.
         first: the one of the lowest rank, at whose node they meet.
     """
 
+    component: ComponentSpec
     world_size: int
     local_ranks: Mapping[str, Sequence[int]]
     first: WorkerRecord
@@ -49,16 +53,16 @@ def peers_of(state: State, worker: WorkerRecord) -> Peers:
     for other in peers:
         local_ranks.setdefault(other.node_id, []).append(other.rank)
     # One of a fixed number that is being replaced is a peer all the same.
-    return Peers(len(peers) if component.elastic else component.max_workers, local_ranks, peers[0])
+    world_size = len(peers) if component.elastic else component.max_workers
+    return Peers(component, world_size, local_ranks, peers[0])
 
 
-def awaited_port(state: State, worker: WorkerRecord, peers: Peers) -> ReservePort | None:
-    """The reservation that must be answered before a worker is started: that of a port where it meets the others of its
-    component. None: it may start."""
+def awaited_port(peers: Peers) -> ReservePort | None:
+    """The reservation that must be answered before these are started: that of a port where they meet. None: they may
+    start."""
     first = peers.first
-    component = next(c for c in state.specs[worker.job].spec.components if c.name == worker.component)
     # A first worker that runs was started by a controller that knew of no reservations.
-    if component.max_workers == 1 or first.master_port or first.state is not WorkerState.ASSIGNED:
+    if peers.component.max_workers == 1 or first.master_port or first.state is not WorkerState.ASSIGNED:
         return None
     return ReservePort(command_id=f"port-g{first.generation}", node_id=first.node_id, worker=first)
 
@@ -66,14 +70,13 @@ def awaited_port(state: State, worker: WorkerRecord, peers: Peers) -> ReservePor
 def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorker:
     """The start of a worker, with its place among the workers of its component."""
     job, spec = state.jobs[worker.job], state.specs[worker.job].spec
-    component = next(c for c in spec.components if c.name == worker.component)
     local = peers.local_ranks[worker.node_id]
     node, master = state.nodes[worker.node_id], state.nodes[peers.first.node_id]
     return StartWorker(
         command_id=f"start-g{worker.generation}",
         node_id=worker.node_id,
         worker=worker,
-        component=component,
+        component=peers.component,
         job_name=job.name,
         strict=spec.fencing is Fencing.STRICT,
         node_group=node.node_group,
@@ -186,7 +189,7 @@ def owed(state: State, node_id: str, now_ms: int) -> Iterator[Command]:
     peers: dict[tuple[str, str, int], Peers] = {}
     for worker in state.workers_on(node_id):
         if worker.state is WorkerState.ASSIGNED and state.groups[worker.group_id].state is GroupState.READY:
-            waits = awaited_port(state, worker, peers_of(state, worker))
+            waits = awaited_port(peers_of(state, worker))
             if waits is not None and waits.worker is worker:
                 yield waits
         elif worker.state is WorkerState.STARTING:

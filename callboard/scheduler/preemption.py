@@ -85,7 +85,7 @@ def may_yield(
         claims: what quota says. Neither priorities, shields nor protection keep borrowed quota from its owner.
     """
     spec = state.specs[victim.uid].spec
-    refused = _guarded(state, victim, spec, preemptor, preemptor_uid, now_ms=now_ms)
+    refused = guarded(state, victim, spec, preemptor, preemptor_uid, now_ms=now_ms)
     if refused is not None:
         return refused
     if _lent_group(state, victim, spec, preemptor):
@@ -102,9 +102,9 @@ def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) ->
         return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
     if shielded(policy, spec, preemptor):
         return _no("LABEL_SHIELD", f"a label rule puts {spec.name} above {preemptor.name}")
-    guarded = [pool for pool in outside if is_protected(state, policy, pool)]
-    if guarded:
-        return _no("PROTECTED_POOL", f"pool {guarded[0]} is protected")
+    closed = [pool for pool in outside if is_protected(state, policy, pool)]
+    if closed:
+        return _no("PROTECTED_POOL", f"pool {closed[0]} is protected")
     owners = [pool for pool in outside if pool in claims.owners]
     if owners:
         return _no("OWN_QUOTA", f"pool {owners[0]} uses only what is its own, and {preemptor.name} would borrow")
@@ -167,7 +167,7 @@ def claims_of(state: State, preemptor: JobSpec, preemptor_uid: str) -> Claims:
     return Claims(frozenset(reclaimable), frozenset(owners))
 
 
-def _guarded(
+def guarded(
     state: State, victim: JobRecord, spec: JobSpec, preemptor: JobSpec, preemptor_uid: str, *, now_ms: int
 ) -> Verdict | None:
     """What keeps a job from yielding whoever asks, or None."""

@@ -117,7 +117,7 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
         key = (worker.job, worker.component)
         if key not in peers:
             peers[key] = orders.peers_of(tx.state, worker)
-        reservation = orders.awaited_port(tx.state, worker, peers[key])
+        reservation = orders.awaited_port(peers[key])
         if reservation is not None:
             first = reservation.worker.generation
             if first not in asked and tx.state.groups[reservation.worker.group_id].state is GroupState.READY:

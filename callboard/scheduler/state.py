@@ -145,7 +145,7 @@ class State:
             self._policies.clear()
         if old.policy is not new.policy or old.reconcile_until_ms != new.reconcile_until_ms:
             self.room_version += 1
-        self.deadlines.set("meta", "", new.reconcile_until_ms)
+            self.deadlines.set("meta", "", new.reconcile_until_ms)
         return old
 
     # ---- questions ----
