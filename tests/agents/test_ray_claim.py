@@ -10,7 +10,7 @@ import pytest
 
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left
-from tests.agents.test_ray import joined, run_node
+from tests.support.agents_on_ray import joined, run_node
 from tests.support.fake_controller import FakeController
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
