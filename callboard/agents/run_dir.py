@@ -17,6 +17,7 @@ or marked, before anything new.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -24,6 +25,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +42,7 @@ MAX_RAY_TEMP_DIR = 40
 
 _LOCK = "agent.lock"
 _RECORDS = "processes.json"
+_TRIES = 1000
 
 
 class RunDirError(Exception):
@@ -82,7 +85,7 @@ class RunDir:
             RunDirError: it belongs to somebody else, or a living agent has it.
         """
         self.path = path
-        _make_private(path)
+        self._lock = _take(path)
         self.logs = path / "logs"
         self.logs.mkdir(exist_ok=True)
         self.ray_token = path / "ray-token"
@@ -93,7 +96,6 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir(exist_ok=True)
         self._records = path / _RECORDS
-        self._lock = _take(path / _LOCK)
         self._started = {each.key: each for each in read_records(path)}
         self.ray_temp = _ray_temp(path)
 
@@ -189,9 +191,32 @@ def read_records(run_dir: Path) -> list[Started]:
     ]
 
 
+def _take(path: Path) -> int:
+    """Make the directory ours: its lock, held, as a descriptor.
+
+    Another agent that closes removes its lock and the directories above it while we look, so we look again when
+    something was there and isn't any more.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            _make_private(path)
+            descriptor = _lock(path / _LOCK)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+            continue
+        if _is_file(descriptor, path / _LOCK):
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return descriptor
+        os.close(descriptor)
+    raise RunDirError(f"other agents make and remove {path} all the time; give the agent a directory of its own")
+
+
 def _make_private(path: Path) -> None:
     """Make the directory, or accept one that is ours alone: a directory others can write to is a trap."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):  # What is there is judged below.
+        path.mkdir(parents=True, mode=0o700)
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode):
         raise RunDirError(f"{path} is not a directory")
@@ -201,7 +226,7 @@ def _make_private(path: Path) -> None:
         raise RunDirError(f"{path} can be written by others; give the agent a directory of its own")
 
 
-def _take(path: Path) -> int:
+def _lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,9 +234,15 @@ def _take(path: Path) -> int:
         holder = os.read(descriptor, 32).decode().strip() or "unknown"
         os.close(descriptor)
         raise RunDirError(f"another agent of this node is running (pid {holder}, {path.parent})") from error
-    os.truncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Whether the path still names the file that is open: a lock on a file that was removed keeps nobody out."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _ray_temp(path: Path) -> Path:
@@ -223,8 +254,16 @@ def _ray_temp(path: Path) -> Path:
 
 
 def _remove_while_empty(path: Path, *, levels: int) -> None:
-    """Remove the directory and those above it, as far as they are empty: node, cluster, base."""
+    """Remove the directory and those above it, as far as they are empty: node, cluster, base.
+
+    Others make and remove theirs at the same time, so only the kernel can say whether one is empty.
+    """
     for folder in (path, *path.parents[: levels - 1]):
-        if any(folder.iterdir()):
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            pass  # Another agent that closes was faster; what is above may still be there.
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
             return  # Others use it.
-        folder.rmdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,39 @@ def test_only_what_we_made_is_removed(tmp_path: Path) -> None:
     (folder / "thesis.txt").write_text("irreplaceable")
     RunDir(folder).close(keep=False)
     assert [each.name for each in folder.iterdir()] == ["thesis.txt"]
+
+
+def test_agents_of_one_cluster_come_and_go_at_once(tmp_path: Path) -> None:
+    """Each takes and removes its own directory below ones that all of them make and remove."""
+
+    def come_and_go(node: str) -> None:
+        for _ in range(300):
+            RunDir(tmp_path / "base" / "lab" / node).close(keep=False)
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(come_and_go, [f"n{node}" for node in range(6)]))
+    assert not (tmp_path / "base").exists()
+
+
+def test_one_node_has_one_agent_however_they_come_and_go(tmp_path: Path) -> None:
+    """A lock on a file that the last holder has removed keeps nobody out, so nobody may believe in one."""
+    inside: list[int] = []
+
+    def come_and_go(me: int) -> None:
+        taken = 0
+        while taken < 50:
+            try:
+                mine = RunDir(tmp_path / "base" / "lab" / "n0")
+            except RunDirError:
+                continue
+            inside.append(me)
+            assert inside == [me]
+            inside.remove(me)
+            mine.close(keep=False)
+            taken += 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(come_and_go, range(4)))
 
 
 def test_a_directory_others_can_write_to_is_refused(tmp_path: Path) -> None:

@@ -40,11 +40,15 @@ def claim_directory(directory: Path) -> None:
     Raises:
         AlreadyUp: a cluster of that name runs.
     """
-    make_private(directory.parent)
-    check_free(directory)
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(mode=0o700)
+    while True:
+        make_private(directory.parent)
+        check_free(directory)
+        if directory.exists():
+            shutil.rmtree(directory)
+        # A `down` of the last other cluster removes the run directory at any time.
+        with suppress(FileNotFoundError):
+            directory.mkdir(mode=0o700)
+            return
 
 
 def remove_directory(directory: Path) -> None:
