@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -25,14 +24,6 @@ GONE = frozenset({NodeState.LOST, NodeState.LEFT})
 STUCK_MS = 300_000
 """Longer than what a dead process has sent is tried again: with Linux's `tcp_orphan_retries` about 100 s. A clock that
 is further behind was set back."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """When a Hello was sent: its number in its run, and the clock of its machine in milliseconds since 1970."""
-
-    number: int
-    clock_ms: int
 
 
 def check_epoch(hello: agent_pb2.Hello, state: State) -> None:
@@ -100,50 +91,28 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-class Hellos:
-    """The last Hello of each node that was taken: one that was sent before it is not believed.
-
-    A Hello may arrive after a later one: it was stuck on a connection that its agent gave up, or left behind when it
+def check_order(hello: agent_pb2.Hello, state: State) -> None:
+    """A Hello may arrive after a later one: it was stuck on a connection that its agent gave up, or left behind when it
     died. What it says runs there is of the past, and taking it for now would free the room of workers that live (I4).
+
+    Of one run of the agent program the numbers say which is later; of two runs, the clock of their machine, unless it
+    was set far back. The node's record holds what the last Hello that was let in said, so that a controller that
+    replayed its journal knows it, too: workers whose room is at stake outlive the controller. A node that left has
+    none.
+
+    Raises:
+        Unavailable: it is not the latest; the stream it came on is dead anyway.
     """
-
-    def __init__(self) -> None:
-        self._sent: dict[str, dict[str, _Sent]] = {}
-
-    def take(self, hello: agent_pb2.Hello, state: State) -> None:
-        """Notes a Hello that is about to be decided.
-
-        Of one run of the agent program the numbers say which is later; of two runs, the clock of their machine, unless
-        it was set. That holds while the node counts as there: of one that was given up nothing is held any more.
-
-        Args:
-            state: as the decision will find it. The run it knows is the one that was let in last: a Hello that is
-                refused after this changes nothing about which of another run is the latest.
-
-        Raises:
-            Unavailable: it is not the latest; the stream it came on is dead anyway.
-        """
-        sent = _Sent(hello.number, hello.clock_ms)
-        known = self._sent.get(hello.node_id, {})
-        own = known.get(hello.instance)
-        if own is not None and sent.number and sent.number <= own.number:
+    node = state.nodes.get(hello.node_id)
+    if node is None:
+        return
+    if node.instance == hello.instance:
+        if hello.number and hello.number <= node.hello_number:
             raise Unavailable(f"a later Hello of the agent of {hello.node_id} is known")
-        kept: dict[str, _Sent] = {}
-        node = state.nodes.get(hello.node_id)
-        if node is not None and node.instance in known:
-            latest = kept[node.instance] = known[node.instance]
-            behind_ms = latest.clock_ms - sent.clock_ms if sent.clock_ms else 0
-            if node.instance != hello.instance and node.state not in GONE and 0 < behind_ms <= STUCK_MS:
-                raise Unavailable(f"a Hello of a later run of the agent of {hello.node_id} is known")
-        self._sent[hello.node_id] = {**kept, hello.instance: sent}
-
-    def forget(self, node_id: str) -> None:
-        """The node left."""
-        self._sent.pop(node_id, None)
-
-    def clear(self) -> None:
-        """Forgets every node."""
-        self._sent.clear()
+        return
+    behind_ms = node.hello_clock_ms - hello.clock_ms if hello.clock_ms and node.state is not NodeState.LEFT else 0
+    if 0 < behind_ms <= STUCK_MS:
+        raise Unavailable(f"a Hello of a later run of the agent of {hello.node_id} is known")
 
 
 def welcome(

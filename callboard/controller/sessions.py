@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from callboard.controller.admission import GONE, Hellos, check_epoch, check_peers, unusual, welcome
+from callboard.controller.admission import GONE, check_epoch, check_order, check_peers, unusual, welcome
 from callboard.controller.convert.commands import command_message
 from callboard.controller.convert.joining import check_hello, check_version, joined, ray_fault, ray_info
 from callboard.controller.driver import Driver
@@ -50,7 +50,6 @@ class Sessions:
         self.live: dict[str, AgentSession] = {}
         self._joining: dict[str, AgentSession] = {}
         self._seen: dict[str, OrderedDict[str, None]] = {}
-        self._hellos = Hellos()
         self._tasks: set[asyncio.Task[None]] = set()
         self.ray = RayBoard()
         self.liveness = Liveness(
@@ -99,9 +98,9 @@ class Sessions:
 
         def make(now_ms: int, cause: str) -> NodeJoined:
             check_epoch(hello, self._driver.state)
+            check_order(hello, self._driver.state)
             check_peers(hello, self._driver.state)
             session.warnings = unusual(hello, self._driver.state)
-            self._hellos.take(hello, self._driver.state)
             taken = self._is_taken(session)
             self._joining[session.node_id] = session
             return joined(hello, now_ms, cause, previous_alive=taken)
@@ -126,7 +125,6 @@ class Sessions:
         self.liveness.forget(session.node_id, session.epoch)
         self._forget_head(session.node_id)
         self._seen.pop(session.node_id, None)
-        self._hellos.forget(session.node_id)
         self.leave(session)
 
     def close_all(self, why: Unavailable) -> None:

@@ -160,6 +160,7 @@ class NodeJoined(Event):
     Attributes:
         rank: rank asked for; -1: the lowest free one.
         previous_alive: the session layer still has a living stream of this node id.
+        hello_number, hello_clock_ms: as in :class:`NodeRecord`.
     """
 
     node_id: str
@@ -183,6 +184,8 @@ class NodeJoined(Event):
     agent_pid: int = 0
     running: tuple[RunningWorker, ...] = ()
     previous_alive: bool = False
+    hello_number: int = 0
+    hello_clock_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

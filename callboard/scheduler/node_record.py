@@ -64,6 +64,8 @@ class NodeRecord:
         ghosts: generations that the agent still runs and nobody wants; the node takes no work until they are proved
             gone (I4).
         instance: id of the agent program's run; two live agents with one node id differ in it.
+        hello_number: the place, among the Hellos of its run, of the last one that was let in; 0: not known.
+        hello_clock_ms: the clock of its machine when that was sent, in milliseconds since 1970; 0: not known.
         lost_devices: how many devices fewer it offers than it once did (PS-13).
         ray_fault: what keeps it out of Ray, by its agent.
         hardware: what the node declares beside its devices, in the order of its ranks.
@@ -98,6 +100,8 @@ class NodeRecord:
     ray_version: str = ""
     python_version: str = ""
     agent_pid: int = 0
+    hello_number: int = 0
+    hello_clock_ms: int = 0
     revision: int = 0
 
     @property

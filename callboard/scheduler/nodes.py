@@ -73,6 +73,8 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "ray_version": event.ray_version,
         "python_version": event.python_version,
         "agent_pid": event.agent_pid,
+        "hello_number": event.hello_number,
+        "hello_clock_ms": event.hello_clock_ms,
         "lost_devices": _lost_devices(old, event),
         "joined_ms": tx.now_ms,
         "ghosts": tuple(ghost.generation for ghost in ghosts),

@@ -18,6 +18,7 @@ from callboard.model.specs import Fencing
 from callboard.scheduler import check_invariants
 from callboard.scheduler.commands import StartWorker
 from callboard.scheduler.node_record import RayInfo
+from callboard.scheduler.states import NodeState
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.errors import CallError, ErrorReason, parse_error
 from tests.controller.support import Api, api_at, job, options_for, pool, running
@@ -323,6 +324,43 @@ class TestTheSameAgentComesBack:
         assert [worker.generation for worker in successor.welcome.keep] == list(successor.workers)
         assert len(successor.workers) == 1
         await successor.cut()
+
+    async def test_i4_a_controller_that_was_started_again_believes_no_hello_of_the_past(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path)
+        async with running(options) as controller:
+            agent = FakeAgent(controller.address, "n1", instance="second")
+            agent.hello.number, agent.hello.clock_ms = 3, 1_800_000_030_000
+            await agent.join()
+            await agent.cut()
+        async with running(options) as controller:
+            dead = FakeAgent(controller.address, "n1", instance="first")
+            dead.hello.number, dead.hello.clock_ms = 14, 1_800_000_021_000
+            assert "a Hello of a later run" in (await refused_join(dead)).message
+            stuck = FakeAgent(controller.address, "n1", instance="second")
+            stuck.hello.number, stuck.hello.clock_ms = 2, 1_800_000_029_000
+            assert "a later Hello" in (await refused_join(stuck)).message
+            assert controller.driver.state.nodes["n1"].epoch == 1
+            latest = FakeAgent(controller.address, "n1", instance="second")
+            latest.welcome.epoch = 1
+            latest.hello.number, latest.hello.clock_ms = 4, 1_800_000_031_000
+            await latest.join()
+            assert latest.welcome.epoch == 2
+            await latest.cut()
+
+    async def test_i4_a_dead_run_is_not_believed_about_a_node_that_was_given_up(self, tmp_path: Path) -> None:
+        async with running(options_for(tmp_path)) as controller:
+            successor = FakeAgent(controller.address, "n1", instance="second")
+            successor.hello.number, successor.hello.clock_ms = 1, 1_800_000_030_000
+            await successor.join()
+            await successor.cut()
+            controller.sessions.lost("n1", 1, 30_000)
+            while controller.driver.state.nodes["n1"].state is not NodeState.LOST:
+                await controller.driver.read(lambda state: state.nodes["n1"].state)
+                await asyncio.sleep(0)
+            dead = FakeAgent(controller.address, "n1", instance="first")
+            dead.hello.number, dead.hello.clock_ms = 4, 1_800_000_000_000
+            assert "a Hello of a later run" in (await refused_join(dead)).message
+            assert controller.driver.state.nodes["n1"].state is NodeState.LOST
 
     async def test_a_new_run_may_join_whose_clock_was_set_back_far(self, controller: Controller) -> None:
         first = FakeAgent(controller.address, "n1", instance="first")

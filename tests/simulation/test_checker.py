@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from callboard.controller.admission import Hellos
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.commands import StopWorker
 from callboard.scheduler.events import Event, WorkerStopped
@@ -114,7 +113,7 @@ def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatc
 
     monkeypatch.setattr("callboard.simulation.network.STUCK_HELLOS", 0.35)
     assert next(runs()).failure is None
-    monkeypatch.setattr(Hellos, "take", lambda *_: None)
+    monkeypatch.setattr("callboard.controller.sessions.check_order", lambda *_: None)
     failure = next((report.failure for report in runs() if report.failure is not None), None)
     assert failure is not None, "nothing was noticed"
     assert failure.rule == "R2/I4"

@@ -103,6 +103,8 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: b
             for worker in hello.workers
         ),
         previous_alive=previous_alive,
+        hello_number=max(hello.number, 0),
+        hello_clock_ms=max(hello.clock_ms, 0),
     )
 
 
