@@ -18,7 +18,7 @@ from callboard.scheduler.free_index import FreeIndex
 from callboard.scheduler.group_index import GroupIndex
 from callboard.scheduler.indexes import InOrder, Members, add, remove
 from callboard.scheduler.job_index import JobIndex, QueueKey
-from callboard.scheduler.ledger import Ledger, NodeUse, PoolUse
+from callboard.scheduler.ledger import Ledger, NodeUse
 from callboard.scheduler.node_record import NodeRecord
 from callboard.scheduler.pool_records import GroupRecord, PoolRecord
 from callboard.scheduler.records import (
@@ -37,7 +37,6 @@ from callboard.scheduler.records import (
 from callboard.scheduler.roster import GONE, Roster
 from callboard.scheduler.shapes import Shape
 from callboard.scheduler.states import ENDED, HOLDING, LIVE, GroupKind, GroupState, JobState, WorkerState
-from callboard.scheduler.stats import GroupStats, group_stats, pool_use
 from callboard.scheduler.worker_index import WorkerIndex
 
 
@@ -230,14 +229,6 @@ class State:
     def node_use(self, node_id: str) -> NodeUse:
         """What a node is used for."""
         return self.ledger.nodes[node_id].use()
-
-    def pool_use(self, name: str) -> PoolUse:
-        """What a pool is used for."""
-        return pool_use(self, name)
-
-    def group_stats(self, name: str) -> GroupStats:
-        """How many placement groups a pool has, by kind and idleness."""
-        return group_stats(self, name)
 
     def policy_for(self, pool: str) -> PreemptionPolicy:
         """The cluster's policy with a pool's overrides."""

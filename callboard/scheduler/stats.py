@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from callboard.model.quantities import Resources
 from callboard.scheduler.ledger import PoolUse
 from callboard.scheduler.quota import usable
+from callboard.scheduler.state import State
 from callboard.scheduler.states import ENDED, GroupKind, GroupState, JobState
-
-if TYPE_CHECKING:
-    from callboard.scheduler.state import State
 
 
 @dataclass(frozen=True, slots=True)

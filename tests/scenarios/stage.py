@@ -25,6 +25,7 @@ from callboard.scheduler import events as ev
 from callboard.scheduler.explain import Explanation
 from callboard.scheduler.records import EventRecord
 from callboard.scheduler.states import ENDED, JobState, StopOutcome, WorkerState
+from callboard.scheduler.stats import pool_use
 from tests.scenarios.language import (
     Block,
     Command,
@@ -251,7 +252,7 @@ class Stage(World):
     def pools(self, _: Command) -> None:
         """pools: what is used of every quota."""
         for name, record in self.state.pools.items():
-            use = self.state.pool_use(name)
+            use = pool_use(self.state, name)
             parts = []
             for resource, limit in record.spec.nominal:
                 over = use.over.get(resource)

@@ -14,6 +14,7 @@ from callboard.scheduler.evolving import evolve
 from callboard.scheduler.invariants import check_invariants
 from callboard.scheduler.records import Put
 from callboard.scheduler.states import JobState, NodeState, Rule, StopOutcome, WorkerState
+from callboard.scheduler.stats import group_stats
 from tests.scheduler.world import World, job_spec, pool_spec
 
 
@@ -122,7 +123,7 @@ def test_cancelling_an_elastic_job_ends_all_its_workers() -> None:
     world.cancel("e")
     assert world.status("e") is JobState.CANCELLED
     assert not world.state.workers
-    assert world.state.group_stats("pool").dynamic_idle == 3
+    assert group_stats(world.state, "pool").dynamic_idle == 3
 
 
 def test_nj10_a_drained_node_is_emptied_with_notice_and_takes_nothing_new() -> None:

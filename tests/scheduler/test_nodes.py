@@ -13,6 +13,7 @@ from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.node_record import DeviceInfo, RayInfo
 from callboard.scheduler.states import JobState, NodeState, StopOutcome, WorkerState
+from callboard.scheduler.stats import pool_use
 from tests.scheduler.world import World, job_spec, pool_spec
 
 
@@ -202,7 +203,7 @@ def test_ql03_nothing_is_admitted_before_running_work_is_counted() -> None:
     assert world.explain("p0").reasons[0].code == "RECONCILING"
     world.tick(2000)
     world.join("n2", 1, running=second)
-    used = world.state.pool_use("pool").used.gpu_milli
+    used = pool_use(world.state, "pool").used.gpu_milli
     assert used == 2000
     assert world.status("p0") is JobState.RUNNING
     assert [world.status(f"p{n}") for n in (1, 2)] == [JobState.PENDING, JobState.PENDING]
@@ -241,7 +242,7 @@ def test_ql11_reports_twice_late_and_swapped_move_no_counter() -> None:
     for late in (started, stopped, stopped, started):
         world.send(late)
         assert list(world.state.records())[1:] == before
-    assert not world.state.pool_use("pool").used
+    assert not pool_use(world.state, "pool").used
 
 
 def test_ql04_a_quota_lowered_under_use_shows_over_and_admits_nothing() -> None:
@@ -251,7 +252,7 @@ def test_ql04_a_quota_lowered_under_use_shows_over_and_admits_nothing() -> None:
         world.submit(f"j{n}")
     for limit, over in ((1, 2), (0, 3)):
         world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=limit)))
-        use = world.state.pool_use("pool")
+        use = pool_use(world.state, "pool")
         assert (use.used.gpu_milli, use.over.gpu_milli, use.available.gpu_milli) == (3000, over * 1000, 0)
     world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=pool_spec(gpu=3)))
     world.submit("more")
@@ -271,7 +272,7 @@ def test_ql02_a_restarted_gang_is_charged_whole_before_its_ranks_start() -> None
     world.exit("gang", rank=2)
     world.tick(1)
     assert world.status("gang") is JobState.RUNNING
-    assert world.state.pool_use("pool").used.gpu_milli == 3000
+    assert pool_use(world.state, "pool").used.gpu_milli == 3000
     assert world.status("other") is JobState.PENDING
 
 

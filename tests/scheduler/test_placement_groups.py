@@ -13,6 +13,7 @@ from callboard.scheduler.invariants import check_invariants
 from callboard.scheduler.node_record import DeviceShare
 from callboard.scheduler.pool_records import BundleRecord
 from callboard.scheduler.states import GroupState, JobState
+from callboard.scheduler.stats import group_stats, pool_use
 from tests.scheduler.world import World, job_spec, pool_spec
 
 ONE_GPU = Resources.parse({"cpu": 1, "gpu": 1})
@@ -247,11 +248,11 @@ def test_gv11_a_worker_without_gpu_gets_no_device() -> None:
 def test_reserved_groups_are_made_with_the_pool_and_used_first_by_high_priorities() -> None:
     world = World({"n1": 4})
     pooled(world, reserved=(ONE_GPU, ONE_GPU), max_dynamic=2)
-    assert world.state.group_stats("pool").reserved_idle == 2
+    assert group_stats(world.state, "pool").reserved_idle == 2
     world.submit("low", priority=3, ask={"cpu": 1, "gpu": 1})
-    assert world.state.group_stats("pool").reserved_idle == 2
+    assert group_stats(world.state, "pool").reserved_idle == 2
     world.submit("high", priority=8, ask={"cpu": 1, "gpu": 1})
-    assert world.state.group_stats("pool").reserved_idle == 1
+    assert group_stats(world.state, "pool").reserved_idle == 1
 
 
 def test_a_reserved_shape_that_does_not_fit_says_why_and_the_others_stay_usable() -> None:
@@ -283,10 +284,10 @@ def test_a_reserved_group_removed_on_purpose_stays_away_until_the_pool_is_update
     world.tick(100_000)
     world.submit("j", ask={"cpu": 1})
     world.complete("j")
-    assert world.state.group_stats("pool").reserved == 0
+    assert group_stats(world.state, "pool").reserved == 0
     spec = world.state.pools["pool"].spec
     world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=spec))
-    assert world.state.group_stats("pool").reserved == 1
+    assert group_stats(world.state, "pool").reserved == 1
 
 
 def test_at_max_dynamic_an_idle_group_of_the_wrong_shape_is_trimmed_before_anyone_yields() -> None:
@@ -295,7 +296,7 @@ def test_at_max_dynamic_an_idle_group_of_the_wrong_shape_is_trimmed_before_anyon
     world.submit("runs", priority=1)
     world.submit("short", priority=1)
     world.complete("short")
-    assert world.state.group_stats("pool").dynamic_idle == 1
+    assert group_stats(world.state, "pool").dynamic_idle == 1
     world.submit("wide", priority=9, ask={"gpu": 2})
     assert world.preempted() == []
     assert world.status("wide") is JobState.RUNNING
@@ -308,7 +309,7 @@ def test_an_idle_group_goes_after_its_time() -> None:
     world.submit("a")
     world.complete("a")
     world.tick(4999)
-    assert world.state.group_stats("pool").dynamic_idle == 1
+    assert group_stats(world.state, "pool").dynamic_idle == 1
     world.tick(2)
     assert not world.state.groups
 
@@ -385,8 +386,8 @@ def test_two_pools_in_one_job_are_charged_each_with_a_group_of_its_own() -> None
     ]
     world.submit(job_spec("j", pool="gpus", components=components))
     assert world.status("j") is JobState.RUNNING
-    assert world.state.pool_use("cpus").used == Resources.parse({"cpu": 4})
-    assert world.state.pool_use("gpus").used == Resources.parse({"gpu": 1})
+    assert pool_use(world.state, "cpus").used == Resources.parse({"cpu": 4})
+    assert pool_use(world.state, "gpus").used == Resources.parse({"gpu": 1})
     assert len({worker.group_id for worker in world.workers("j")}) == 2
 
 

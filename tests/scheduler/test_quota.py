@@ -9,6 +9,7 @@ import pytest
 from callboard.model.specs import PoolSpec, StopPolicy
 from callboard.scheduler import events as ev
 from callboard.scheduler.states import JobState
+from callboard.scheduler.stats import pool_use
 from callboard.scheduler.wording import time_left
 from tests.scheduler.world import World, pool_spec
 
@@ -44,7 +45,7 @@ def test_borrow_and_lend_limits_are_kept() -> None:
         world.submit(f"c{n}", pool="p3")
     # p1 lends three: two to p2, one is left.
     assert [world.status(f"c{n}") for n in range(3)].count(JobState.RUNNING) == 1
-    assert world.state.pool_use("p1").available.gpu_milli == 1000
+    assert pool_use(world.state, "p1").available.gpu_milli == 1000
 
 
 def test_ql05_a_deleted_pool_lends_nothing() -> None:
@@ -54,7 +55,7 @@ def test_ql05_a_deleted_pool_lends_nothing() -> None:
     world.send(ev.PoolDeleted(now_ms=world.now_ms, name="p1", force=True))
     assert "p1" not in world.state.pools
     assert world.refused("late", pool="p2").code == "QUOTA_EXCEEDED"
-    assert world.state.pool_use("p2").over.gpu_milli == 1000
+    assert pool_use(world.state, "p2").over.gpu_milli == 1000
 
 
 def test_ql08_a_lender_takes_back_exactly_what_its_gang_needs() -> None:

@@ -9,6 +9,7 @@ from callboard.model.specs import ComponentSpec, PgPoolSpec, RestartPolicy, Stra
 from callboard.scheduler import commands as cmd
 from callboard.scheduler import events as ev
 from callboard.scheduler.states import GroupState, JobState
+from callboard.scheduler.stats import pool_use
 from tests.scheduler.world import World, job_spec, pool_spec
 
 
@@ -27,10 +28,10 @@ def test_ql01_a_start_that_times_out_while_it_restarts_holds_no_quota_when_it_is
     world.exit("j")
     world.tick(1)
     assert world.status("j") is JobState.STARTING
-    assert world.state.pool_use("pool").used.gpu_milli == 1000
+    assert pool_use(world.state, "pool").used.gpu_milli == 1000
     world.tick(60_000)  # nobody answers: the start is stopped, and the budget is spent
     assert world.status("j") is JobState.FAILED
-    assert not world.state.pool_use("pool").used
+    assert not pool_use(world.state, "pool").used
     assert not world.state.workers
     world.hold = lambda command: False
     world.submit("next")
@@ -73,7 +74,7 @@ def test_ql04_a_pool_that_is_over_takes_nothing_of_what_another_never_lends() ->
     for n in range(2):
         world.submit(f"guest{n}", pool="guest", preemptible=False)
     world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=replace(guest, nominal=(("gpu", 0),))))
-    assert world.state.pool_use("guest").over.gpu_milli == 2000
+    assert pool_use(world.state, "guest").over.gpu_milli == 2000
     world.submit("mine", pool="owner", workers=2)
     assert world.status("mine") is JobState.RUNNING
 

@@ -6,6 +6,7 @@ from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import PgPoolSpec
 from callboard.scheduler.states import JobState, StopOutcome
+from callboard.scheduler.stats import group_stats
 from tests.scheduler.world import World, pool_spec
 
 BIG: dict[str, Number] = {"cpu": 2, "memory": "2GiB", "gpu": 1}
@@ -39,20 +40,20 @@ def test_the_six_acts() -> None:
     start(world, "rollout-00", "rollout", 3.0, SMALL)
     world.tick(1000)
     start(world, "rollout-01", "rollout", 3.0, SMALL)
-    stats = state.group_stats("rlhf")
+    stats = group_stats(state, "rlhf")
     assert (stats.total, stats.reserved_idle) == (4, 2)
     assert state.meta.total_preemptions == 0
 
     # 2: a reward on a reserved group
     start(world, "reward-00", "reward", 8.5, BIG)
-    assert state.group_stats("rlhf").reserved_idle == 1
+    assert group_stats(state, "rlhf").reserved_idle == 1
     assert state.meta.total_preemptions == 0
 
     # 3: a train; quota is one CPU short, so the youngest rollout yields
     start(world, "train-00", "train", 9.0, BIG)
     assert world.preempted() == [("rollout-01", "train-00")]
     assert world.status("train-00") is JobState.RUNNING
-    assert state.group_stats("rlhf").reserved_idle == 0
+    assert group_stats(state, "rlhf").reserved_idle == 0
     assert world.status("rollout-01") is JobState.PENDING
     assert "pool rlhf: 5.5 of 6 cpu used, asks 1.5" in world.explain("rollout-01").summary
 

@@ -7,6 +7,7 @@ from callboard.controller.views.common import timestamp
 from callboard.scheduler import GroupStats, State
 from callboard.scheduler.orders import ray_node_ids
 from callboard.scheduler.pool_records import GroupCounts, GroupRecord, PoolRecord
+from callboard.scheduler.stats import group_stats, pool_use
 from callboard.v1 import placement_group_pb2, pool_pb2
 from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire
@@ -15,7 +16,7 @@ from callboard.wire.pool import pool_spec_to_proto
 
 def pool_message(pool: PoolRecord, state: State) -> pool_pb2.Pool:
     """One pool with what it is used for."""
-    use = state.pool_use(pool.spec.name)
+    use = pool_use(state, pool.spec.name)
     return pool_pb2.Pool(
         name=f"pools/{pool.spec.name}",
         spec=pool_spec_to_proto(pool.spec),
@@ -28,7 +29,7 @@ def pool_message(pool: PoolRecord, state: State) -> pool_pb2.Pool:
         etag=str(pool.spec_version),
         revision=pool.revision,
         deleting=pool.deleting,
-        pg_stats=group_stats_message(state.group_stats(pool.spec.name), pool.counts),
+        pg_stats=group_stats_message(group_stats(state, pool.spec.name), pool.counts),
     )
 
 

@@ -9,6 +9,7 @@ from callboard.controller.views.nodes import counts_by_state
 from callboard.controller.views.pools import group_stats_message
 from callboard.scheduler import GroupStats, State
 from callboard.scheduler.pool_records import GroupCounts
+from callboard.scheduler.stats import group_stats
 from callboard.v1 import pool_pb2, scheduler_pb2
 from callboard.wire.amounts import resources_to_proto
 
@@ -40,7 +41,7 @@ def stats_message(state: State) -> scheduler_pb2.Stats:
 
 
 def _all_groups(state: State) -> pool_pb2.PlacementGroupPoolStats:
-    stats = [state.group_stats(name) for name in state.pools]
+    stats = [group_stats(state, name) for name in state.pools]
     counts = [pool.counts for pool in state.pools.values()]
     return group_stats_message(
         GroupStats(
