@@ -23,10 +23,10 @@ from callboard.controller.collector import spare_what_is_there
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, Scheduler
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.node_record import DeviceInfo, RayInfo
-from callboard.scheduler.states import StopOutcome, WorkerState
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.records.states import StopOutcome, WorkerState
 
 DEVICES = 8
 CAPACITY = Resources.parse({"cpu": 64, "memory": "512GiB", "gpu": DEVICES})

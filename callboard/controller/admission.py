@@ -10,9 +10,9 @@ from callboard._version import __version__
 from callboard.controller.convert.commands import worker_key
 from callboard.controller.options import ControllerOptions
 from callboard.scheduler import State
-from callboard.scheduler.events import Admission
-from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.states import NodeState
+from callboard.scheduler.records.events import Admission
+from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.states import NodeState
 from callboard.v1 import agent_pb2
 from callboard.wire.refusals import Unavailable, VersionMismatch, WrongState
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.scheduler.refusals import Refusal, RefusalCode
+from callboard.scheduler.records.refusals import Refusal, RefusalCode
 from callboard.wire.refusals import (
     CallboardError,
     CallError,

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from callboard.scheduler.events import Event
 from callboard.scheduler.machine import HANDLERS
-from callboard.scheduler.records import RECORD_TYPES, Change, Drop, EventRecord, Key, Put, Record
+from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.job_records import RECORD_TYPES, Change, Drop, EventRecord, Key, Put, Record
 
 VERSION = 1
 """Version that is written."""

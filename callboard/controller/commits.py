@@ -11,7 +11,7 @@ from callboard.controller.codec import Decision
 from callboard.controller.journal import Journal
 from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler import State
-from callboard.scheduler.records import Change, EventRecord
+from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.wire.refusals import ErrorReason, Unavailable
 
 SNAPSHOT_RETRY_S = 60.0

@@ -28,10 +28,10 @@ from callboard.controller.liveness import HELD_UP_S
 from callboard.controller.state_dir import StoreFailed
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
-from callboard.scheduler.commands import Command
-from callboard.scheduler.events import ControllerStarted, Event, Tick
-from callboard.scheduler.records import EventRecord
-from callboard.scheduler.refusals import ImpossibleTransition, Refusal
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.events import ControllerStarted, Event, Tick
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.refusals import ImpossibleTransition, Refusal
 from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, Unavailable
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.scheduler.records import EventRecord
+from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import InvalidRequest, LimitReached, RevisionCompacted, Unavailable
 
 CHUNK = 256

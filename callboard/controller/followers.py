@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from callboard.controller.event_log import EventLog
-from callboard.scheduler.commands import Command
-from callboard.scheduler.records import EventRecord
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import ErrorReason, Unavailable
 
 

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from callboard.controller.answers import error_of
 from callboard.model.faults import InvalidInput
-from callboard.scheduler.refusals import Refusal
+from callboard.scheduler.records.refusals import Refusal
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import (
     CallboardError,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from callboard.scheduler import Outcome
-from callboard.scheduler.events import Event
+from callboard.scheduler.records.events import Event
 from callboard.wire.refusals import LimitReached, Unavailable
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from callboard.controller.codec import Decision
 from callboard.controller.state_dir import StateDir
 from callboard.controller.store import Store, read_events
 from callboard.scheduler import State
-from callboard.scheduler.records import Change, EventRecord, Record
+from callboard.scheduler.records.job_records import Change, EventRecord, Record
 
 _T = TypeVar("_T")
 

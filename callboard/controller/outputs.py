@@ -20,9 +20,9 @@ import structlog
 from callboard.controller.driver import Driver
 from callboard.controller.session import AgentSession
 from callboard.model.colocation import member_names
-from callboard.scheduler.commands import Command, StartWorker
-from callboard.scheduler.records import EventRecord, JobRecord
-from callboard.scheduler.states import ENDED, NodeState
+from callboard.scheduler.records.commands import Command, StartWorker
+from callboard.scheduler.records.job_records import EventRecord, JobRecord
+from callboard.scheduler.records.states import ENDED, NodeState
 from callboard.v1 import agent_pb2, common_pb2, job_pb2
 from callboard.wire.refusals import CallboardError, InvalidRequest, LimitReached, NotFound, WrongState
 

@@ -19,9 +19,9 @@ from callboard.model.roles import RolePreset
 from callboard.model.specs import JobSpec
 from callboard.placement.jobs import digest_of, place_job
 from callboard.scheduler import State
-from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.placing import awaiting, cluster_of
-from callboard.scheduler.states import NodeState
+from callboard.scheduler.handlers.placing import awaiting, cluster_of
+from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.states import NodeState
 from callboard.wire.paths import refuse
 from callboard.wire.refusals import CallboardError, ErrorReason, InventoryChanged
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from callboard.controller.codec import Decision
 from callboard.controller.store import History, read_history
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler.explain import Explanation
-from callboard.scheduler.records import Change, EventRecord, MetaRecord, Put
+from callboard.scheduler.account.explain import Explanation
+from callboard.scheduler.records.job_records import Change, EventRecord, MetaRecord, Put
 
 
 @dataclass(frozen=True, slots=True)

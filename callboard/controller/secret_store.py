@@ -17,7 +17,7 @@ from callboard.controller.sealing import Seal, Unsealable
 from callboard.controller.state_dir import KEY_NAME, make_private_file
 from callboard.model.environment import is_secret
 from callboard.model.specs import ComponentSpec, Labels
-from callboard.scheduler.records import SpecRecord
+from callboard.scheduler.records.job_records import SpecRecord
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secret (

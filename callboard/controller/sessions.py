@@ -24,10 +24,17 @@ from callboard.controller.ray_board import RayBoard
 from callboard.controller.session import AgentSession
 from callboard.controller.spares import tell_spares
 from callboard.scheduler import Outcome
-from callboard.scheduler.commands import Command
-from callboard.scheduler.events import Admission, NodeJoined, NodeLost, NodeRayChanged, NodeSuspected, RaySessionLost
-from callboard.scheduler.records import EventRecord
-from callboard.scheduler.refusals import Refusal
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.events import (
+    Admission,
+    NodeJoined,
+    NodeLost,
+    NodeRayChanged,
+    NodeSuspected,
+    RaySessionLost,
+)
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.refusals import Refusal
 from callboard.v1 import agent_pb2
 from callboard.wire.refusals import AlreadyExists, CallboardError, ErrorReason, LimitReached, Unavailable
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from callboard.controller.session import AgentSession
 from callboard.scheduler import State
-from callboard.scheduler.commands import Command
-from callboard.scheduler.records import EventRecord
-from callboard.scheduler.states import ENDED, JobState
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.states import ENDED, JobState
 from callboard.v1 import agent_pb2
 
 _UNENDED = tuple(state for state in JobState if state not in ENDED)

@@ -30,9 +30,9 @@ from callboard.controller.codec import (
 from callboard.controller.secret_store import MissingSecrets, SecretStore, without_values
 from callboard.controller.state_dir import StateDir, StoreFailed, make_private_file
 from callboard.scheduler import State
-from callboard.scheduler.events import JobSubmitted
-from callboard.scheduler.records import Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord
-from callboard.scheduler.states import ENDED
+from callboard.scheduler.records.events import JobSubmitted
+from callboard.scheduler.records.job_records import Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord
+from callboard.scheduler.records.states import ENDED
 
 FORMAT = 2
 """Version of the tables. 2: decisions, and the past from which they can be rerun; the log begins there. The records in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from callboard.controller.driver import Driver
 from callboard.controller.inbox import Make
-from callboard.scheduler.events import Event
+from callboard.scheduler.records.events import Event
 
 
 async def trial(driver: Driver, make: Make) -> Event:

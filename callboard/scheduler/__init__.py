@@ -1,28 +1,16 @@
-"""Who runs where, who waits, who yields: the deterministic core. It knows no Ray, gRPC, asyncio or clock.
+"""The scheduler: who runs where, who waits, who yields. It knows no Ray, gRPC, asyncio or clock.
 
-Events go in (:mod:`~callboard.scheduler.events`), changes and commands come out; the state between is a set of frozen
-records (:mod:`~callboard.scheduler.records`). ``handle`` is all of it or nothing. The floor plan:
+Events go in, changes and commands come out; the state between is a set of frozen records. ``handle`` is all of it or
+nothing. Its rooms, each of which imports only those below it:
 
-=============  ====================================================================
-records        what is known (``node_record``, ``pool_records`` and the rest), in which
-               ``states``; ``Put`` and ``Drop`` are the only changes
-state, ledger  the records with their indexes (``roster`` of the nodes, ``job_index``, …);
-               ``State.apply`` is the only mutator
-deadlines      what is due, and when
-transitions    which state may follow which
-asks, shapes   what a job needs to start, and which jobs are alike in it
-view, rooms    what would be free if …; ``fitting`` finds nodes and devices in it, by a
-               ``greedy`` search, and an ``exhaustive`` one for what that may miss
-grouping       which placement groups a job would use
-preemption     must v yield to p; ``candidates`` who may be asked, and in which order
-planning       puts all of it together
-passes         who may start now
-requests, workers, groups, nodes, elastic              what each event changes
-starting, stopping, ending, preempting                 what becomes of a job
-orders         what agents are owed
-explain        why; of ``blockers``, ``awaited`` and ``remedies``
-invariants     I1 … I10, computed again from the records
-=============  ====================================================================
+=========  ==========================================================================
+machine    one event in, its changes and commands out
+handlers   what each event changes, and what agents are owed then
+account    for people: why a job waits, what would help, what is wanted and used
+plan       views on the state: where a job fits, what it may use, who would yield
+state      every record, the indexes over them, the one way to change it, invariants
+records    the words: states and transitions, records, events, commands, refusals
+=========  ==========================================================================
 
 The invariants: I1 no device share above 1000; I2 a pool's usage is the sum of its live allocations; I3 a gang is
 wholly placed or holds nothing; I4 resources are free only after the agent proved the process tree gone; I5 no job is
@@ -40,39 +28,39 @@ from callboard._lazy import lazily
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
-    from callboard.scheduler.explain import Explanation as Explanation
-    from callboard.scheduler.explain import PlannedWorker as PlannedWorker
-    from callboard.scheduler.invariants import InvariantBroken as InvariantBroken
-    from callboard.scheduler.invariants import check_invariants as check_invariants
-    from callboard.scheduler.ledger import DeviceUse as DeviceUse
-    from callboard.scheduler.ledger import NodeUse as NodeUse
-    from callboard.scheduler.ledger import PoolUse as PoolUse
+    from callboard.scheduler.account.explain import Explanation as Explanation
+    from callboard.scheduler.account.explain import PlannedWorker as PlannedWorker
+    from callboard.scheduler.account.stats import GroupStats as GroupStats
     from callboard.scheduler.machine import Outcome as Outcome
     from callboard.scheduler.machine import Scheduler as Scheduler
-    from callboard.scheduler.refusals import ImpossibleTransition as ImpossibleTransition
-    from callboard.scheduler.refusals import Reason as Reason
-    from callboard.scheduler.refusals import Refusal as Refusal
-    from callboard.scheduler.refusals import RefusalCode as RefusalCode
-    from callboard.scheduler.state import State as State
-    from callboard.scheduler.stats import GroupStats as GroupStats
+    from callboard.scheduler.records.refusals import ImpossibleTransition as ImpossibleTransition
+    from callboard.scheduler.records.refusals import Reason as Reason
+    from callboard.scheduler.records.refusals import Refusal as Refusal
+    from callboard.scheduler.records.refusals import RefusalCode as RefusalCode
+    from callboard.scheduler.state.invariants import InvariantBroken as InvariantBroken
+    from callboard.scheduler.state.invariants import check_invariants as check_invariants
+    from callboard.scheduler.state.ledger import DeviceUse as DeviceUse
+    from callboard.scheduler.state.ledger import NodeUse as NodeUse
+    from callboard.scheduler.state.ledger import PoolUse as PoolUse
+    from callboard.scheduler.state.state import State as State
 
 _PUBLIC = MappingProxyType(
     {
-        "DeviceUse": "callboard.scheduler.ledger",
-        "Explanation": "callboard.scheduler.explain",
-        "GroupStats": "callboard.scheduler.stats",
-        "ImpossibleTransition": "callboard.scheduler.refusals",
-        "InvariantBroken": "callboard.scheduler.invariants",
-        "NodeUse": "callboard.scheduler.ledger",
+        "DeviceUse": "callboard.scheduler.state.ledger",
+        "Explanation": "callboard.scheduler.account.explain",
+        "GroupStats": "callboard.scheduler.account.stats",
+        "ImpossibleTransition": "callboard.scheduler.records.refusals",
+        "InvariantBroken": "callboard.scheduler.state.invariants",
+        "NodeUse": "callboard.scheduler.state.ledger",
         "Outcome": "callboard.scheduler.machine",
-        "PlannedWorker": "callboard.scheduler.explain",
-        "PoolUse": "callboard.scheduler.ledger",
-        "Reason": "callboard.scheduler.refusals",
-        "Refusal": "callboard.scheduler.refusals",
-        "RefusalCode": "callboard.scheduler.refusals",
+        "PlannedWorker": "callboard.scheduler.account.explain",
+        "PoolUse": "callboard.scheduler.state.ledger",
+        "Reason": "callboard.scheduler.records.refusals",
+        "Refusal": "callboard.scheduler.records.refusals",
+        "RefusalCode": "callboard.scheduler.records.refusals",
         "Scheduler": "callboard.scheduler.machine",
-        "State": "callboard.scheduler.state",
-        "check_invariants": "callboard.scheduler.invariants",
+        "State": "callboard.scheduler.state.state",
+        "check_invariants": "callboard.scheduler.state.invariants",
     }
 )
 

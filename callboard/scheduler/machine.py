@@ -17,9 +17,9 @@ from typing import Any
 
 from callboard.model.frozen import quick
 from callboard.model.specs import JobSpec
-from callboard.scheduler import (
+from callboard.scheduler.account import explain as explaining
+from callboard.scheduler.handlers import (
     elastic,
-    ending,
     groups,
     nodes,
     orders,
@@ -30,17 +30,16 @@ from callboard.scheduler import (
     stopping,
     workers,
 )
-from callboard.scheduler import events as ev
-from callboard.scheduler import explain as explaining
-from callboard.scheduler.commands import Command
-from callboard.scheduler.evolving import evolve
-from callboard.scheduler.placing import waited_in_vain
-from callboard.scheduler.planning import could_ever_fit
-from callboard.scheduler.records import Change, EventRecord
-from callboard.scheduler.state import State
-from callboard.scheduler.states import ENDED, GroupState, JobState, NodeState, Removal, StopOutcome, WorkerState
-from callboard.scheduler.transaction import Transaction
-from callboard.scheduler.wording import join
+from callboard.scheduler.handlers import stopping as ending
+from callboard.scheduler.handlers.placing import waited_in_vain
+from callboard.scheduler.plan.planning import could_ever_fit
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.job_records import Change, EventRecord, evolve
+from callboard.scheduler.records.states import ENDED, GroupState, JobState, NodeState, Removal, StopOutcome, WorkerState
+from callboard.scheduler.records.wording import join
+from callboard.scheduler.state.state import State
+from callboard.scheduler.state.transaction import Transaction
 
 HISTORY_LIMIT = 1_000
 """Most ended jobs kept; the oldest go first (NJ-11)."""

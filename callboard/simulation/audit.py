@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 from callboard.scheduler import Outcome, Scheduler, State, check_invariants
-from callboard.scheduler.events import ControllerStarted, Event
-from callboard.scheduler.records import Change, Drop, PreemptionRecord, Put, WorkerRecord
-from callboard.scheduler.states import ENDED, HOLDING, LIVE, JobState, Rule, WorkerState
+from callboard.scheduler.records.events import ControllerStarted, Event
+from callboard.scheduler.records.job_records import Change, Drop, PreemptionRecord, Put, WorkerRecord
+from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, JobState, Rule, WorkerState
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
 

@@ -23,8 +23,8 @@ from callboard.controller.guard import Guard
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler.events import Event
-from callboard.scheduler.records import Change
+from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.job_records import Change
 from callboard.simulation.disk import Disk, SimulatedJournal
 from callboard.simulation.network import REFUSED, Message, Stream
 from callboard.simulation.rules import RuleBroken

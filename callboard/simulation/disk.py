@@ -11,7 +11,7 @@ from pathlib import Path
 from callboard.controller.codec import Decision, decode_change, decode_event, encode_change, encode_event, encode_record
 from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler import State
-from callboard.scheduler.records import Change, EventRecord, Record
+from callboard.scheduler.records.job_records import Change, EventRecord, Record
 from callboard.simulation.options import Fault
 from callboard.simulation.site import Site
 

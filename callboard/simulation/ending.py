@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard.scheduler import Scheduler
-from callboard.scheduler.states import ENDED, HOLDING, JobState, NodeState
+from callboard.scheduler.records.states import ENDED, HOLDING, JobState, NodeState
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from callboard.model.specs import StopPolicy
 from callboard.scheduler import Outcome
-from callboard.scheduler import events as ev
+from callboard.scheduler.records import events as ev
 from callboard.simulation import shapes
 from callboard.simulation.calls import RETRY_MS, Calls
 from callboard.simulation.promises import Promises

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from callboard.scheduler import State
-from callboard.scheduler.records import Change, JobRecord, Put
-from callboard.scheduler.states import ENDED, JobState
+from callboard.scheduler.records.job_records import Change, JobRecord, Put
+from callboard.scheduler.records.states import ENDED, JobState
 from callboard.simulation.rules import RuleBroken
 
 _ACTIVE = (JobState.PENDING, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING, JobState.RECOVERING)

@@ -7,9 +7,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from callboard.scheduler import Outcome, Scheduler
-from callboard.scheduler.events import Event
-from callboard.scheduler.records import Change, Drop, JobRecord, Put
-from callboard.scheduler.states import ENDED
+from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.job_records import Change, Drop, JobRecord, Put
+from callboard.scheduler.records.states import ENDED
 from callboard.simulation.audit import Audit
 from callboard.simulation.calls import Calls
 from callboard.simulation.chance import Chance

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import ENDED, JobState
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import ENDED, JobState
 from callboard.simulation import shapes
 from callboard.simulation.calls import Calls
 from callboard.simulation.controller import Make

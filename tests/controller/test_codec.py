@@ -20,8 +20,8 @@ from callboard.controller.codec import (
     encode_event,
     encode_record,
 )
-from callboard.scheduler.records import RECORD_TYPES, Drop, EventRecord, JobRecord, Put, Record
-from callboard.scheduler.states import JobState
+from callboard.scheduler.records.job_records import RECORD_TYPES, Drop, EventRecord, JobRecord, Put, Record
+from callboard.scheduler.records.states import JobState
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INTEGER = st.integers(-(1 << 62), 1 << 62)

@@ -21,8 +21,8 @@ from callboard.controller.state_dir import StoreFailed
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, State
-from callboard.scheduler.commands import Command, CreateGroup
-from callboard.scheduler.events import (
+from callboard.scheduler.records.commands import Command, CreateGroup
+from callboard.scheduler.records.events import (
     Event,
     GroupReady,
     JobCancelled,
@@ -31,9 +31,9 @@ from callboard.scheduler.events import (
     PoolCreated,
     WorkerStarted,
 )
-from callboard.scheduler.records import Change, EventRecord, Record
-from callboard.scheduler.refusals import ImpossibleTransition
-from callboard.scheduler.states import JobState, WorkerState
+from callboard.scheduler.records.job_records import Change, EventRecord, Record
+from callboard.scheduler.records.refusals import ImpossibleTransition
+from callboard.scheduler.records.states import JobState, WorkerState
 from callboard.wire.refusals import ErrorReason, InternalError, LimitReached, Unavailable
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from callboard.controller.guard import Guard
 from callboard.model.faults import Fault, InvalidInput
-from callboard.scheduler.refusals import Reason, Refusal, RefusalCode
+from callboard.scheduler.records.refusals import Reason, Refusal, RefusalCode
 from callboard.wire.errors import ErrorReason, parse_error
 from tests.controller.support import refusal_of
 

@@ -18,7 +18,7 @@ from callboard.controller.metrics.server import MetricsServer
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller
 from callboard.controller.views.stats import stats_message
-from callboard.scheduler import events as ev
+from callboard.scheduler.records import events as ev
 from callboard.v1 import job_pb2, scheduler_pb2
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.scheduler.world import World

@@ -16,7 +16,7 @@ from callboard.controller.codec import Decision
 from callboard.controller.journal import SqliteJournal
 from callboard.controller.server import Controller
 from callboard.controller.state_dir import StoreFailed
-from callboard.scheduler.records import Change, EventRecord
+from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.v1 import event_pb2, job_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason, parse_error
 from tests.controller.support import Api, job, pool, refusal_of

@@ -20,7 +20,7 @@ from callboard.controller.state_dir import JOURNAL_NAME, StateDir
 from callboard.controller.store import FORMAT, Store
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler import Outcome, State, check_invariants
-from callboard.scheduler.events import Event, JobSubmitted
+from callboard.scheduler.records.events import Event, JobSubmitted
 from callboard.v1 import job_pb2
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.scheduler.histories import History, TwinWorld

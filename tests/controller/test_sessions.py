@@ -19,6 +19,8 @@ from callboard.scheduler import check_invariants
 from callboard.scheduler.commands import StartWorker
 from callboard.scheduler.node_record import RayInfo
 from callboard.scheduler.states import NodeState
+from callboard.scheduler.records.commands import StartWorker
+from callboard.scheduler.records.node_record import RayInfo
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.errors import CallError, ErrorReason, parse_error
 from tests.controller.support import Api, api_at, job, options_for, pool, running

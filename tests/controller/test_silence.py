@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from callboard.controller.server import Controller
-from callboard.scheduler.states import NodeState
+from callboard.scheduler.records.states import NodeState
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, pool_pb2, scheduler_pb2
 from tests.controller.support import Api, all_done, api_at, job, options_for, pool, quick_policy, running
 from tests.support.fake_agent import (

@@ -13,7 +13,7 @@ from callboard.controller.spares import SpareTargets
 from callboard.model.quantities import Resources
 from callboard.model.specs import PgPoolSpec, PoolSpec
 from callboard.scheduler import Scheduler
-from callboard.scheduler.events import NodeJoined, PoolCreated
+from callboard.scheduler.records.events import NodeJoined, PoolCreated
 from callboard.v1 import common_pb2, job_pb2, pool_pb2
 from callboard.wire.errors import parse_error
 from tests.controller.support import Api, job, pool

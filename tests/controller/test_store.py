@@ -21,8 +21,17 @@ from callboard.controller.store import Store, failure, read_events
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler import State
-from callboard.scheduler.records import Change, Drop, EventRecord, JobRecord, MetaRecord, Put, Record, SpecRecord
-from callboard.scheduler.states import JobState
+from callboard.scheduler.records.job_records import (
+    Change,
+    Drop,
+    EventRecord,
+    JobRecord,
+    MetaRecord,
+    Put,
+    Record,
+    SpecRecord,
+)
+from callboard.scheduler.records.states import JobState
 
 SECRET = "hunter2-is-not-a-good-password"
 

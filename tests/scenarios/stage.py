@@ -20,12 +20,12 @@ from callboard.model.specs import (
     Strategy,
 )
 from callboard.scheduler import Outcome, Refusal, State
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.explain import Explanation
-from callboard.scheduler.records import EventRecord
-from callboard.scheduler.states import ENDED, JobState, StopOutcome, WorkerState
-from callboard.scheduler.stats import pool_use
+from callboard.scheduler.account.explain import Explanation
+from callboard.scheduler.account.stats import pool_use
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.states import ENDED, JobState, StopOutcome, WorkerState
 from tests.scenarios.language import (
     Block,
     Command,

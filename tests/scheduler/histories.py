@@ -24,9 +24,9 @@ from callboard.model.specs import (
     WorkerPlace,
 )
 from callboard.scheduler import Refusal, State
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import ENDED, HOLDING, JobState, StopOutcome, WorkerState
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import ENDED, HOLDING, JobState, StopOutcome, WorkerState
 from tests.scheduler.twin import Twin
 from tests.scheduler.world import World, job_spec, pool_spec
 

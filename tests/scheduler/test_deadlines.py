@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from callboard.model.specs import PgPoolSpec
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler import workers
-from callboard.scheduler.records import WorkerRecord
-from callboard.scheduler.states import JobState, StopOutcome, WorkerState
-from callboard.scheduler.transaction import RETRY_MS, Transaction
-from callboard.scheduler.workers import overdue
+from callboard.scheduler.handlers import workers
+from callboard.scheduler.handlers.workers import overdue
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.job_records import WorkerRecord
+from callboard.scheduler.records.states import JobState, StopOutcome, WorkerState
+from callboard.scheduler.state.transaction import RETRY_MS, Transaction
 from tests.scheduler.histories import TwinWorld
 from tests.scheduler.twin import Twin
 from tests.scheduler.world import World, job_spec, pool_spec

@@ -7,10 +7,10 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler import Refusal, State
-from callboard.scheduler import events as ev
-from callboard.scheduler.demand import MAX_JOBS_NAMED, Demand, demand
-from callboard.scheduler.refusals import RefusalCode
-from callboard.scheduler.states import JobState, NodeState
+from callboard.scheduler.account.demand import MAX_JOBS_NAMED, Demand, demand
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.refusals import RefusalCode
+from callboard.scheduler.records.states import JobState, NodeState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 GPU = Resources.parse({"gpu": 1})

@@ -9,10 +9,10 @@ import pytest
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy, WorkerPlace
-from callboard.scheduler.described import DescribedNode, JobPlan, described_state, nodes_of, plan_job
-from callboard.scheduler.events import NodeJoined, PoolCreated
-from callboard.scheduler.explain import explain_spec
+from callboard.scheduler.account.described import DescribedNode, JobPlan, described_state, nodes_of, plan_job
+from callboard.scheduler.account.explain import explain_spec
 from callboard.scheduler.machine import Scheduler
+from callboard.scheduler.records.events import NodeJoined, PoolCreated
 
 
 def part(name: str, workers: int, cpus: int, gpus: float = 0, **fields: object) -> ComponentSpec:

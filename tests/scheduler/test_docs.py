@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from callboard.scheduler.transitions import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
+from callboard.scheduler.records.states import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
 from tests.scenarios.stage import told
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"

@@ -7,14 +7,13 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, Fencing, JobSpec, PgPoolSpec, RestartPolicy, RestartScope, Strategy
 from callboard.scheduler import Refusal
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.demand import demand
-from callboard.scheduler.evolving import evolve
-from callboard.scheduler.invariants import check_invariants
-from callboard.scheduler.records import Put
-from callboard.scheduler.states import JobState, NodeState, Rule, StopOutcome, WorkerState
-from callboard.scheduler.stats import group_stats
+from callboard.scheduler.account.demand import demand
+from callboard.scheduler.account.stats import group_stats
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.job_records import Put, evolve
+from callboard.scheduler.records.states import JobState, NodeState, Rule, StopOutcome, WorkerState
+from callboard.scheduler.state.invariants import check_invariants
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

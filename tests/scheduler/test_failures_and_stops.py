@@ -12,11 +12,11 @@ from callboard.controller.views.jobs import job_message
 from callboard.controller.views.nodes import node_message
 from callboard.model.specs import OnPreempt, RestartPolicy, StopPolicy
 from callboard.scheduler import Scheduler, State
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.records import WorkerRecord
-from callboard.scheduler.states import JobState, StopKind, StopOutcome, WorkerState
-from callboard.scheduler.stopping import CAUSE_MS
+from callboard.scheduler.handlers.stopping import CAUSE_MS
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.job_records import WorkerRecord
+from callboard.scheduler.records.states import JobState, StopKind, StopOutcome, WorkerState
 from tests.scheduler.test_elastic import elastic, scale
 from tests.scheduler.world import World
 

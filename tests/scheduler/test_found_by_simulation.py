@@ -7,9 +7,9 @@ from dataclasses import replace
 from callboard.model.quantities import Resources
 from callboard.model.specs import Fencing, PgPoolSpec, RestartPolicy
 from callboard.scheduler import Scheduler, State
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import GroupState, JobState, StopOutcome, WorkerState
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import GroupState, JobState, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

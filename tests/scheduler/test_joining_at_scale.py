@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from callboard.model.quantities import Resources
 from callboard.scheduler import Outcome, Scheduler
-from callboard.scheduler import events as ev
-from callboard.scheduler.node_record import DeviceInfo, NodeRecord, RayInfo
-from callboard.scheduler.roster import GONE, Roster
-from callboard.scheduler.states import NodeState
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceInfo, NodeRecord, RayInfo
+from callboard.scheduler.records.states import NodeState
+from callboard.scheduler.state.roster import GONE, Roster
 
 FEW, MANY = 10, 500
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import JobState, NodeState
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import JobState, NodeState
 from tests.scheduler.world import World
 
 

@@ -9,11 +9,11 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, RestartPolicy
 from callboard.scheduler import Refusal, Scheduler, State, check_invariants
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.node_record import DeviceInfo, RayInfo
-from callboard.scheduler.states import JobState, NodeState, StopOutcome, WorkerState
-from callboard.scheduler.stats import pool_use
+from callboard.scheduler.account.stats import pool_use
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.records.states import JobState, NodeState, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

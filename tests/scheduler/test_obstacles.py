@@ -14,14 +14,13 @@ import pytest
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Resources
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy
-from callboard.scheduler import events as ev
-from callboard.scheduler.asks import asks_of
-from callboard.scheduler.evolving import evolve
-from callboard.scheduler.grouping import choose_groups
-from callboard.scheduler.planning import Plan, best_case, plan
-from callboard.scheduler.records import Put
-from callboard.scheduler.states import JobState, NodeState
-from callboard.scheduler.view import View
+from callboard.scheduler.plan.grouping import choose_groups
+from callboard.scheduler.plan.planning import Plan, best_case, plan
+from callboard.scheduler.plan.view import View
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.asks import asks_of
+from callboard.scheduler.records.job_records import Put, evolve
+from callboard.scheduler.records.states import JobState, NodeState
 from tests.scheduler.histories import History
 from tests.scheduler.test_remedies import Operator
 from tests.scheduler.world import World, job_spec, pool_spec

@@ -18,9 +18,9 @@ import pytest
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, Strategy
 from callboard.scheduler import Refusal
-from callboard.scheduler import events as ev
-from callboard.scheduler.pool_records import BundleRecord
-from callboard.scheduler.states import GroupKind, JobState
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.pool_records import BundleRecord
+from callboard.scheduler.records.states import GroupKind, JobState
 from tests.scheduler import oracle
 from tests.scheduler.world import World, job_spec, pool_spec
 

@@ -7,13 +7,13 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PgPoolSpec, Strategy
 from callboard.scheduler import Refusal
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.invariants import check_invariants
-from callboard.scheduler.node_record import DeviceShare
-from callboard.scheduler.pool_records import BundleRecord
-from callboard.scheduler.states import GroupState, JobState
-from callboard.scheduler.stats import group_stats, pool_use
+from callboard.scheduler.account.stats import group_stats, pool_use
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceShare
+from callboard.scheduler.records.pool_records import BundleRecord
+from callboard.scheduler.records.states import GroupState, JobState
+from callboard.scheduler.state.invariants import check_invariants
 from tests.scheduler.world import World, job_spec, pool_spec
 
 ONE_GPU = Resources.parse({"cpu": 1, "gpu": 1})
@@ -36,7 +36,7 @@ def test_pg01_ranks_follow_node_and_device_whatever_the_order_of_bundles() -> No
     shuffled = tuple(group.bundles[i] for i in order)
     from dataclasses import replace
 
-    from callboard.scheduler.records import Put
+    from callboard.scheduler.records.job_records import Put
 
     world.state.apply(Put(replace(group, bundles=shuffled)))
     world.submit("second", workers=8)

@@ -9,8 +9,8 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PgPoolSpec, WorkerPlace
 from callboard.scheduler import Refusal
-from callboard.scheduler.node_record import DeviceInfo
-from callboard.scheduler.states import JobState
+from callboard.scheduler.records.node_record import DeviceInfo
+from callboard.scheduler.records.states import JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 WHOLE = 1000

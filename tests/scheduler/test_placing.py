@@ -12,8 +12,8 @@ from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec
-from callboard.scheduler.demand import demand
-from callboard.scheduler.states import JobState
+from callboard.scheduler.account.demand import demand
+from callboard.scheduler.records.states import JobState
 from tests.scheduler.twin import Twin
 from tests.scheduler.world import World
 

@@ -11,11 +11,12 @@ import pytest
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, PoolSpec, Strategy
-from callboard.scheduler import RefusalCode, State, passes
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.planning import plan
-from callboard.scheduler.states import JobState, StopOutcome, WorkerState
+from callboard.scheduler import RefusalCode, State
+from callboard.scheduler.handlers import passes
+from callboard.scheduler.plan.planning import plan
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import JobState, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

@@ -10,13 +10,13 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import JobSpec, PgPoolSpec, StopPolicy
 from callboard.scheduler import Outcome, Refusal, Scheduler
-from callboard.scheduler import events as ev
-from callboard.scheduler.commands import StopWorker
-from callboard.scheduler.events import Event
-from callboard.scheduler.explain import Explanation
-from callboard.scheduler.invariants import whole
-from callboard.scheduler.refusals import RefusalCode
-from callboard.scheduler.states import JobState
+from callboard.scheduler.account.explain import Explanation
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.commands import StopWorker
+from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.refusals import RefusalCode
+from callboard.scheduler.records.states import JobState
+from callboard.scheduler.state.invariants import whole
 from tests.scheduler.histories import History, TwinWorld, run
 from tests.scheduler.test_remedies import Operator
 from tests.scheduler.world import World, job_spec, pool_spec

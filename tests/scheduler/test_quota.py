@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from callboard.model.specs import PoolSpec, StopPolicy
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import JobState
-from callboard.scheduler.stats import pool_use
-from callboard.scheduler.wording import time_left
+from callboard.scheduler.account.stats import pool_use
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import JobState
+from callboard.scheduler.records.wording import time_left
 from tests.scheduler.world import World, pool_spec
 
 

@@ -11,10 +11,10 @@ import pytest
 from callboard.model.quantities import MILLI, Resources, parse_milli
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy, WorkerPlace
 from callboard.scheduler import Refusal
-from callboard.scheduler import events as ev
-from callboard.scheduler.node_record import DeviceInfo, RayInfo
-from callboard.scheduler.planning import Plan, could_ever_fit, plan
-from callboard.scheduler.states import JobState, WorkerState
+from callboard.scheduler.plan.planning import Plan, could_ever_fit, plan
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.records.states import JobState, WorkerState
 from tests.scheduler.histories import History
 from tests.scheduler.world import World, pool_spec
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.specs import ComponentSpec, PgPoolSpec, RestartPolicy, Strategy, WorkerPlace
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import GroupState, JobState
-from callboard.scheduler.stats import pool_use
+from callboard.scheduler.account.stats import pool_use
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import GroupState, JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from callboard.model.policy import Aggressiveness
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import PgPoolSpec
-from callboard.scheduler.states import JobState, StopOutcome
-from callboard.scheduler.stats import group_stats
+from callboard.scheduler.account.stats import group_stats
+from callboard.scheduler.records.states import JobState, StopOutcome
 from tests.scheduler.world import World, pool_spec
 
 BIG: dict[str, Number] = {"cpu": 2, "memory": "2GiB", "gpu": 1}
@@ -84,7 +84,7 @@ def test_the_six_acts() -> None:
     world.cancel("rollout-slow")
     for name in ("rollout-urgent", "reward-00", "train-00"):
         world.complete(name)
-    from callboard.scheduler import events as ev
+    from callboard.scheduler.records import events as ev
 
     world.send(ev.PoolDeleted(now_ms=world.now_ms, name="rlhf"))
     assert not state.groups

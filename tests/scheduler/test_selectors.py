@@ -14,8 +14,8 @@ import pytest
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PgPoolSpec, Strategy, WorkerPlace
 from callboard.scheduler import Refusal
-from callboard.scheduler.refusals import RefusalCode
-from callboard.scheduler.states import JobState
+from callboard.scheduler.records.refusals import RefusalCode
+from callboard.scheduler.records.states import JobState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 LABELS = (("disk", "ssd"), ("zone", "x"))

@@ -11,8 +11,8 @@ from callboard.model.colocation import fused
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, ScalingRule, Strategy
 from callboard.scheduler import Refusal
-from callboard.scheduler import events as ev
-from callboard.scheduler.states import JobState
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.states import JobState
 from tests.scheduler.histories import History, run
 from tests.scheduler.world import World, job_spec
 

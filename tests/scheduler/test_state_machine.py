@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, RestartPolicy, StopPolicy, Strategy
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.node_record import DeviceShare, NodeRecord
-from callboard.scheduler.records import Change, PreemptionRecord
-from callboard.scheduler.states import ENDED, JobState, NodeState, Rule, StopOutcome, WorkerState
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.job_records import Change, PreemptionRecord
+from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
+from callboard.scheduler.records.states import ENDED, JobState, NodeState, Rule, StopOutcome, WorkerState
 from tests.scheduler.world import World, job_spec, pool_spec
 
 GPUS = 2

@@ -10,10 +10,11 @@ import random
 
 import pytest
 
-from callboard.scheduler import State, check_invariants, passes
-from callboard.scheduler.indexes import InOrder
-from callboard.scheduler.invariants import whole
-from callboard.scheduler.records import Put
+from callboard.scheduler import State, check_invariants
+from callboard.scheduler.handlers import passes
+from callboard.scheduler.records.job_records import Put
+from callboard.scheduler.state.indexes import InOrder
+from callboard.scheduler.state.invariants import whole
 from callboard.simulation import SimulationOptions, Simulator
 from tests.scheduler.histories import run
 from tests.scheduler.twin import Twin

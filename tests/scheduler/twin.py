@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler.events import Event, Tick
-from callboard.scheduler.invariants import whole
+from callboard.scheduler.records.events import Event, Tick
+from callboard.scheduler.state.invariants import whole
 
 
 class Differs(AssertionError):

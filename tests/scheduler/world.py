@@ -13,12 +13,12 @@ from callboard.model.policy import PreemptionPolicy, label_rules
 from callboard.model.quantities import Number, Resources
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, Scheduler, State, check_invariants
-from callboard.scheduler import commands as cmd
-from callboard.scheduler import events as ev
-from callboard.scheduler.explain import Explanation
-from callboard.scheduler.node_record import DeviceInfo, RayInfo
-from callboard.scheduler.records import JobRecord, WorkerRecord
-from callboard.scheduler.states import JobState, StopOutcome
+from callboard.scheduler.account.explain import Explanation
+from callboard.scheduler.records import commands as cmd
+from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
+from callboard.scheduler.records.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.records.states import JobState, StopOutcome
 
 Answer = Callable[[cmd.Command], bool]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from callboard.scheduler import Outcome, Scheduler
-from callboard.scheduler.commands import StopWorker
-from callboard.scheduler.events import Event, WorkerStopped
-from callboard.scheduler.records import Change, EventRecord
-from callboard.scheduler.states import StopOutcome
+from callboard.scheduler.records.commands import StopWorker
+from callboard.scheduler.records.events import Event, WorkerStopped
+from callboard.scheduler.records.job_records import Change, EventRecord
+from callboard.scheduler.records.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator, hosting
 from callboard.simulation.disk import Disk
 from callboard.simulation.hosting import Worker

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from callboard.cli.main import app
 from callboard.scheduler import Scheduler
-from callboard.scheduler.events import Event
+from callboard.scheduler.records.events import Event
 from callboard.simulation.audit import Audit
 from callboard.simulation.rules import RuleBroken
 

@@ -23,7 +23,7 @@ from callboard.model.quantities import NOTHING, Resources, total
 from callboard.model.role_file import RoleFile
 from callboard.model.roles import PRESETS
 from callboard.model.specs import ComponentSpec, JobSpec
-from callboard.scheduler.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
+from callboard.scheduler.account.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
 
 
 def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:

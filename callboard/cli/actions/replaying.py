@@ -15,7 +15,7 @@ from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words
 from callboard.controller.replaying import Step, rerun
 from callboard.controller.state_dir import JOURNAL_NAME, StoreFailed
-from callboard.scheduler.explain import Explanation
+from callboard.scheduler.account.explain import Explanation
 
 
 def run(state_dir: Path, *, until: int | None, explain: int | None, output: Output, quiet: bool) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from callboard.controller.convert.workers import STOP_KINDS
 from callboard.model.environment import WORKER_PORTS
 from callboard.model.specs import ComponentSpec, WorkerPlace
-from callboard.scheduler.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
-from callboard.scheduler.node_record import DeviceShare
-from callboard.scheduler.pool_records import BundleRecord
-from callboard.scheduler.records import CheckpointRecord, WorkerRecord
+from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
+from callboard.scheduler.records.job_records import CheckpointRecord, WorkerRecord
+from callboard.scheduler.records.node_record import DeviceShare
+from callboard.scheduler.records.pool_records import BundleRecord
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.amounts import resources_to_proto
 

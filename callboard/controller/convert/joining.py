@@ -17,8 +17,8 @@ from callboard.model.names import NAME_PATTERN, OWN_LABELS, is_custom_resource, 
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
 from callboard.model.ray_fault import MAX_TEXT as MAX_FAULT_TEXT
 from callboard.model.ray_fault import RayFault, RayFaultCode
-from callboard.scheduler.events import NodeJoined, RunningWorker
-from callboard.scheduler.node_record import DeviceInfo, HardwareInfo, RayInfo
+from callboard.scheduler.records.events import NodeJoined, RunningWorker
+from callboard.scheduler.records.node_record import DeviceInfo, HardwareInfo, RayInfo
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.amounts import labels_from_proto, resources_from_proto
 from callboard.wire.enums import from_wire

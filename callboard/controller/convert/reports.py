@@ -6,8 +6,8 @@ Long texts are cut rather than refused: a report that can't be taken would be se
 from __future__ import annotations
 
 from callboard.controller.convert.workers import STOP_OUTCOMES, USER_FAULTS
-from callboard.scheduler.commands import Command, CreateGroup, ReservePort, StartWorker
-from callboard.scheduler.events import (
+from callboard.scheduler.records.commands import Command, CreateGroup, ReservePort, StartWorker
+from callboard.scheduler.records.events import (
     Event,
     GroupFailed,
     GroupFound,
@@ -20,7 +20,7 @@ from callboard.scheduler.events import (
     WorkerStartFailed,
     WorkerStopped,
 )
-from callboard.scheduler.states import StopOutcome
+from callboard.scheduler.records.states import StopOutcome
 from callboard.v1 import agent_pb2
 
 MAX_TRACEBACK = 64 << 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from callboard.scheduler.states import StopKind, StopOutcome, WorkerState
+from callboard.scheduler.records.states import StopKind, StopOutcome, WorkerState
 from callboard.v1 import agent_pb2
 
 WORKER_STATES: Mapping[int, WorkerState] = MappingProxyType(

@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import Metric
 from callboard.controller.views.nodes import counts_by_state
 from callboard.model.quantities import MILLI
 from callboard.scheduler import State
-from callboard.scheduler.demand import demand
-from callboard.scheduler.quota import borrowable
-from callboard.scheduler.states import LIVE, JobState
+from callboard.scheduler.account.demand import demand
+from callboard.scheduler.plan.quota import borrowable
+from callboard.scheduler.records.states import LIVE, JobState
 
 
 def gauges(state: State, now_ms: int) -> Iterator[Metric]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from callboard.scheduler import State
-from callboard.scheduler.commands import Command
-from callboard.scheduler.records import EventRecord
-from callboard.scheduler.states import JobState, WorkerState
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.states import JobState, WorkerState
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Buckets of everything that people wait for."""

@@ -18,8 +18,8 @@ from callboard.controller.session import AgentSession
 from callboard.controller.sessions import Sessions
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler import Outcome
-from callboard.scheduler.commands import Command
-from callboard.scheduler.events import Event, NodeLeft
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.events import Event, NodeLeft
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 from callboard.wire.refusals import InternalError, InvalidRequest, Unavailable
 

@@ -11,7 +11,7 @@ from callboard.controller.event_log import EventLog, Filter
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid
 from callboard.controller.views.common import timestamp
-from callboard.scheduler.records import EventRecord
+from callboard.scheduler.records.job_records import EventRecord
 from callboard.v1 import event_pb2, event_pb2_grpc
 
 MOST_TYPES = 32

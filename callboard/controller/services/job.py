@@ -20,7 +20,7 @@ from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.inputs.scalars import DAY_MS
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
-from callboard.scheduler.events import (
+from callboard.scheduler.records.events import (
     JobCancelled,
     JobCompleted,
     JobPreempted,
@@ -29,8 +29,8 @@ from callboard.scheduler.events import (
     JobSubmitted,
     SignalsReported,
 )
-from callboard.scheduler.records import JobRecord
-from callboard.scheduler.states import JobState
+from callboard.scheduler.records.job_records import JobRecord
+from callboard.scheduler.records.states import JobState
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto

@@ -15,7 +15,7 @@ from callboard.controller.services.requests import id_of, invalid, page_of, text
 from callboard.controller.session import AgentSession
 from callboard.controller.views.nodes import node_message
 from callboard.scheduler import State
-from callboard.scheduler.events import NodeCordoned, NodeDrained, NodeRemoved
+from callboard.scheduler.records.events import NodeCordoned, NodeDrained, NodeRemoved
 from callboard.v1 import node_pb2, node_pb2_grpc
 from callboard.wire.refusals import NotFound, Unavailable
 

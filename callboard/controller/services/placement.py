@@ -17,8 +17,8 @@ from callboard.model.inputs.placement_config import MAX_BYTES
 from callboard.placement import PlacementPlan, plan_placement
 from callboard.placement.jobs import hardware_shares, place_of
 from callboard.scheduler import State
-from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.placing import cluster_of
+from callboard.scheduler.handlers.placing import cluster_of
+from callboard.scheduler.records.node_record import NodeRecord
 from callboard.v1 import placement_pb2, placement_pb2_grpc
 from callboard.wire.job import place_to_proto
 from callboard.wire.refusals import Unschedulable

@@ -12,7 +12,7 @@ from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, page_of
 from callboard.controller.views.pools import group_message
 from callboard.scheduler import State
-from callboard.scheduler.events import GroupDeleted
+from callboard.scheduler.records.events import GroupDeleted
 from callboard.v1 import placement_group_pb2 as pb
 from callboard.v1 import placement_group_pb2_grpc
 from callboard.wire.refusals import NotFound

@@ -13,8 +13,8 @@ from callboard.controller.services.requests import id_of, invalid, page_of, vers
 from callboard.controller.trial import trial
 from callboard.controller.views.pools import pool_message
 from callboard.scheduler import Refusal, RefusalCode, State
-from callboard.scheduler.events import PoolCreated, PoolDeleted, PoolUpdated
-from callboard.scheduler.pool_records import PoolRecord
+from callboard.scheduler.records.events import PoolCreated, PoolDeleted, PoolUpdated
+from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.v1 import pool_pb2, pool_pb2_grpc
 from callboard.wire.pool import pool_spec_from_proto, pool_spec_to_proto
 from callboard.wire.refusals import NotFound

@@ -13,7 +13,7 @@ from callboard.controller.services.requests import version_of
 from callboard.controller.trial import trial
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
-from callboard.scheduler.events import PolicySet
+from callboard.scheduler.records.events import PolicySet
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
 from callboard.wire.policy import policy_from_proto, policy_to_proto
 

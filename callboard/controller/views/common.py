@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from callboard.scheduler.records import PreemptionRecord, WorkerRecord
-from callboard.scheduler.refusals import Reason
-from callboard.scheduler.states import WorkerState
+from callboard.scheduler.records.job_records import PreemptionRecord, WorkerRecord
+from callboard.scheduler.records.refusals import Reason
+from callboard.scheduler.records.states import WorkerState
 from callboard.v1 import common_pb2, job_pb2
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from callboard.controller.views.common import timestamp
 from callboard.scheduler import State
-from callboard.scheduler.demand import demand
+from callboard.scheduler.account.demand import demand
 from callboard.v1 import scheduler_pb2
 from callboard.wire.amounts import labels_to_proto, resources_to_proto
 

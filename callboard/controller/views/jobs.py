@@ -8,9 +8,9 @@ from callboard.controller.convert.commands import allocation, shares, worker_key
 from callboard.controller.views.common import kill_time, preemption_message, reason_message, timestamp
 from callboard.model.colocation import member_names
 from callboard.scheduler import Explanation, State
-from callboard.scheduler.records import Failure, JobRecord, WorkerRecord
-from callboard.scheduler.refusals import Reason
-from callboard.scheduler.stopping import cause_of
+from callboard.scheduler.handlers.stopping import cause_of
+from callboard.scheduler.records.job_records import Failure, JobRecord, WorkerRecord
+from callboard.scheduler.records.refusals import Reason
 from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.enums import to_wire
 from callboard.wire.job import job_spec_to_proto

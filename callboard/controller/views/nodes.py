@@ -7,9 +7,9 @@ from collections import defaultdict
 from callboard.controller.views.common import kill_time, timestamp
 from callboard.model.ray_fault import RayFault
 from callboard.scheduler import State
-from callboard.scheduler.node_record import NodeRecord
-from callboard.scheduler.records import WorkerRecord
-from callboard.scheduler.states import NodeState, WorkerState
+from callboard.scheduler.records.job_records import WorkerRecord
+from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.states import NodeState, WorkerState
 from callboard.v1 import common_pb2, node_pb2
 from callboard.wire.amounts import labels_to_proto, resources_to_proto
 from callboard.wire.enums import to_wire

@@ -5,9 +5,9 @@ from __future__ import annotations
 from callboard.controller.convert.commands import bundle
 from callboard.controller.views.common import timestamp
 from callboard.scheduler import GroupStats, State
-from callboard.scheduler.orders import ray_node_ids
-from callboard.scheduler.pool_records import GroupCounts, GroupRecord, PoolRecord
-from callboard.scheduler.stats import group_stats, pool_use
+from callboard.scheduler.account.stats import group_stats, pool_use
+from callboard.scheduler.handlers.orders import ray_node_ids
+from callboard.scheduler.records.pool_records import GroupCounts, GroupRecord, PoolRecord
 from callboard.v1 import placement_group_pb2, pool_pb2
 from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from callboard.controller.views.nodes import counts_by_state
 from callboard.controller.views.pools import group_stats_message
 from callboard.scheduler import GroupStats, State
-from callboard.scheduler.pool_records import GroupCounts
-from callboard.scheduler.stats import group_stats
+from callboard.scheduler.account.stats import group_stats
+from callboard.scheduler.records.pool_records import GroupCounts
 from callboard.v1 import pool_pb2, scheduler_pb2
 from callboard.wire.amounts import resources_to_proto
 

@@ -1,0 +1,241 @@
+"""The remedies: the smallest changes that would let a job start."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+
+from callboard.model.quantities import MILLI, Resources, format_amount, total
+from callboard.model.specs import JobSpec, Labels, PoolSpec, StopPolicy, Strategy
+from callboard.scheduler.account.blockers import group_reasons, unallowed_interpreter
+from callboard.scheduler.account.shortfall import Shortfall, Together, lacks_for_all, shortfall
+from callboard.scheduler.plan.grouping import charged_beside, new_kind, reuse, together
+from callboard.scheduler.plan.pinned import opening, place_reasons, place_remedies
+from callboard.scheduler.plan.quota import Charged, Pools, Shortage, shortages, usable
+from callboard.scheduler.plan.rooms import NodeFilter, could_return
+from callboard.scheduler.plan.view import Room, View
+from callboard.scheduler.records.asks import INTERPRETER, Ask, asks_of
+from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.pool_records import PoolRecord
+from callboard.scheduler.records.states import NodeState
+from callboard.scheduler.records.wording import change, shown
+from callboard.scheduler.state.state import State
+
+MAX_STEPS = 64
+"""Most workers whose room is looked for one by one, and most nodes that are looked at for each of them."""
+
+
+def remedies(state: State, spec: JobSpec, view: View) -> tuple[str, ...]:
+    """Smallest changes, each of which removes one thing that is in the way; all together let the job start."""
+    changes: list[str] = []
+    asks = asks_of(spec)
+    to_place: list[Ask] = []
+    for ask in asks:
+        pool = state.pools.get(ask.pool)
+        if pool is None or pool.deleting:
+            changes.append(f"create pool {ask.pool}" + (" once it is gone" if pool else ""))
+            continue
+        if pool.spec.stop_policy is not StopPolicy.NONE and not view.assumption.empty:
+            changes.append(f"set the stop_policy of pool {ask.pool} to none")
+        charged = charged_beside(view, asks, ask)
+        for short in shortages(state.pools, charged, pool.spec, ask.resources):
+            more = change(short.resource, _least_raise(state.pools, charged, pool, short))
+            changes.append(f"raise pool {ask.pool} {short.resource} by {more}")
+        if reuse(state, view, spec, ask) is None:
+            changes += _group_change(state, view, ask, pool.spec)
+            to_place.append(ask)
+    if to_place:
+        changes += _node_change(state, view, spec, to_place)
+    return tuple(dict.fromkeys(changes))
+
+
+def _least_raise(pools: Pools, charged: Charged, pool: PoolRecord, short: Shortage) -> int:
+    """By how much the quota must rise, by bisection: where a pool or its cohort uses more than it has, that counts
+    too."""
+    resource, nominal = short.resource, dict(pool.spec.nominal)
+
+    def is_enough(more: int) -> bool:
+        raised = tuple(sorted({**nominal, resource: nominal[resource] + more}.items()))
+        record = replace(pool, spec=replace(pool.spec, nominal=raised))
+        others = {**pools, record.spec.name: record}
+        return usable(others, charged, record.spec, resource, short.used) >= short.asked
+
+    low = short.asked - short.available
+    high = low
+    while not is_enough(high):
+        low, high = high + 1, high * 2
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
+    return low
+
+
+def _group_change(state: State, view: View, ask: Ask, pool: PoolSpec) -> list[str]:
+    if not group_reasons(state, view, ask):
+        return []
+    changes = []
+    if new_kind(pool.pg_pool) is None:
+        changes.append(f"let pool {ask.pool} make groups on demand (pg_pool.dynamic)")
+    more = view.dynamic_groups(ask.pool) + 1 - pool.pg_pool.max_dynamic
+    if more > 0:
+        changes.append(f"raise pool {ask.pool} max_dynamic by {more}")
+    return changes
+
+
+def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[str]:
+    wanted, slots = together(state, spec, asks)
+    short = shortfall(state, view, wanted, slots, spec.placement)
+    if short is None:
+        return []
+    missing_places = place_reasons(state, view, wanted, slots)
+    if missing_places:
+        return place_remedies(state, missing_places)
+    foreign = dict.fromkeys(unallowed_interpreter(state.nodes.values(), slot.selector) for slot in slots)
+    if any(foreign):
+        return [f"start an agent with --interpreter {path}" for path in foreign if path]
+    fitting = [node for node in state.nodes.values() if wanted.admits(node)]
+    fitting.sort(key=lambda node: node.rank)
+    if view.assumption.empty:  # cordoned nodes count there
+        here = _unlike([node for node in fitting if could_return(node)], len(short.rest.slots))
+        away = [node for node in fitting if node.state is NodeState.LOST]
+    else:
+        here = [node for node in fitting if node.usable]
+        away = [node for node in fitting if not node.usable and node.state in _EFFORTS]
+    for effort in range(len(_EFFORTS)):
+        # The nodes that are easiest to open come first, and only as many as are needed.
+        closed = sorted((node for node in away if _effort(node) <= effort), key=_effort)
+        opened = _fewest(short, closed)
+        if opened:
+            return [change for node in opened for change in opening(node)]
+    return _grown(short, here, wanted)
+
+
+_EFFORTS = (NodeState.READY, NodeState.DRAINING, NodeState.JOINING, NodeState.SUSPECT, NodeState.LOST)
+"""States of nodes by how easily they are opened. One that left said goodbye: nobody waits for it."""
+
+
+def _effort(node: NodeRecord) -> int:
+    """How much it takes until a node takes work again."""
+    return _EFFORTS.index(node.state)
+
+
+def _fewest(short: Shortfall, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """The fewest of some unused nodes that hold the workers which find no room, first fit; empty: all of them don't."""
+    for node in nodes:
+        if _hold(short, [node]):
+            return [node]
+    if short.strategy is Strategy.STRICT_PACK or not _hold(short, nodes):
+        return []
+    needed = list(nodes)
+    for node in reversed(nodes):
+        rest = [other for other in needed if other is not node]
+        if rest and _hold(short, rest):
+            needed = rest
+    return needed
+
+
+def _hold(short: Shortfall, nodes: Sequence[NodeRecord]) -> bool:
+    rooms = [short.view.room(node) for node in nodes]
+    for slot in short.rest.slots:
+        admits = NodeFilter(slot.selector).admits
+        room = next((room for room in rooms if admits(room.node) and room.fits(slot.resources)), None)
+        if room is None:
+            return False
+        room.take(slot.resources)
+        if short.strategy is Strategy.STRICT_SPREAD:
+            rooms.remove(room)
+    return True
+
+
+def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter) -> list[str]:
+    """By how much which nodes must grow to hold the workers that find no room, each on the node that is nearest."""
+    spread = short.strategy is Strategy.STRICT_SPREAD
+    at_once = short.strategy is Strategy.STRICT_PACK or (len(short.rest.slots) > MAX_STEPS and not spread)
+    steps = [short.rest] if at_once else [Together.of([slot]) for slot in short.rest.slots]
+    rooms = [short.room(node) for node in nodes if not spread or node.node_id not in short.apart]
+    grown: dict[tuple[str, str], int] = {}
+    added: dict[Labels, list[Resources]] = {}
+    nearest = heapq.nsmallest(MAX_STEPS, rooms, key=lambda room: _distance(room, steps[0]))
+    for step in steps:
+        selector = tuple(sorted({label for slot in step.slots for label in slot.selector}))
+        admits = NodeFilter(selector).admits
+        open_rooms = [room for room in (nearest if not selector else rooms) if admits(room.node)]
+        if not open_rooms:
+            labels = tuple(sorted({*wanted.required, *selector}))
+            if dict(labels).get("node"):
+                return [f"start an agent with the node id {dict(labels)['node']}"]
+            added.setdefault(labels, []).append(step.ask)
+            continue
+        best = min(open_rooms, key=lambda room: _distance(room, step))
+        for resource, asked, have in lacks_for_all(best, step):
+            key = (best.node.node_id, resource)
+            missing = asked - have
+            grown[key] = grown.get(key, 0) + (-(-missing // MILLI) * MILLI if resource == "gpu" else missing)
+        for slot in () if at_once else step.slots:  # nobody comes after all at once
+            _use_up(best, slot.resources)
+        if spread:
+            rooms.remove(best)
+            nearest = [room for room in nearest if room is not best]
+    return [
+        *(f"{change(resource, amount)} more {shown(resource)} on {node}" for (node, resource), amount in grown.items()),
+        *(_added(labels, asks, short.strategy) for labels, asks in added.items()),
+    ]
+
+
+def _added(labels: Labels, asks: Sequence[Resources], placement: Strategy) -> str:
+    """Which nodes are missing altogether: one for all these workers, or by STRICT_SPREAD one for each."""
+    allowing = "".join(f" that allows the interpreter {value}" for key, value in labels if key == INTERPRETER)
+    labels = tuple(label for label in labels if label[0] != INTERPRETER)
+    keys = [key for key, _ in labels]
+    twice = [f"{key}={value}" for key, value in labels if keys.count(key) > 1]
+    if twice:
+        return f"ask for one of {' and '.join(twice)}, since no node can have both"
+    labelled = "".join(f" with the label {key}={value}" for key, value in labels) + allowing
+    if placement is Strategy.STRICT_SPREAD and len(asks) > 1:
+        names = dict.fromkeys(name for ask in asks for name, _ in ask.items())
+        each = Resources.from_items([(name, max(ask.get(name) for ask in asks)) for name in names])
+        return f"add {len(asks)} nodes{labelled}, each with {_amounts(each)} free"
+    return f"add a node{labelled}, with {_amounts(total(asks))} free"
+
+
+def _amounts(ask: Resources) -> str:
+    return ", ".join(f"{format_amount(name, amount)} {shown(name)}" for name, amount in ask.items()) or "anything"
+
+
+def _distance(room: Room, workers: Together) -> tuple[int, int, int]:
+    """How far a node is from holding some workers."""
+    short = lacks_for_all(room, workers)
+    return (len(short), sum(asked - have for _, asked, have in short), room.node.rank)
+
+
+def _use_up(room: Room, ask: Resources) -> None:
+    """Takes what one worker needs from a node, or all there is where that is too little. Devices come whole."""
+    room.cpu_milli = max(0, room.cpu_milli - ask.cpu_milli) if ask.cpu_milli else room.cpu_milli
+    room.memory_bytes = max(0, room.memory_bytes - ask.memory_bytes) if ask.memory_bytes else room.memory_bytes
+    for name, milli in ask.custom_milli:
+        room.custom_milli[name] = max(0, room.custom_milli.get(name, 0) - milli)
+    free = room.device_milli
+    if ask.gpu_milli >= MILLI:
+        whole = [index for index, milli in enumerate(free) if milli >= MILLI]
+        for index in whole[: ask.gpu_milli // MILLI]:
+            free[index] = 0
+    elif ask.gpu_milli:
+        fitting = [index for index, milli in enumerate(free) if milli >= ask.gpu_milli]
+        if fitting:
+            free[min(fitting, key=lambda index: free[index])] -= ask.gpu_milli
+        else:  # on the device that comes
+            free.append(MILLI - ask.gpu_milli)
+
+
+def _unlike(nodes: Sequence[NodeRecord], most: int) -> list[NodeRecord]:
+    """Of nodes that are alike while empty, as many as there are workers to place, the lowest ranks first."""
+    counts: dict[tuple[object, ...], int] = {}
+    few = []
+    for node in nodes:
+        kind = (node.capacity, len(node.devices), node.labels, node.node_group)
+        count = counts.get(kind, 0)
+        if count < min(most, MAX_STEPS):
+            counts[kind] = count + 1
+            few.append(node)
+    return few

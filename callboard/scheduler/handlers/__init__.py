@@ -1,0 +1,1 @@
+"""The handlers: what each event changes, and what agents are owed then."""

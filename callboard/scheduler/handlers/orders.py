@@ -1,0 +1,209 @@
+"""The orders that agents are owed: commands built from records, the first time and again after a restart.
+
+A command is owed as long as the record says so: a STARTING worker its start, a STOPPING one its stop, a CREATING group
+its creation, a REMOVING one its removal. Ids depend on the record alone, so an agent recognises a repeated command.
+A stop that is sent again carries the time that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from callboard.model.frozen import quick
+from callboard.model.quantities import MILLI
+from callboard.model.specs import ComponentSpec, Fencing
+from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
+from callboard.scheduler.records.job_records import WorkerRecord
+from callboard.scheduler.records.pool_records import GroupRecord
+from callboard.scheduler.records.states import GroupState, NodeState, WorkerState
+from callboard.scheduler.state.state import State
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The workers of one component in one attempt.
+
+    Attributes:
+        component: their component.
+        world_size: how many they are.
+        local_ranks: ranks on each node, in order.
+        first: the one of the lowest rank, at whose node they meet.
+    """
+
+    component: ComponentSpec
+    world_size: int
+    local_ranks: Mapping[str, Sequence[int]]
+    first: WorkerRecord
+
+
+def peers_of(state: State, worker: WorkerRecord) -> Peers:
+    """A worker and the others of its component."""
+    component = next(c for c in state.specs[worker.job].spec.components if c.name == worker.component)
+    peers = [
+        other
+        for other in state.workers_of(worker.job)
+        if other.component == worker.component
+        and other.attempt == worker.attempt
+        and (other is worker or other.state in (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY))
+    ]
+    peers.sort(key=lambda other: other.rank)
+    local_ranks: dict[str, list[int]] = {}
+    for other in peers:
+        local_ranks.setdefault(other.node_id, []).append(other.rank)
+    # One of a fixed number that is being replaced is a peer all the same.
+    world_size = len(peers) if component.elastic else component.max_workers
+    return Peers(component, world_size, local_ranks, peers[0])
+
+
+def awaited_port(peers: Peers) -> ReservePort | None:
+    """The reservation that must be answered before these are started: that of a port where they meet. None: they may
+    start."""
+    first = peers.first
+    # A first worker that runs was started by a controller that knew of no reservations.
+    if peers.component.max_workers == 1 or first.master_port or first.state is not WorkerState.ASSIGNED:
+        return None
+    return ReservePort(command_id=f"port-g{first.generation}", node_id=first.node_id, worker=first)
+
+
+def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorker:
+    """The start of a worker, with its place among the workers of its component."""
+    job, spec = state.jobs[worker.job], state.specs[worker.job].spec
+    local = peers.local_ranks[worker.node_id]
+    node, master = state.nodes[worker.node_id], state.nodes[peers.first.node_id]
+    return StartWorker(
+        command_id=f"start-g{worker.generation}",
+        node_id=worker.node_id,
+        worker=worker,
+        component=peers.component,
+        job_name=job.name,
+        strict=spec.fencing is Fencing.STRICT,
+        node_group=node.node_group,
+        ray_group_id=state.groups[worker.group_id].ray_id,
+        world_size=peers.world_size,
+        local_rank=local.index(worker.rank),
+        local_world_size=len(local),
+        node_rank=node.rank,
+        master_node_id=peers.first.node_id,
+        master_ip=master.ray.node_ip if master.ray is not None else "",
+        master_hostname=master.hostname,
+        master_port=max(0, peers.first.master_port),
+        start_timeout_ms=spec.start_timeout_ms,
+        checkpoint=state.checkpoints.get((worker.job, worker.component, worker.rank)),
+    )
+
+
+def stop_worker(worker: WorkerRecord, now_ms: int) -> StopWorker:
+    """The stop of a worker, with the time that is left of it. A shortened one is another command."""
+    # A record of an earlier version doesn't say when it is killed.
+    left_ms = max(0, worker.kill_ms - now_ms) if worker.kill_ms else worker.cancel_timeout_ms
+    return StopWorker(
+        command_id=f"stop-g{worker.generation}" + (f"-{worker.hastened}" if worker.hastened else ""),
+        node_id=worker.node_id,
+        generation=worker.generation,
+        job=worker.job,
+        component=worker.component,
+        rank=worker.rank,
+        cancel_timeout_ms=left_ms,
+        kill_timeout_ms=worker.kill_timeout_ms,
+        checkpoint=worker.checkpoint,
+        reason=worker.reason,
+        stop_kind=worker.stop_kind,
+    )
+
+
+def must_have_its_devices(state: State, group: GroupRecord) -> bool:
+    """Whether a group can't take other devices than the ledger named: a placement says so, or parts of them are
+    others'."""
+    spec = state.specs.get(group.job or group.nominee)
+    return (spec is not None and spec.spec.placed) or any(
+        share.milli < MILLI for bundle in group.bundles for share in bundle.devices
+    )
+
+
+def create_group(state: State, group: GroupRecord, timeout_ms: int) -> CreateGroup:
+    """The creation of a placement group."""
+    return CreateGroup(
+        command_id=f"create-{group.group_id}-{group.attempt}",
+        node_id=group.executor,
+        group_id=group.group_id,
+        attempt=group.attempt,
+        bundles=group.bundles,
+        ray_node_ids=ray_node_ids(state, group),
+        timeout_ms=timeout_ms,
+        certain=must_have_its_devices(state, group),
+    )
+
+
+def ray_node_ids(state: State, group: GroupRecord) -> tuple[str, ...]:
+    """Of each bundle of a group the id of its node in Ray; empty: it has none."""
+    nodes = [state.nodes.get(bundle.node_id) for bundle in group.bundles]
+    return tuple([node.ray.ray_node_id if node is not None and node.ray is not None else "" for node in nodes])
+
+
+def remove_group(group: GroupRecord) -> RemoveGroup:
+    """The removal of a placement group."""
+    return RemoveGroup(
+        command_id=f"remove-{group.group_id}-{group.attempt}",
+        node_id=group.executor,
+        group_id=group.group_id,
+        ray_id=group.ray_id,
+        attempt=group.attempt,
+    )
+
+
+def ghost_stop(node_id: str, generation: int, job: str, component: str, rank: int) -> StopWorker:
+    """The end of a worker that nobody wants any more: no hooks, since its successor may run already."""
+    return StopWorker(
+        command_id=f"reap-g{generation}",
+        node_id=node_id,
+        generation=generation,
+        job=job,
+        component=component,
+        rank=rank,
+        cancel_timeout_ms=0,
+        kill_timeout_ms=10_000,
+        checkpoint=False,
+        reason="nobody waits for this worker any more",
+    )
+
+
+def creation_timeout_ms(state: State, pool_name: str) -> int:
+    """How long the creation of a group of a pool may take."""
+    pool = state.pools.get(pool_name)
+    return pool.spec.pg_pool.creation_timeout_ms if pool else 60_000
+
+
+def pick_executor(state: State, group: GroupRecord) -> str:
+    """Node whose agent acts on a group in Ray: one with a bundle, else any that is connected; empty if none is."""
+    holders = [state.nodes[bundle.node_id] for bundle in group.bundles if bundle.node_id in state.nodes]
+    connected = [node for node in holders if node.state in (NodeState.READY, NodeState.DRAINING)]
+    if connected:
+        return min(connected, key=lambda node: node.rank).node_id
+    return state.roster.first_connected()
+
+
+def owed(state: State, node_id: str, now_ms: int) -> Iterator[Command]:
+    """Every command that the agent of a node has been or should have been told and has not answered."""
+    peers: dict[tuple[str, str, int], Peers] = {}
+    for worker in state.workers_on(node_id):
+        if worker.state is WorkerState.ASSIGNED and state.groups[worker.group_id].state is GroupState.READY:
+            waits = awaited_port(peers_of(state, worker))
+            if waits is not None and waits.worker is worker:
+                yield waits
+        elif worker.state is WorkerState.STARTING:
+            key = (worker.job, worker.component, worker.attempt)
+            if key not in peers:
+                peers[key] = peers_of(state, worker)
+            yield start_worker(state, worker, peers[key])
+        elif worker.state in (WorkerState.STOPPING, WorkerState.QUARANTINED):
+            yield stop_worker(worker, now_ms)
+    going: list[RemoveGroup] = []
+    for group_id in state.group_index.by_executor.get(node_id, ()):
+        group = state.groups[group_id]
+        if group.state is GroupState.CREATING:
+            yield create_group(state, group, creation_timeout_ms(state, group.pool))
+        else:
+            going.append(remove_group(group))
+    yield from going

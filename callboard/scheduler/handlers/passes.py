@@ -1,0 +1,328 @@
+"""The passes over what waits: reserved groups, nominated jobs, the queue.
+
+A job that can't start doesn't block others. Most events free nothing: then only what is new is looked at. Which of the
+two it is follows from the records and the event alone, and so does what is known to be blocked: a job that waits was
+found blocked when something was last freed, else it would not wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from callboard.model.specs import JobSpec
+from callboard.scheduler.handlers import elastic, groups, preempting, requests, starting
+from callboard.scheduler.plan.grouping import GroupUse, charged_beside, match, reserved_refund
+from callboard.scheduler.plan.planning import Blocked, Plan, plan, plan_patiently
+from callboard.scheduler.plan.quota import borrows, shortages
+from callboard.scheduler.plan.view import Assumption, Room, View
+from callboard.scheduler.records.asks import Ask, asks_of
+from callboard.scheduler.records.job_records import JobRecord
+from callboard.scheduler.records.states import GroupState, JobState
+from callboard.scheduler.state.shapes import Shape
+from callboard.scheduler.state.transaction import Transaction
+
+MOST_ROUNDS = 4
+"""Most passes after one event. A pass that frees something (a nomination is overtaken) may help who was looked at
+before. A second round finds nothing nearly always; what even the last one leaves open is for the next event."""
+
+MOST_WITNESSES = 8
+"""Most waiting jobs of a shape that are asked whether it is blocked, before it is found out anew."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What one pass found out.
+
+    Attributes:
+        blocked: shapes of which a job can't start, so that no other can.
+        hopeless: whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is
+            known.
+    """
+
+    blocked: set[Shape] = field(default_factory=set)
+    hopeless: dict[Shape, bool] = field(default_factory=dict)
+
+
+def run(tx: Transaction) -> None:
+    """Starts or nominates whatever can be."""
+    state, meta = tx.state, tx.state.meta
+    retries = state.deadlines.due_of("retry", tx.now_ms)
+    changed = state.room_version != tx.room_version
+    if not (tx.fresh or retries or changed or meta.unsettled or state.leaving_version != tx.leaving_version):
+        return
+    came = dict.fromkeys(tx.fresh)
+    tx.fresh.clear()
+    for uid in retries:
+        came[tx.change_job(str(uid), retry_ms=0).uid] = None
+    if meta.reconcile_until_ms:
+        return  # everything is looked at when that is over
+    leaving_seen = tx.leaving_version
+    # What comes now might be promised room that has begun to leave since those who wait were looked at: they are first.
+    overtakes = meta.overlooked and came and len(state.queue) > len(came)
+    everything = meta.unsettled or overtakes or changed
+    looked_at_all = everything
+    for _ in range(MOST_ROUNDS):
+        version = state.room_version
+        if everything:
+            _look_at_all(tx)
+            looked_at_all, leaving_seen = True, state.leaving_version
+        elif came:
+            _look_at_some(tx, came)
+        came.clear()
+        tx.fresh.clear()
+        everything = state.room_version != version
+        if not everything:
+            break
+    overlooked = state.leaving_version != leaving_seen or (meta.overlooked and not looked_at_all)
+    if (everything, overlooked) != (meta.unsettled, meta.overlooked):
+        tx.count(unsettled=everything, overlooked=overlooked)
+
+
+def _look_at_all(tx: Transaction) -> None:
+    state, found = tx.state, Found()
+    for pool in list(state.pools.values()):
+        if pool.deleting:
+            requests.finish_deletion(tx, pool.spec.name)
+        else:
+            groups.ensure_reserved(tx, pool)
+    for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
+        _advance_nominee(tx, uid)
+    if any(record.spec.cohort for record in state.pools.values()):
+        for uid in _owners_first(tx):
+            _look_at(tx, found, uid)
+    else:
+        _look_at_heads(tx, found)
+    for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
+        elastic.grow(tx, uid)
+
+
+def _look_at_heads(tx: Transaction, found: Found) -> None:
+    """Goes through the queue, shape by shape at once: as soon as one job of a shape is blocked, so are the others."""
+    waiting = tx.state.waiting
+    heads = [(alike[0], number, shape, 0) for number, (shape, alike) in enumerate(waiting.items())]
+    heapq.heapify(heads)
+    while heads:
+        key, number, shape, index = heapq.heappop(heads)
+        _look_at(tx, found, key[-1])
+        if shape in found.blocked:
+            continue
+        alike = waiting.get(shape, [])
+        # A job that started has left the list; one that is held or backs off stays and is stepped over.
+        if index < len(alike) and alike[index] == key:
+            index += 1
+        if index < len(alike):
+            heapq.heappush(heads, (alike[index], number, shape, index))
+
+
+def _owners_first(tx: Transaction) -> list[str]:
+    """The queue where pools lend to each other: jobs within their own quota come before borrowers (QL-10)."""
+    state = tx.state
+    own: list[str] = []
+    borrowers: list[str] = []
+    for key in state.queue:
+        uid = key[-1]
+        charged = View(state, Assumption(subject=uid)).charged
+        asks = asks_of(state.specs[uid].spec)
+        borrowing = any(
+            ask.pool in state.pools and borrows(charged, state.pools[ask.pool].spec, ask.resources) for ask in asks
+        )
+        (borrowers if borrowing else own).append(uid)
+    return own + borrowers
+
+
+def _look_at_some(tx: Transaction, came: Collection[str]) -> None:
+    """Nothing changed that could help what is blocked: only new jobs, and those whose time has come."""
+    state, found = tx.state, Found()
+    uids = [uid for uid in came if uid in state.jobs]
+    if len(uids) > 1:
+        uids.sort(key=lambda uid: state.queue_key(state.jobs[uid]))
+    for uid in uids:
+        if state.jobs[uid].nominated:
+            _advance_nominee(tx, uid)
+        shape = state.shapes[uid]
+        if shape not in found.blocked and len(state.waiting.get(shape, ())) > 1 and _witness(tx, shape, came):
+            found.blocked.add(shape)
+        _look_at(tx, found, uid)
+        if uid in state.elastic:
+            elastic.grow(tx, uid)
+
+
+def _witness(tx: Transaction, shape: Shape, came: Collection[str]) -> bool:
+    """Whether a job of a shape waits that was looked at when something was last freed, and so shows that the shape is
+    blocked."""
+    for key in islice(tx.state.waiting.get(shape, ()), MOST_WITNESSES):
+        job = tx.state.jobs[key[-1]]
+        apart = job.nominated or job.eligible_ms or job.yielded_to or job.uid in came
+        if not (apart or starting.a_copy_may_live(tx, job.uid)):
+            return True
+    return False
+
+
+def _look_at(tx: Transaction, found: Found, uid: str) -> None:
+    job = tx.state.jobs[uid]
+    if job.state is not JobState.PENDING or job.nominated:
+        return
+    spec = tx.state.specs[uid].spec
+    if job.eligible_ms > tx.now_ms:
+        _keep_place(tx, job, spec)
+        return
+    if starting.a_copy_may_live(tx, uid):
+        return
+    shape = tx.state.shapes[uid]
+    starving = 0 < job.starving_ms <= tx.now_ms
+    if not starving and (found.hopeless.get(shape) if job.yielded_to else shape in found.blocked):
+        return
+    way = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
+    if isinstance(way, Blocked):
+        if starving and _hold_room(tx, job, spec):
+            return
+        if not job.yielded_to:
+            found.blocked.add(shape)
+            found.hopeless[shape] = way.hopeless
+        elif way.hopeless and shape not in found.hopeless:
+            found.hopeless[shape] = _is_hopeless(tx, job, spec)
+        if way.retry_ms != job.retry_ms:
+            tx.change_job(uid, retry_ms=way.retry_ms)
+        return
+    _carry_out(tx, job, way)
+
+
+def _is_hopeless(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:
+    """Whether even a job of this shape that never yielded to anybody would be blocked. One look spares one at each of
+    the many that a wave of preemptions leaves waiting."""
+    found = plan(tx.state, "", spec, job.submit_ms, tx.now_ms)
+    return isinstance(found, Blocked) and found.hopeless
+
+
+def _hold_room(tx: Transaction, job: JobRecord, spec: JobSpec) -> bool:
+    """A job that was blocked for too long holds the room it needs as it becomes free, one job at a time: the queue is
+    gone through from its front, so it is the best-ranked one."""
+    if any(tx.state.jobs[uid].patient for uid in tx.state.nominated):
+        return False
+    found = plan_patiently(tx.state, job.uid, spec)
+    if found is None:
+        return False
+    starting.nominate(tx, job.uid, found, patient=True)
+    return True
+
+
+def _keep_place(tx: Transaction, job: JobRecord, spec: JobSpec) -> None:
+    """A job that restarts after a failure keeps its room while it backs off, if nobody must give up anything for it:
+    else its ranks would come back to a pool that others have filled (QL-02)."""
+    if not job.restarts:
+        return
+    # Nor does it pass anybody by ending early: it does not start now.
+    asked = replace(spec, never_preempts=True, estimated_duration_ms=0)
+    found = plan(tx.state, job.uid, asked, job.submit_ms, tx.now_ms)
+    if isinstance(found, Plan) and not found.overtakes and not found.trims:
+        starting.nominate(tx, job.uid, found)
+
+
+def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
+    for other in found.overtakes:
+        starting.drop_nomination(tx, other, f"overtaken by {job.name}")
+        preempting.note_yield(tx, other, job.uid)
+    if not found.waits:
+        starting.admit(tx, job.uid, found.uses, "has its room")
+        return
+    starting.nominate(tx, job.uid, found)
+    for group_id in found.trims:
+        groups.trim(tx, group_id, f"makes room for {job.name}")
+    nominee = tx.state.jobs[job.uid]
+    for victim in found.victims:
+        preempting.preempt(tx, victim, nominee)
+
+
+def _advance_nominee(tx: Transaction, uid: str) -> None:
+    """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again."""
+    state = tx.state
+    job, spec = state.jobs[uid], state.specs[uid].spec
+    asks = asks_of(spec)
+    uses: list[GroupUse] = []
+    broken = ""
+    free = True
+    view = View(state, Assumption(subject=uid))
+    rooms: dict[str, Room] = {}
+    for ask, group_id in zip(asks, job.groups, strict=True):
+        group = state.groups.get(group_id)
+        if group is None or group.nominee != uid:
+            broken = f"placement group {group_id} is gone"
+            break
+        if not all(state.nodes[bundle.node_id].usable for bundle in group.bundles) or group.destroy:
+            broken = f"placement group {group_id} can't be used any more"
+            break
+        pool = state.pools.get(ask.pool)
+        if pool is None or pool.deleting:
+            broken = f"pool {ask.pool} is gone"
+            break
+        if group.state is GroupState.NOMINATED:
+            bundle_of: tuple[int, ...] | None = tuple(range(len(group.bundles)))
+            free = free and _room_is_free(tx, group_id, rooms)
+        else:
+            bundle_of = match(state, group, spec, pool.spec, ask)
+            free = free and not state.workers_in(group_id)
+        if bundle_of is None:
+            broken = f"placement group {group_id} fits no longer"
+            break
+        use = GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of)
+        free = free and not _charged_too_much(tx, view, asks, use, uid)
+        uses.append(use)
+    if broken:
+        starting.drop_nomination(tx, uid, broken)
+    elif free and job.eligible_ms <= tx.now_ms and not starting.a_copy_may_live(tx, uid):
+        starting.admit(tx, uid, tuple(uses), "its room is free")
+    elif not free and not _will_be_free(tx, uid, uses):
+        starting.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
+
+
+def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse, uid: str) -> bool:
+    """Whether the quota doesn't hold the ask yet; other nominations don't count here, they were planned around."""
+    pool = tx.state.pools[use.ask.pool].spec
+    refund = reserved_refund(tx.state, pool, use) + tx.state.nominated_ask(use.ask.pool, but=uid)
+    return bool(shortages(tx.state.pools, charged_beside(view, asks, use.ask), pool, use.ask.resources, refund))
+
+
+def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> bool:
+    """Whether nobody holds the room a planned group claims. Other claims don't count: they were planned beside it.
+
+    Args:
+        rooms: what is free by node, less what the nominee's groups before this one take.
+    """
+    state = tx.state
+    for bundle in state.groups[group_id].bundles:
+        book = state.ledger.nodes[bundle.node_id]
+        room = rooms.setdefault(bundle.node_id, Room(book.node, book.booked))
+        if not room.holds(bundle):
+            return False
+        room.use(bundle)
+    return True
+
+
+def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
+    """Whether a nominated job can start once everything that is on its way out is gone; for one that waits for running
+    jobs to end, once they have."""
+    state = tx.state
+    released: frozenset[str] = frozenset()
+    if state.jobs[uid].patient:
+        released = frozenset((*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING]))
+    view = View(state, Assumption(subject=uid, future=True, released=released))
+    rooms: dict[str, Room] = {}
+    for use in uses:
+        group = state.groups[use.group_id]
+        pool = state.pools[use.ask.pool].spec
+        charged = charged_beside(view, [other.ask for other in uses], use.ask)
+        if shortages(state.pools, charged, pool, use.ask.resources, reserved_refund(state, pool, use)):
+            return False
+        if group.state is not GroupState.NOMINATED:
+            if not view.open_to_subject(group):
+                return False
+            continue
+        for bundle in group.bundles:
+            room = rooms.setdefault(bundle.node_id, view.room(state.nodes[bundle.node_id]))
+            if not room.holds(bundle):
+                return False
+            room.use(bundle)
+    return True

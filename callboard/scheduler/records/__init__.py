@@ -1,0 +1,1 @@
+"""The words of the scheduler: states and their transitions, records, events, commands and refusals."""

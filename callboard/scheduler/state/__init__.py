@@ -1,0 +1,1 @@
+"""The state: every record, the indexes over them, and the one way to change it."""
