@@ -16,11 +16,9 @@ from callboard.controller.convert.commands import command_message
 from callboard.controller.server import Controller
 from callboard.model.specs import Fencing
 from callboard.scheduler import check_invariants
-from callboard.scheduler.commands import StartWorker
-from callboard.scheduler.node_record import RayInfo
-from callboard.scheduler.states import NodeState
 from callboard.scheduler.records.commands import StartWorker
 from callboard.scheduler.records.node_record import RayInfo
+from callboard.scheduler.records.states import NodeState
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.errors import CallError, ErrorReason, parse_error
 from tests.controller.support import Api, api_at, job, options_for, pool, running
