@@ -1,7 +1,7 @@
 """Who gets which GPUs and when, so that an iteration takes the least time, and how close to the best that is."""
 
-from callboard.autoplace.plan import Plan, Span, Status
-from callboard.autoplace.problem import (
+from callboard.autoplace.problem.plan import Plan, Span, Status
+from callboard.autoplace.problem.problem import (
     Async,
     Component,
     Edge,
@@ -15,7 +15,7 @@ from callboard.autoplace.problem import (
     Sync,
     Unplaceable,
 )
-from callboard.autoplace.search import search, staleness_table
+from callboard.autoplace.solve.search import search, staleness_table
 
 __all__ = [
     "Async",

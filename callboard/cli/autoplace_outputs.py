@@ -8,15 +8,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from callboard.autoplace.accepted import Answer
-from callboard.autoplace.applying import with_placement
-from callboard.autoplace.configs import Config
-from callboard.autoplace.gantt import bars_of
-from callboard.autoplace.picture import draw
-from callboard.autoplace.plan import Plan
-from callboard.autoplace.png import to_png
-from callboard.autoplace.report import nodes_of, placement_of, section_of, summary_line
-from callboard.autoplace.svg import to_svg
+from callboard.autoplace.answer.accepted import Answer
+from callboard.autoplace.answer.applying import with_placement
+from callboard.autoplace.answer.gantt import bars_of
+from callboard.autoplace.answer.picture import draw
+from callboard.autoplace.answer.png import to_png
+from callboard.autoplace.answer.report import nodes_of, placement_of, section_of, summary_line
+from callboard.autoplace.answer.svg import to_svg
+from callboard.autoplace.problem.plan import Plan
+from callboard.autoplace.rlinf.paths import Config
 from callboard.cli import screen
 from callboard.cli.config_source import ConfigSource, load_config
 from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from rich.status import Status
 
-from callboard.autoplace.gantt import seconds_text
-from callboard.autoplace.plan import Plan
-from callboard.autoplace.problem import Problem
-from callboard.autoplace.search import search
+from callboard.autoplace.answer.gantt import seconds_text
+from callboard.autoplace.problem.plan import Plan
+from callboard.autoplace.problem.problem import Problem
+from callboard.autoplace.solve.search import search
 from callboard.cli import screen
 
 

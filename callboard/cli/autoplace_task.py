@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.autoplace.problem import Problem
-from callboard.autoplace.rlinf import RLinfJob, rlinf_job
+from callboard.autoplace.problem.problem import Problem
+from callboard.autoplace.rlinf.job import RLinfJob, rlinf_job
 from callboard.cli.cluster_source import ClusterNode, ClusterSource
 from callboard.cli.config_source import ConfigSource
 

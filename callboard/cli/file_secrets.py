@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import yaml
 
 from callboard.model.faults import InvalidInput
-from callboard.placement.yaml_tree import composed
+from callboard.placement.source.yaml_tree import composed
 
 Span = tuple[int, int]
 """First column and the one after the last, from 0."""

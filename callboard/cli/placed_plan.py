@@ -9,9 +9,9 @@ from callboard.model.cluster_text import group_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.specs import JobSpec
 from callboard.placement import Accelerator, Cluster, Node
-from callboard.placement.diagnostics import Report
 from callboard.placement.jobs import place_by, plan_of
-from callboard.placement.source import open_document
+from callboard.placement.source.diagnostics import Report
+from callboard.placement.source.source import open_document
 from callboard.scheduler.account.described import DescribedNode
 
 _ANY_TYPE = Accelerator("").type

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from callboard.placement import DevicePicture, Holder, NodePicture, PlacementPlan, picture
-from callboard.placement.fields import rank_list
+from callboard.placement.source.fields import rank_list
 
 # Fills that dark text reads well on, apart from each other also for most who see colours differently.
 _FILLS = ("#8ecae6", "#ffb703", "#95d5b2", "#cdb4db", "#f4978e", "#e9c46a", "#a3b18a", "#bde0fe", "#ffc8dd", "#d9d9d9")

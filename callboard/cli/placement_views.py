@@ -25,7 +25,7 @@ from callboard.placement import (
     PlannedWorker,
     picture,
 )
-from callboard.placement.fields import rank_list
+from callboard.placement.source.fields import rank_list
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 MOST_NODES = 40

@@ -11,12 +11,12 @@ import json
 import sys
 from typing import Any
 
-from callboard.autoplace.accepted import Answer, answer_for_job, answer_for_problem
-from callboard.autoplace.plan import Plan
-from callboard.autoplace.problem import NoPlan, Problem
-from callboard.autoplace.report import as_plain, section_of
-from callboard.autoplace.rlinf import rlinf_job
-from callboard.autoplace.search import search
+from callboard.autoplace.answer.accepted import Answer, answer_for_job, answer_for_problem
+from callboard.autoplace.answer.report import as_plain, section_of
+from callboard.autoplace.problem.plan import Plan
+from callboard.autoplace.problem.problem import NoPlan, Problem
+from callboard.autoplace.rlinf.job import rlinf_job
+from callboard.autoplace.solve.search import search
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import read_yaml
 

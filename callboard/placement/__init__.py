@@ -31,26 +31,26 @@ what is allowed), so whatever shows or sends faults does so here too. ``parse(re
 
 from __future__ import annotations
 
-from callboard.placement.cluster import Accelerator, Cluster, EnvConfig, HardwareUnit, Node, NodeGroup
+from callboard.placement.cluster.cluster import Accelerator, Cluster, EnvConfig, HardwareUnit, Node, NodeGroup
 from callboard.placement.components import (
     ComponentPlacement,
     HybridComponentPlacement,
+    ModelParallelComponentPlacement,
     component_placement_for,
 )
-from callboard.placement.config import PlacementConfig
-from callboard.placement.diagnostics import Diagnostic
-from callboard.placement.model_parallel import ModelParallelComponentPlacement
-from callboard.placement.picture import DevicePicture, Holder, NodePicture, picture
-from callboard.placement.plan import NodeDemand, PlacedDevice, PlacementPlan, PlannedComponent, PlannedWorker
-from callboard.placement.reading import placed_names
-from callboard.placement.record import Placement, PlacementMode, RolloutSyncMode
-from callboard.placement.render import parse, plan_placement, render
-from callboard.placement.strategies import (
+from callboard.placement.config.config import PlacementConfig
+from callboard.placement.config.reading import placed_names
+from callboard.placement.layout.plan import NodeDemand, PlacedDevice, PlacementPlan, PlannedComponent, PlannedWorker
+from callboard.placement.layout.record import Placement, PlacementMode, RolloutSyncMode
+from callboard.placement.layout.strategies import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
     PlacementStrategy,
 )
+from callboard.placement.picture import DevicePicture, Holder, NodePicture, picture
+from callboard.placement.render import parse, plan_placement, render
+from callboard.placement.source.diagnostics import Diagnostic
 
 __all__ = [
     "Accelerator",

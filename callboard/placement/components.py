@@ -1,4 +1,4 @@
-"""Which component runs where? The interface that a config is given to, under the names of RLinf's."""
+"""The component placements of a config, under the names of RLinf's, also for models that span several GPUs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from callboard.model.faults import InvalidInput
-from callboard.placement.charging import Charges, Located
-from callboard.placement.cluster import Cluster
-from callboard.placement.config import MODEL_PARALLEL, PlacementConfig, components_of
-from callboard.placement.diagnostics import Report, nearest_of
-from callboard.placement.layouts import Laying, Layout
-from callboard.placement.plan import PlacementPlan, PlannedComponent
-from callboard.placement.processes import place
-from callboard.placement.reading import Read, read_source
-from callboard.placement.record import Placement, PlacementMode, RolloutSyncMode
-from callboard.placement.strategies import PlacementStrategy
+from callboard.placement.cluster.cluster import Cluster
+from callboard.placement.config.config import MODEL_PARALLEL, PlacementConfig, components_of
+from callboard.placement.config.reading import Read, read_source
+from callboard.placement.layout.arranging import INFERENCE, Arranging
+from callboard.placement.layout.charging import Charges, Located
+from callboard.placement.layout.layouts import Laying, Layout
+from callboard.placement.layout.plan import PlacementPlan, PlannedComponent
+from callboard.placement.layout.processes import place
+from callboard.placement.layout.record import Placement, PlacementMode, RolloutSyncMode
+from callboard.placement.layout.strategies import PlacementStrategy
+from callboard.placement.source.diagnostics import Report, nearest_of
 
 
 class ComponentPlacement:
@@ -191,7 +192,6 @@ def component_placement_for(
         InvalidInput: every fault of the config.
     """
     # It builds on this module.
-    from callboard.placement.model_parallel import ModelParallelComponentPlacement  # noqa: PLC0415
 
     read = read_source(config, cluster)
     parallel = read.config.task_type in MODEL_PARALLEL
@@ -214,3 +214,66 @@ def _check_nodes(config: PlacementConfig, cluster: Cluster, report: Report) -> N
                 config.where,
                 f"node {node.rank} ({node.node_id}) had {node.lost_accelerators} accelerators more than it reports now",
             )
+
+
+class ModelParallelComponentPlacement(ComponentPlacement):
+    """Actor, rollout and optionally inference, reward and critic, by tensor and pipeline parallel sizes.
+
+    The mode follows from the GPUs: the same for actor and rollout is ``COLLOCATED``, all disjoint is
+    ``DISAGGREGATED`` (the reward may lie anywhere), ``cluster.auto_scheduler`` makes ``AUTO`` of the latter. A job of
+    several agents has further rollouts (``rollout_judge``) that divide the actor's GPUs with the rollout, which is
+    ``COLLOCATED`` too. Anything else is refused. An evaluation has rollouts alone. GPUs are compared as devices of
+    nodes, so equal numbers in two groups are not taken for equal GPUs.
+    """
+
+    _reasoning = True
+
+    def _arrange(
+        self, laid: dict[str, Layout], report: Report
+    ) -> tuple[PlacementMode, RolloutSyncMode | None, dict[str, Layout]]:
+        return Arranging(self._config, self._cluster.num_accelerators, laid, report).arrange()
+
+    @property
+    def is_collocated(self) -> bool:
+        """Whether actor and rollout share their GPUs."""
+        return self.mode is PlacementMode.COLLOCATED
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether each component has GPUs of its own."""
+        return self.mode is PlacementMode.DISAGGREGATED
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether GPUs move between components while the job runs."""
+        return self.mode is PlacementMode.AUTO
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether components run at the same time, one feeding the next."""
+        return self.is_disaggregated or self.is_auto
+
+    @property
+    def has_dedicated_inference(self) -> bool:
+        """Whether inference has GPUs of its own."""
+        return self.is_pipeline and any(name in self.components for name in INFERENCE[:2])
+
+    @property
+    def actor_tp_size(self) -> int:
+        """Tensor parallel size of the actor."""
+        return self._config.size("actor.tp")
+
+    @property
+    def rollout_tp_size(self) -> int:
+        """Tensor parallel size of the rollout."""
+        return self._config.size("rollout.tp")
+
+    @property
+    def rollout_dp_size(self) -> int:
+        """How many copies of the rollout's model there are: one per process."""
+        return self.world_size("rollout")
+
+    @property
+    def actor_world_size(self) -> int:
+        """How many processes the actor has: one per GPU."""
+        return self.world_size("actor")

@@ -1,4 +1,4 @@
-"""What becomes of a job whose text places its components? Each placed component gets its workers' places.
+"""The placement of a job: each placed component gets its workers' places.
 
 Without I/O, so that a controller on its nodes and a plan on described ones say the same, fault by fault.
 """
@@ -17,8 +17,8 @@ from callboard.model.hardware import piece_name, pieces
 from callboard.model.inputs.located import Misfit, Misfits, Place
 from callboard.model.quantities import MILLI, format_milli
 from callboard.model.specs import ComponentSpec, JobSpec, WorkerPlace
-from callboard.placement.cluster import Cluster
-from callboard.placement.plan import PlacementPlan, PlannedComponent, PlannedWorker
+from callboard.placement.cluster.cluster import Cluster
+from callboard.placement.layout.plan import PlacementPlan, PlannedComponent, PlannedWorker
 from callboard.placement.render import plan_placement, render
 
 PieceShares = Mapping[tuple[str, int], tuple[tuple[str, int], ...]]

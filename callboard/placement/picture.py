@@ -1,10 +1,10 @@
-"""Who sits on which GPU? A plan turned round: by node and device instead of by component and rank."""
+"""The picture of a plan: who sits on which GPU, by node and device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from callboard.placement.plan import PlacementPlan
+from callboard.placement.layout.plan import PlacementPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How is a plan written down? As a config with its nodes, from which the same plan comes again."""
+"""A plan written down as a config with its nodes, from which the same plan comes again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import yaml
 
 from callboard.model.cluster_text import NodeText, format_cluster
 from callboard.model.quantities import format_milli
-from callboard.placement.cluster import WHOLE_CLUSTER, Accelerator, Cluster, Node, NodeGroup
+from callboard.placement.cluster.cluster import WHOLE_CLUSTER, Accelerator, Cluster, Node, NodeGroup
 from callboard.placement.components import component_placement_for
-from callboard.placement.config import Entry, PlacementConfig, is_further_rollout
-from callboard.placement.fields import rank_list
-from callboard.placement.plan import PlacementPlan
-from callboard.placement.tree import traps
+from callboard.placement.config.config import Entry, PlacementConfig, is_further_rollout
+from callboard.placement.layout.plan import PlacementPlan
+from callboard.placement.source.fields import rank_list
+from callboard.placement.source.tree import traps
 
 _SHORT_MODEL = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 

@@ -8,7 +8,7 @@ import pytest
 
 from callboard.agents.worker_host import WorkerContext
 from callboard.agents.worker_output import TIMINGS
-from callboard.autoplace.profile import measured, read_timings
+from callboard.autoplace.problem.profile import measured, read_timings
 
 
 def context(output: Path | None, *, rank: int = 0, devices: tuple[str, ...] = ("0", "1")) -> WorkerContext:

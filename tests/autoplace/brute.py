@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations, product
 
-from callboard.autoplace.problem import EdgeKind, Mode, Problem
+from callboard.autoplace.problem.problem import EdgeKind, Mode, Problem
 
 Choice = tuple[Mode, bool]
 

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.autoplace.applying import section_text, with_placement
+from callboard.autoplace.answer.applying import section_text, with_placement
 from callboard.model.faults import InvalidInput
 
 CONFIG = """\

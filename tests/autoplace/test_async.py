@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from callboard.autoplace import Layout, NoPlan, Plan, Problem, Status, search, staleness_table
-from callboard.autoplace.cyclic import Rule, least_period
-from callboard.autoplace.problem import EdgeKind
-from callboard.autoplace.splits import partitions_of
+from callboard.autoplace.problem.problem import EdgeKind
+from callboard.autoplace.solve.batches import Rule, least_period
+from callboard.autoplace.solve.splits import partitions_of
 from tests.autoplace.instances import workflows
 
 

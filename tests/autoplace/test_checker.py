@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from callboard.autoplace import NoPlan, Plan, Problem, search
-from callboard.autoplace.checker import CheckFailed, check_plan
-from callboard.autoplace.plan import Spans
+from callboard.autoplace.problem.plan import Spans
+from callboard.autoplace.solve.checker import CheckFailed, check_plan
 from tests.autoplace.instances import workflows
 
 

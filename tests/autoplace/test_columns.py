@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.autoplace import columns
-from callboard.autoplace.columns import TooMany, fit
+from callboard.autoplace.instance import columns
+from callboard.autoplace.instance.columns import TooMany, fit
 
 Side = tuple[int, list[int], list[int]]
 

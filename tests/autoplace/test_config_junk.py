@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.autoplace.problem import NoPlan
-from callboard.autoplace.rlinf import rlinf_job
+from callboard.autoplace.problem.problem import NoPlan
+from callboard.autoplace.rlinf.job import rlinf_job
 from callboard.model.faults import InvalidInput
 
 BASE: dict[str, Any] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from callboard.autoplace import search
-from callboard.autoplace.problem import EdgeKind, Layout, NoPlan, Problem
-from callboard.autoplace.rlinf import rlinf_job
-from callboard.autoplace.rlinf_config import ProfileMissing
+from callboard.autoplace.problem.problem import EdgeKind, Layout, NoPlan, Problem
+from callboard.autoplace.rlinf.config import ProfileMissing
+from callboard.autoplace.rlinf.job import rlinf_job
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import read_yaml
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.autoplace.costs import (
+from callboard.autoplace.problem.costs import (
     Cost,
     CostError,
     Scaling,

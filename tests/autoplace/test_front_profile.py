@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.autoplace import Problem
-from callboard.autoplace.profile import components, measured, profile_data, read_timings
+from callboard.autoplace.problem.profile import components, measured, profile_data, read_timings
 from callboard.model.faults import InvalidInput
 
 

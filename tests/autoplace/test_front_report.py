@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from callboard.autoplace.accepted import Answer
-from callboard.autoplace.plan import Plan, Span, Spans, Status
-from callboard.autoplace.report import (
+from callboard.autoplace.answer.accepted import Answer
+from callboard.autoplace.answer.report import (
     as_plain,
     comparison_rows,
     heading_lines,
@@ -18,7 +17,8 @@ from callboard.autoplace.report import (
     proof_of,
     table_lines,
 )
-from callboard.autoplace.rlinf import RLinfJob, rlinf_job
+from callboard.autoplace.problem.plan import Plan, Span, Spans, Status
+from callboard.autoplace.rlinf.job import RLinfJob, rlinf_job
 
 NODES = (8,)
 CONFIG: dict[str, Any] = {

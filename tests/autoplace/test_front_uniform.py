@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.autoplace import Problem, Status, search
-from callboard.autoplace.accepted import answer_for_job
-from callboard.autoplace.problem import Mode, ModelParallel, NoPlan
-from callboard.autoplace.report import placement_of
-from callboard.autoplace.rlinf import RLinfJob, rlinf_job
-from callboard.autoplace.uniform import Uniform, best_collocated, best_disaggregated, pipeline_seconds
+from callboard.autoplace.answer.accepted import answer_for_job
+from callboard.autoplace.answer.report import placement_of
+from callboard.autoplace.problem.problem import Mode, ModelParallel, NoPlan
+from callboard.autoplace.rlinf.job import RLinfJob, rlinf_job
+from callboard.autoplace.solve.uniform import Uniform, best_collocated, best_disaggregated, pipeline_seconds
 from callboard.model.cluster_text import NodeText, format_cluster
 from callboard.model.faults import InvalidInput
 from callboard.placement import Cluster, ModelParallelComponentPlacement, PlacementMode

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.autoplace.gantt import Bar, chart_lines, nice_step, seconds_text
-from callboard.autoplace.picture import FONT_WIDTH, Label, Picture, draw
-from callboard.autoplace.png import to_png
-from callboard.autoplace.svg import to_svg
+from callboard.autoplace.answer.gantt import Bar, chart_lines, nice_step, seconds_text
+from callboard.autoplace.answer.picture import FONT_WIDTH, Label, Picture, draw
+from callboard.autoplace.answer.png import to_png
+from callboard.autoplace.answer.svg import to_svg
 
 GPUS, SECONDS = 64, 140.0
 NAMES = ("rollout", "reward", "reference", "old_logprob", "value", "actor", "critic", "env")

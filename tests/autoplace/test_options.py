@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.autoplace import NoPlan, Problem, search
-from callboard.autoplace.instances import instance_of
-from callboard.autoplace.options import MOST_SIZES_OF_CYCLE, undominated
-from callboard.autoplace.problem import Mode
-from callboard.autoplace.tasks import Option, Part
+from callboard.autoplace.instance.instances import instance_of
+from callboard.autoplace.instance.options import MOST_SIZES_OF_CYCLE, undominated
+from callboard.autoplace.instance.tasks import Option, Part
+from callboard.autoplace.problem.problem import Mode
 
 _FEW = st.integers(0, 4)
 

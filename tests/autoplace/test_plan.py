@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from callboard.autoplace import Plan, Problem, Status, search
-from callboard.autoplace.plan import Spans
+from callboard.autoplace.problem.plan import Spans
 
 
 def plan() -> Plan:

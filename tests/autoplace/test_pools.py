@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard.autoplace import NoPlan, Plan, Problem, Status, search, synchronous
+from callboard.autoplace import NoPlan, Plan, Problem, Status, search
+from callboard.autoplace.solve import synchronous
 
 SECONDS = st.integers(1, 60).map(lambda quarter: quarter / 4)
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from callboard.autoplace import Layout, NoPlan, Problem, Status, cpsat, search, synchronous
-from callboard.autoplace.cpsat_model import Model
-from callboard.autoplace.instances import instance_of
+from callboard.autoplace import Layout, NoPlan, Problem, Status, search
+from callboard.autoplace.exact import cpsat
+from callboard.autoplace.exact.cpsat_model import Model
+from callboard.autoplace.instance.instances import instance_of
+from callboard.autoplace.solve import synchronous
 from tests.autoplace.brute import best_seconds
 from tests.autoplace.instances import plain, recorded, workflows
 
@@ -257,7 +259,7 @@ def test_a_search_without_any_time_still_has_a_plan(row: dict[str, Any], objecti
 
 @pytest.mark.parametrize("polls_before", [0, 400])
 def test_an_alarm_ends_the_search_as_a_time_limit(monkeypatch: pytest.MonkeyPatch, polls_before: int) -> None:
-    monkeypatch.setattr("callboard.autoplace.stopping.threading.Timer", Alarm)
+    monkeypatch.setattr("callboard.autoplace.instance.stopping.threading.Timer", Alarm)
     polls = itertools.count()
 
     def stop() -> bool:

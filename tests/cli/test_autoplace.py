@@ -16,9 +16,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from callboard.autoplace.plan import Plan
-from callboard.autoplace.problem import Problem
-from callboard.autoplace.search import search
+from callboard.autoplace.problem.plan import Plan
+from callboard.autoplace.problem.problem import Problem
+from callboard.autoplace.solve.search import search
 from callboard.cli import autoplace_search
 from callboard.cli.main import app
 from callboard.client import methods

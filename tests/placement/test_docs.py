@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from callboard.cli.main import app
 from callboard.model.inputs import job_spec, read_yaml
 from callboard.placement import ComponentPlacement, PackedPlacementStrategy, parse, render
-from callboard.placement.cluster import Cluster
+from callboard.placement.cluster.cluster import Cluster
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "placement.md"
 _EXAMPLE = re.compile(

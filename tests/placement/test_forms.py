@@ -12,7 +12,7 @@ from callboard.placement import (
     component_placement_for,
     plan_placement,
 )
-from callboard.placement.cluster import Cluster
+from callboard.placement.cluster.cluster import Cluster
 from tests.placement.support import Seen, faults, nodes, of, plan, refused, seen
 
 ONE = [(0, ("0",))]

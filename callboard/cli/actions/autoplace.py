@@ -9,11 +9,9 @@ from typing import NoReturn
 import typer
 from rich.text import Text
 
-from callboard.autoplace.accepted import Answer, answer_for_job, answer_for_problem
-from callboard.autoplace.gantt import bars_of, chart_lines
-from callboard.autoplace.plan import Plan
-from callboard.autoplace.problem import NoPlan
-from callboard.autoplace.report import (
+from callboard.autoplace.answer.accepted import Answer, answer_for_job, answer_for_problem
+from callboard.autoplace.answer.gantt import bars_of, chart_lines
+from callboard.autoplace.answer.report import (
     as_plain,
     comparison_rows,
     heading_lines,
@@ -24,7 +22,9 @@ from callboard.autoplace.report import (
     summary_line,
     table_lines,
 )
-from callboard.autoplace.rlinf_config import ProfileMissing
+from callboard.autoplace.problem.plan import Plan
+from callboard.autoplace.problem.problem import NoPlan
+from callboard.autoplace.rlinf.config import ProfileMissing
 from callboard.cli import printing, screen
 from callboard.cli.autoplace import PlanOutput
 from callboard.cli.autoplace_outputs import Outputs, length_of

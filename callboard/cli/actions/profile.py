@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from callboard.autoplace.profile import Measured, Timing, components, measured, profile_data, read_timings
+from callboard.autoplace.problem.profile import Measured, Timing, components, measured, profile_data, read_timings
 from callboard.cli import printing, screen
 from callboard.cli.autoplace import PlanOutput
 from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure

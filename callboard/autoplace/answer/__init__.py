@@ -1,0 +1,1 @@
+"""The answer for people and programs: reports, pictures, and changes to their files."""

@@ -1,0 +1,380 @@
+"""Problems from mappings: the general form, and the plain form with the whole table at the top.
+
+The general form has ``workflow`` and ``cluster``; counts without a measured point are interpolated or follow a named
+law. The plain form has ``gpus``, ``chunks``, ``components`` and ``edges`` at the top: only the listed counts are legal,
+and ``switch_seconds`` is paid whether or not GPUs are shared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, PlainValidator, model_validator
+
+from callboard.autoplace.problem.candidates import Asked, Rules, component_of
+from callboard.autoplace.problem.graphs import GRAPHS, cycle_faults, edges_of
+from callboard.autoplace.problem.problem import (
+    MAX_CHUNKS,
+    Component,
+    Edge,
+    Layout,
+    NoPlan,
+    Pool,
+    Problem,
+    Sync,
+    Unplaceable,
+)
+from callboard.autoplace.problem.written import (
+    MAX_GPUS,
+    MAX_POINTS,
+    Count,
+    CountOrNone,
+    ExtraSeconds,
+    Goal,
+    HbmGib,
+    Law,
+    Memory,
+    PoolTables,
+    SecondsTable,
+    count,
+    edge,
+)
+from callboard.model.cluster_text import parse_cluster
+from callboard.model.faults import InvalidInput
+from callboard.model.inputs.compounds import each, entries, list_of, raise_any
+from callboard.model.inputs.located import Misfit, Misfits, Refused, shown
+from callboard.model.inputs.reading import Input, check, faults_of, read
+from callboard.model.inputs.scalars import Flag, choice, label, name, whole
+
+MAX_COMPONENTS = 64
+MAX_EDGES = 1024
+MAX_NODES = 8192
+
+ONE_POOL = "gpu"
+"""Name of the pool of nodes without a group."""
+
+M = TypeVar("M", bound=Input)
+
+Label = Annotated[str, PlainValidator(label)]
+Chunks = Annotated[int, whole(1, MAX_CHUNKS)]
+
+
+class CountsInput(Input):
+    """The keys of ``gpus``: which counts are legal."""
+
+    multiple_of: Count | None = None
+    min: CountOrNone | None = None
+    max: Count | None = None
+    counts: Annotated[tuple[int, ...], list_of(count, "e.g. [1, 2, 4]", MAX_POINTS, distinct=True)] | None = None
+    data_parallel_divides: Count | None = None
+    measured: Flag | None = None
+
+
+class ComponentInput(Input):
+    """The keys of a component in the general form."""
+
+    seconds_by_gpus: SecondsTable | None = None
+    seconds_by_pool: PoolTables | None = None
+    scaling: Law | None = None
+    work_gpu_seconds: ExtraSeconds | None = None
+    tail_seconds: ExtraSeconds | None = None
+    gpus: CountsInput | None = None
+    pools: Annotated[tuple[str, ...], list_of(label, "e.g. [h100]", 64, distinct=True)] | None = None
+    memory_gib: Memory | None = None
+    resident_gib: Memory | None = None
+    offload_seconds: ExtraSeconds | None = None
+    switch_seconds: ExtraSeconds = 0.0
+
+    @model_validator(mode="after")
+    def _one_cost(self) -> ComponentInput:
+        faults = []
+        if self.seconds_by_gpus is not None and self.seconds_by_pool is not None:
+            faults.append(Misfit(("seconds_by_pool",), "is stated beside seconds_by_gpus; one of them says it all"))
+        if self.tail_seconds is not None and self.work_gpu_seconds is None:
+            faults.append(Misfit(("tail_seconds",), "needs work_gpu_seconds; a tail alone is no cost"))
+        if self.work_gpu_seconds == 0:
+            faults.append(Misfit(("work_gpu_seconds",), "0 is out of bounds; above 0 is allowed"))
+        if self.scaling is not None and self.seconds_by_gpus is None and self.seconds_by_pool is None:
+            faults.append(Misfit(("scaling",), "needs seconds_by_gpus with at least one measured count"))
+        if faults:
+            raise Misfits(faults)
+        return self
+
+    def asked(self, name: str) -> Asked:
+        """What was asked, without pydantic."""
+        gpus = self.gpus or CountsInput()
+        return Asked(
+            name=name,
+            seconds_by_gpus=self.seconds_by_gpus,
+            seconds_by_pool=self.seconds_by_pool,
+            scaling=self.scaling,
+            work_gpu_seconds=self.work_gpu_seconds,
+            tail_seconds=self.tail_seconds or 0.0,
+            pools=self.pools,
+            memory_gib=self.memory_gib,
+            resident_gib=self.resident_gib,
+            offload_seconds=self.offload_seconds,
+            switch_seconds=self.switch_seconds,
+            rules=Rules(
+                multiple_of=gpus.multiple_of or 1,
+                least=gpus.min or 0,
+                most=gpus.max or MAX_GPUS,
+                counts=None if gpus.counts is None else frozenset(gpus.counts),
+                data_parallel_divides=gpus.data_parallel_divides,
+                measured_only=bool(gpus.measured),
+            ),
+        )
+
+
+class PlainComponentInput(Input):
+    """The keys of a component in the plain form."""
+
+    seconds_by_gpus: SecondsTable
+    switch_seconds: ExtraSeconds = 0.0
+
+    def asked(self, name: str) -> Asked:
+        """What was asked: the listed counts and no others."""
+        return Asked(
+            name=name,
+            seconds_by_gpus=self.seconds_by_gpus,
+            switch_seconds=self.switch_seconds,
+            rules=Rules(measured_only=True),
+        )
+
+
+def _components(model: type[M]) -> PlainValidator:
+    def read_each(value: object) -> dict[str, M]:
+        misfits: list[Misfit] = []
+        found: dict[str, M] = {}
+        for key, item in entries(value, "e.g. {rollout: {seconds_by_gpus: {8: 59.9}}}", MAX_COMPONENTS):
+            each(key, name, key, misfits)
+            component = each(key, partial(check, model), {} if item is None else item, misfits)
+            if component is not None:
+                found[key] = component
+        raise_any(misfits)
+        if not found:
+            raise Refused("there is no component; write e.g. {rollout: {seconds_by_gpus: {8: 59.9}}}")
+        return found
+
+    return PlainValidator(read_each)
+
+
+Edges = Annotated[tuple[Edge, ...], list_of(edge, "e.g. [[rollout, actor, stream]]", MAX_EDGES)]
+
+
+class WorkflowInput(Input):
+    """The keys of ``workflow``."""
+
+    chunks: Chunks = 1
+    components: Annotated[dict[str, ComponentInput], _components(ComponentInput)]
+    edges: Edges | None = None
+    graph: str | None = None
+
+    @model_validator(mode="after")
+    def _edges_fit(self) -> WorkflowInput:
+        faults = list(_edge_faults(dict(enumerate(self.edges or ())), self.components))
+        if self.graph is not None and self.graph not in GRAPHS:
+            faults.append(Misfit(("graph",), f"{shown(self.graph)} is unknown; use {', '.join(GRAPHS)}"))
+        if self.graph is not None and self.edges is not None:
+            faults.append(Misfit(("graph",), "is stated beside edges; one of them says it all"))
+        if faults:
+            raise Misfits(faults)
+        return self
+
+
+class NodeInput(Input):
+    """The keys of a node of the cluster."""
+
+    gpus: CountOrNone
+    memory_gib: HbmGib | None = None
+    group: Label = ONE_POOL
+    count: Annotated[int, whole(1, MAX_NODES)] = 1
+
+
+def _described(value: object) -> object:
+    """The nodes of a text such as ``8+8``, which ``--nodes`` takes too; a list as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return [{"gpus": node.gpus, "group": node.gpu_model or ONE_POOL} for node in parse_cluster(value, "nodes")]
+    except InvalidInput as error:
+        raise Refused(error.faults[0].message) from None
+
+
+class ClusterInput(Input):
+    """The keys of ``cluster``."""
+
+    nodes: Annotated[
+        tuple[NodeInput, ...],
+        list_of(partial(check, NodeInput), "8+8, or e.g. [{gpus: 8}]", MAX_NODES),
+        BeforeValidator(_described),
+    ]
+
+    @model_validator(mode="after")
+    def _bounded(self) -> ClusterInput:
+        if not self.nodes:
+            raise Misfits([Misfit(("nodes",), "there is no node; write e.g. [{gpus: 8}]")])
+        gpus = sum(node.gpus * node.count for node in self.nodes)
+        if gpus > MAX_GPUS:
+            raise Misfits([Misfit(("nodes",), f"{gpus} GPUs are too many; {MAX_GPUS} are allowed")])
+        return self
+
+    def pools(self) -> tuple[Pool, ...]:
+        """One pool per group, in the order of their first nodes; ranks run over all nodes in order."""
+        ranks: dict[str, list[int]] = {}
+        nodes: dict[str, list[int]] = {}
+        memory: dict[str, list[float]] = {}
+        next_rank = next_node = 0
+        for node in self.nodes:
+            for _ in range(node.count):
+                ranks.setdefault(node.group, []).extend(range(next_rank, next_rank + node.gpus))
+                nodes.setdefault(node.group, []).append(next_node)
+                next_rank += node.gpus
+                next_node += 1
+            if node.memory_gib is not None:
+                memory.setdefault(node.group, []).append(node.memory_gib)
+        return tuple(
+            # The smallest HBM of a group counts: a component may lie on any of its GPUs.
+            Pool(
+                name=group,
+                gpu_ranks=tuple(ranks[group]),
+                node_ranks=tuple(nodes[group]),
+                memory_gib=min(memory[group]) if group in memory else None,
+            )
+            for group in ranks
+        )
+
+
+class GeneralInput(Input):
+    """The general form."""
+
+    workflow: WorkflowInput
+    cluster: ClusterInput
+    objective: Goal = Sync()
+    weight_sync_seconds: ExtraSeconds = 0.0
+    layout: Annotated[Layout, choice(Layout)] = Layout.ANY
+
+    @model_validator(mode="after")
+    def _pools_exist(self) -> GeneralInput:
+        known = {node.group for node in self.cluster.nodes}
+        faults = []
+        for part, component in self.workflow.components.items():
+            for key, asked in (("pools", component.pools or ()), ("seconds_by_pool", component.seconds_by_pool or {})):
+                faults += [
+                    Misfit(("workflow", "components", part, key), f"no node is of group {shown(pool)}")
+                    for pool in asked
+                    if pool not in known
+                ]
+        if faults:
+            raise Misfits(faults)
+        return self
+
+    def problem(self) -> Problem:
+        """The frozen form."""
+        flow = self.workflow
+        edges = flow.edges if flow.graph is None else edges_of(flow.graph, flow.components)
+        pools = self.cluster.pools()
+        return Problem(
+            components=_placeable((part.asked(name) for name, part in flow.components.items()), pools),
+            edges=edges or (),
+            pools=pools,
+            chunks=flow.chunks,
+            objective=self.objective,
+            weight_sync_seconds=self.weight_sync_seconds,
+            layout=self.layout,
+        )
+
+
+class PlainInput(Input):
+    """The plain form; its last fields belong to whoever keeps such instances, and are not read."""
+
+    gpus: Count
+    chunks: Chunks = 1
+    components: Annotated[dict[str, PlainComponentInput], _components(PlainComponentInput)]
+    edges: Edges = ()
+    objective: Goal = Sync()
+    weight_sync_seconds: ExtraSeconds = 0.0
+    layout: Annotated[Layout, choice(Layout)] = Layout.ANY
+    name: Any = None
+    what: Any = None
+    profile: Any = None
+    rlinf: Any = None
+    optimum_seconds: Any = None
+
+    @model_validator(mode="after")
+    def _edges_fit(self) -> PlainInput:
+        faults = list(_edge_faults(dict(enumerate(self.edges)), self.components))
+        if faults:
+            raise Misfits(faults)
+        return self
+
+    def problem(self) -> Problem:
+        """The frozen form."""
+        pools = (Pool(name=ONE_POOL, gpu_ranks=tuple(range(self.gpus))),)
+        return Problem(
+            components=_placeable((part.asked(name) for name, part in self.components.items()), pools),
+            edges=self.edges,
+            pools=pools,
+            chunks=self.chunks,
+            objective=self.objective,
+            weight_sync_seconds=self.weight_sync_seconds,
+            switch_always=True,
+            layout=self.layout,
+        )
+
+
+def problem_of(mapping: object) -> Problem:
+    """The problem of a mapping in either form.
+
+    Raises:
+        InvalidInput: every fault with its path.
+        NoPlan: a component has no cost or no legal count on this cluster.
+    """
+    plain = isinstance(mapping, Mapping) and "workflow" not in mapping and "components" in mapping
+    try:
+        given = read(PlainInput, mapping) if plain else read(GeneralInput, mapping)
+    except InvalidInput as error:
+        # What lies between components and edges is looked at only where both are right: told too, in the same run.
+        known = {(fault.field, fault.message) for fault in error.faults}
+        between = faults_of(Misfits(_faults_between(mapping, plain=plain)), mapping)
+        more = [fault for fault in between if (fault.field, fault.message) not in known]
+        raise InvalidInput([*error.faults, *more]) from None
+    return given.problem()
+
+
+def _faults_between(mapping: object, *, plain: bool) -> list[Misfit]:
+    """Faults of edges that can be read, whatever is wrong with others and with components."""
+    flow = mapping if plain else mapping.get("workflow") if isinstance(mapping, Mapping) else None
+    place = () if plain else ("workflow",)
+    components, edges = (flow.get("components"), flow.get("edges")) if isinstance(flow, Mapping) else (None, None)
+    if not isinstance(components, Mapping) or not isinstance(edges, list | tuple):
+        return []
+    readable = {index: found for index, one in enumerate(edges) if (found := each(index, edge, one, [])) is not None}
+    return [Misfit((*place, *one.place), one.message) for one in _edge_faults(readable, components)]
+
+
+def _placeable(asked: Iterator[Asked], pools: tuple[Pool, ...]) -> tuple[Component, ...]:
+    found = [component_of(one, pools) for one in asked]
+    causes = tuple(one for one in found if isinstance(one, Unplaceable))
+    if causes:
+        raise NoPlan(causes)
+    return tuple(one for one in found if isinstance(one, Component))
+
+
+def _edge_faults(edges: Mapping[int, Edge], components: Mapping[str, object]) -> Iterator[Misfit]:
+    pairs = Counter((arc.source, arc.target) for arc in edges.values())
+    unknown = False
+    for index, arc in edges.items():
+        for end in (arc.source, arc.target):
+            if end not in components:
+                unknown = True
+                yield Misfit(("edges", index), f"no component is called {shown(end)}")
+        if pairs[arc.source, arc.target] > 1:
+            yield Misfit(("edges", index), f"{arc.source} → {arc.target} is listed twice")
+    if not unknown:
+        places = tuple(edges)
+        for index, message in cycle_faults(tuple(components), tuple(edges.values())):
+            yield Misfit(("edges", places[index]), message)

@@ -1,0 +1,1 @@
+"""RLinf configs as problems: what they say of their job, their cluster and their costs."""

@@ -1,0 +1,1 @@
+"""The cluster that a placement is resolved against: nodes, node groups, hardware."""

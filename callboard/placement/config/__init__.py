@@ -1,0 +1,1 @@
+"""The config: the placement of each component, as it is written, checked."""

@@ -1,0 +1,1 @@
+"""The layout: texts laid over the resources of the cluster, process by process."""

@@ -1,0 +1,1 @@
+"""What the user wrote, with the place of every value: YAML, mappings and OmegaConf as one tree."""
