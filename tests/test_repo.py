@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -59,6 +61,14 @@ class TestImports:
             pytest.skip(f"{callboard._PUBLIC[name]} is not written yet")
         assert getattr(callboard, name) is not None
         assert name in dir(callboard)
+        assert name in callboard.__all__
+
+    def test_help_shows_a_program_and_every_public_class(self) -> None:
+        shown = pydoc.plain(pydoc.render_doc(callboard))
+        assert "with SyncClient() as cb:" in shown
+        classes = [name for name in callboard.__all__ if inspect.isclass(getattr(callboard, name))]
+        assert len(classes) > 30
+        assert not [name for name in classes if f"class {name}(" not in shown and f"class {name}\n" not in shown]
 
     def test_an_unknown_name_is_an_attribute_error(self) -> None:
         with pytest.raises(AttributeError, match="no attribute 'Clinet'"):

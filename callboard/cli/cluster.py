@@ -137,7 +137,7 @@ def up(
         ),
     ] = "",
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", help="Port of the controller.", min=1, max=65535)
+        int, typer.Option("--port", metavar="PORT", help="Port of the controller; 0: any free one.", min=0, max=65535)
     ] = 7700,
     ray_port: Annotated[
         int, typer.Option("--ray-port", metavar="PORT", help="Port of Ray's head; 0: any free one.", min=0, max=65535)
@@ -166,6 +166,14 @@ def up(
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this long.", min=1)
     ] = 120.0,
+    owned: Annotated[
+        bool,
+        typer.Option(
+            "--owned",
+            help="For a program: print JSON once it is ready; end when the standard input ends.",
+            hidden=True,
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Start a whole cluster on this machine: controller, agents, Ray. Ctrl-C ends it and leaves nothing behind."""
@@ -190,9 +198,10 @@ def up(
         ray_port=ray_port,
         dashboard_port=dashboard_port,
         port_base=port_base,
-        detach=detach,
+        detach=detach and not owned,
+        owned=owned,
         timeout_s=timeout,
-        quiet=quiet,
+        quiet=quiet or owned,
     )
 
 

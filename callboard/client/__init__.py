@@ -1,15 +1,15 @@
 """The SDK: submit jobs, wait for them, call their workers.
 
-Importing this package is cheap; what needs gRPC is loaded when it is first asked for (PEP 562).
+Importing this package is cheap; what needs gRPC is loaded when it is first used.
 """
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from callboard._lazy import lazily
+from callboard._lazy import lazily, public_names
 
 if TYPE_CHECKING:
     from callboard.client.client import Client as Client
+    from callboard.client.errors import ClusterFailed as ClusterFailed
     from callboard.client.errors import JobEnded as JobEnded
     from callboard.client.errors import NoController as NoController
     from callboard.client.errors import RequestTooLarge as RequestTooLarge
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from callboard.client.output import LogLine as LogLine
     from callboard.client.sync import SyncClient as SyncClient
     from callboard.client.sync_jobs import SyncJobHandle as SyncJobHandle
+    from callboard.client.workers import CallOptions as CallOptions
     from callboard.client.workers import NoActor as NoActor
     from callboard.client.workers import NoRay as NoRay
+    from callboard.client.workers import TypedWorkerHandle as TypedWorkerHandle
     from callboard.client.workers import WorkerHandle as WorkerHandle
     from callboard.client.workers import connect_ray as connect_ray
     from callboard.model.faults import Fault as Fault
@@ -43,41 +45,38 @@ if TYPE_CHECKING:
     from callboard.wire.refusals import Unschedulable as Unschedulable
     from callboard.wire.refusals import WrongState as WrongState
 
-_PUBLIC = MappingProxyType(
+_PUBLIC = public_names(
     {
-        "Client": "callboard.client.client",
-        "JobEnded": "callboard.client.errors",
-        "NoController": "callboard.client.errors",
-        "RequestTooLarge": "callboard.client.errors",
-        "SeveralControllers": "callboard.client.errors",
-        "Unreachable": "callboard.client.errors",
-        "WaitTimeout": "callboard.client.errors",
-        "WorkerGone": "callboard.client.errors",
-        "JobHandle": "callboard.client.jobs",
-        "LogLine": "callboard.client.output",
-        "SyncClient": "callboard.client.sync",
-        "SyncJobHandle": "callboard.client.sync_jobs",
-        "WorkerHandle": "callboard.client.workers",
-        "NoActor": "callboard.client.workers",
-        "NoRay": "callboard.client.workers",
-        "connect_ray": "callboard.client.workers",
-        "Fault": "callboard.model.faults",
-        "InvalidInput": "callboard.model.faults",
-        "AlreadyExists": "callboard.wire.refusals",
-        "CallboardError": "callboard.wire.refusals",
-        "DeadlineExceeded": "callboard.wire.refusals",
-        "EtagMismatch": "callboard.wire.refusals",
-        "InvalidRequest": "callboard.wire.refusals",
-        "InventoryChanged": "callboard.wire.refusals",
-        "LimitReached": "callboard.wire.refusals",
-        "NotFound": "callboard.wire.refusals",
-        "PoolInUse": "callboard.wire.refusals",
-        "PreemptionRefused": "callboard.wire.refusals",
-        "QuotaExceeded": "callboard.wire.refusals",
-        "RevisionCompacted": "callboard.wire.refusals",
-        "Unavailable": "callboard.wire.refusals",
-        "Unschedulable": "callboard.wire.refusals",
-        "WrongState": "callboard.wire.refusals",
+        "callboard.client.client": """
+            Client
+        """,
+        "callboard.client.errors": """
+            ClusterFailed JobEnded NoController RequestTooLarge SeveralControllers Unreachable WaitTimeout
+            WorkerGone
+        """,
+        "callboard.client.jobs": """
+            JobHandle
+        """,
+        "callboard.client.output": """
+            LogLine
+        """,
+        "callboard.client.sync": """
+            SyncClient
+        """,
+        "callboard.client.sync_jobs": """
+            SyncJobHandle
+        """,
+        "callboard.client.workers": """
+            CallOptions NoActor NoRay TypedWorkerHandle WorkerHandle connect_ray
+        """,
+        "callboard.model.faults": """
+            Fault InvalidInput
+        """,
+        "callboard.wire.refusals": """
+            AlreadyExists CallboardError DeadlineExceeded EtagMismatch InvalidRequest
+            InventoryChanged LimitReached NotFound PoolInUse PreemptionRefused QuotaExceeded
+            RevisionCompacted Unavailable Unschedulable WrongState
+        """,
     }
 )
 

@@ -11,6 +11,7 @@ from callboard.client.address import Target, find_controller
 from callboard.client.cluster_calls import ClusterCalls
 from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
 from callboard.client.job_calls import JobCalls
+from callboard.client.local import LocalCluster
 from callboard.client.methods import Method
 from callboard.client.pools import PoolCalls
 from callboard.client.renewing import SessionKeeper
@@ -64,6 +65,7 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
         self.target: Target = find_controller(address)
         self._connection = Connection(self.target.address, timeout_s=timeout, retry_s=retry, use_proxy=use_proxy)
         self._sessions = SessionKeeper(self._connection)
+        self._cluster: LocalCluster | None = None
 
     @property
     def address(self) -> str:
@@ -81,13 +83,66 @@ class Client(JobCalls, PoolCalls, ClusterCalls):
     ) -> None:
         await self.close()
 
+    @classmethod
+    async def local(
+        cls,
+        *,
+        agents: int = 1,
+        gpus_per_node: int = 2,
+        cpus_per_node: float | str = "",
+        memory_per_node: str = "",
+        runtime: str = "ray",
+        startup_timeout: float = 120.0,
+    ) -> Self:
+        """Starts a cluster on this machine for this program, and returns a client of it: for scripts and tests.
+
+        ::
+
+            async with await Client.local() as cb:
+                job = await cb.submit({"name": "train", "pool": "default", "components": [...]})
+
+        The cluster has a pool "default" without limits. It ends when the client is closed, and also when the program
+        exits or is killed.
+
+        Args:
+            agents: number of nodes.
+            gpus_per_node: simulated GPUs of each node.
+            cpus_per_node: CPUs of each node for jobs; empty: as `callboard up` says.
+            memory_per_node: memory of each node for jobs, such as ``"4GiB"``; empty: as `callboard up` says.
+            runtime: ``"ray"``: workers are Ray actors and can be called; ``"process"``: plain processes, without Ray.
+            startup_timeout: seconds until the cluster must be ready.
+
+        Raises:
+            ClusterFailed: it did not start; the error says why.
+        """
+        cluster = await LocalCluster.start(
+            {
+                "agents": agents,
+                "gpus_per_node": gpus_per_node,
+                "cpus_per_node": cpus_per_node,
+                "memory_per_node": memory_per_node,
+                "runtime": runtime,
+                "timeout": startup_timeout,
+            }
+        )
+        client = cls(cluster.controller)
+        client._cluster = cluster
+        try:
+            await client.create_pool({"name": "default"})
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
     async def close(self) -> None:
-        """Ends every call in flight and the connection.
+        """Ends every call in flight, the connection, and the cluster that :meth:`local` started.
 
         Session-owned jobs are not renewed any more: the controller cancels them when their lease is over.
         """
         await self._sessions.close()
         await self._connection.close()
+        if self._cluster is not None:
+            await self._cluster.stop()
 
     async def call(
         self,

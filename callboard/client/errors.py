@@ -1,4 +1,7 @@
-"""What can go wrong on the client's side? What the controller refuses is in :mod:`callboard.wire.errors`."""
+"""Errors of the client's side. What a controller refuses is in :mod:`callboard.wire.refusals`.
+
+Each text says what happened, why, and which method or option of the SDK helps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ class NoController(Exception):
 
     def __init__(self, *, run_directory: str, ended: tuple[tuple[str, str, str], ...] = ()) -> None:
         which = f"; that of cluster {ended[0][0]} has ended" if ended else ""
-        super().__init__(f"no controller is stated and none is running by the records in {run_directory}{which}")
+        super().__init__(
+            f"found no controller: no address was given, CALLBOARD_CONTROLLER is not set, and {run_directory} records "
+            f"no running cluster{which}. Give the client an address, or start a cluster with `callboard up` or local()"
+        )
         self.run_directory = run_directory
         self.ended = ended
 
@@ -31,7 +37,10 @@ class SeveralControllers(Exception):
 
     def __init__(self, found: tuple[tuple[str, str], ...]) -> None:
         listed = ", ".join(f"{name} at {address}" for name, address in found)
-        super().__init__(f"{len(found)} controllers run on this machine: {listed}")
+        super().__init__(
+            f"{len(found)} controllers run on this machine: {listed}. Give the client the address of one, or set "
+            "CALLBOARD_CONTROLLER"
+        )
         self.found = found
 
 
@@ -49,6 +58,10 @@ class Unreachable(Unavailable):
         self.detail = detail
 
 
+class ClusterFailed(Exception):
+    """The cluster that ``local()`` should start did not start. The text is what `callboard up` said."""
+
+
 class JobEnded(Exception):
     """A job ended before it reached what was waited for.
 
@@ -61,7 +74,7 @@ class JobEnded(Exception):
     """
 
     def __init__(self, *, job: str, state: str, reason: str, traceback: str = "", stderr_tail: str = "") -> None:
-        super().__init__(f"job {job} ended as {state}: {reason}")
+        super().__init__(f"job {job} ended as {state}: {reason}; logs() returns what its workers printed")
         self.job = job
         self.state = state
         self.reason = reason
@@ -83,7 +96,9 @@ class WaitTimeout(TimeoutError):
     def __init__(self, *, job: str, waited_for: str, timeout_s: float, state: str, reasons: tuple[str, ...]) -> None:
         why = "; ".join(reasons)
         super().__init__(
-            f"job {job} did not reach {waited_for} within {timeout_s:g} s: it is {state}" + (f" ({why})" if why else "")
+            f"job {job} did not reach {waited_for} within {timeout_s:g} s: it is {state}"
+            + (f" ({why})" if why else "")
+            + "; explain() says what would help"
         )
         self.job = job
         self.waited_for = waited_for
@@ -102,7 +117,10 @@ class RequestTooLarge(Exception):
     """
 
     def __init__(self, *, what: str, size: int, limit: int) -> None:
-        super().__init__(f"the request of {what} has {size} bytes; a message has at most {limit}")
+        super().__init__(
+            f"the request of {what} has {size} bytes; a message has at most {limit}. Keep large data in a file or an "
+            "object store, and pass its path"
+        )
         self.what = what
         self.size = size
         self.limit = limit

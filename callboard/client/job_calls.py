@@ -12,6 +12,7 @@ from callboard.client.jobs import ENDED, JobHandle
 from callboard.client.paging import PAGE_SIZE, all_pages
 from callboard.client.renewing import SessionKeeper
 from callboard.client.workers import WorkerHandle
+from callboard.model.faults import Fault, InvalidInput, guess
 from callboard.model.inputs import job_spec
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.v1.job_pb2 import (
@@ -131,8 +132,18 @@ class JobCalls:
         Args:
             pool: only those of this pool; empty: all.
             states: only those in these states, e.g. ``["RUNNING"]``; empty: all.
+
+        Raises:
+            InvalidInput: there is no such state; nothing was sent.
         """
-        wanted = [to_wire(JobState, state) for state in states]
+        stated = [state.upper() for state in states]
+        if faults := [
+            Fault(f"states[{place}]", f"{states[place]} is not a state of a job; {guess(state, _STATES)}")
+            for place, state in enumerate(stated)
+            if state not in _STATES
+        ]:
+            raise InvalidInput(faults)
+        wanted = [to_wire(JobState, state) for state in stated]
 
         async def fetch(token: str) -> ListJobsResponse:
             request = ListJobsRequest(page_size=PAGE_SIZE, page_token=token, pool=pool, states=wanted)

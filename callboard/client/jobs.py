@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
 from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.errors import JobEnded, WaitTimeout
 from callboard.client.output import LogLine, job_lines
 from callboard.client.watching import watch_events
-from callboard.client.workers import WorkerHandle
+from callboard.client.workers import TypedWorkerHandle, WorkerHandle
 from callboard.model.durations import parse_duration_ms
-from callboard.model.faults import Fault, InvalidInput
+from callboard.model.faults import Fault, InvalidInput, guess
 from callboard.model.quantities import QuantityError
 from callboard.v1.common_pb2 import OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
@@ -30,7 +31,10 @@ from callboard.v1.job_pb2 import (
     Worker,
     WorkerState,
 )
+from callboard.wire.enums import text_of
 from callboard.wire.errors import RevisionCompacted
+
+T = TypeVar("T")
 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 """States that a job never leaves."""
@@ -58,7 +62,7 @@ class JobHandle:
     @property
     def state(self) -> str:
         """State when it was last seen: "PENDING", "RUNNING", …"""
-        return JobState.Name(self.job.state).removeprefix("JOB_STATE_")
+        return text_of(self.job)
 
     async def refresh(self) -> Job:
         """The job as it is now."""
@@ -278,7 +282,18 @@ class JobHandle:
         async for line in job_lines(self._connection, self._resource, selection, follow=False):
             yield line
 
-    def workers(self, component: str = "") -> list[WorkerHandle]:
+    @overload
+    def workers(self, component: str = "") -> list[WorkerHandle]: ...
+
+    @overload
+    def workers(self, component: str, *, type: type[T]) -> list[TypedWorkerHandle[T]]: ...
+
+    def workers(
+        self,
+        component: str = "",
+        *,
+        type: type[Any] | None = None,  # noqa: A002 - reads best where it is called
+    ) -> Sequence[WorkerHandle]:
         """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.
 
         A component of a colocation group is called like any other, though it shares its process: its handles address
@@ -287,17 +302,27 @@ class JobHandle:
         Args:
             component: only workers of this component or colocation group; empty: all, one per process, in the order
                 of the spec.
+            type: class of the workers, plain or of ``@ray.remote``. Handles then know its methods: another name raises
+                AttributeError here instead of failing in the worker, ``dir`` lists them, and type checkers check
+                ``handle.call(Trainer.run, 3)``.
+
+        Raises:
+            InvalidInput: the job has no such component or group.
         """
         order: dict[str, int] = {}
         group_of: dict[str, str] = {}
         for place, spec in enumerate(self.job.spec.components):
             order.setdefault(spec.colocation_group or spec.name, place)
             group_of[spec.name] = spec.colocation_group
+        if component and component not in group_of and component not in order:
+            known = guess(component, {*group_of, *order})
+            raise InvalidInput([Fault("component", f"job {self.name} has no component {component}; {known}")])
         member = component if group_of.get(component) else ""
         wanted = group_of.get(component) or component
         found = [worker for worker in self.job.workers if wanted in ("", worker.key.component)]
         found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
-        return [self._handle(worker, member) for worker in found]
+        handles = [self._handle(worker, member) for worker in found]
+        return handles if type is None else [TypedWorkerHandle.of(handle, type) for handle in handles]
 
     @property
     def _resource(self) -> str:

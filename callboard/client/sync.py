@@ -58,12 +58,38 @@ class SyncClient:
         use_proxy: bool = False,
     ) -> None:
         """Finds the controller; connects with the first call. Arguments and errors as of ``Client``."""
-        self._loop = background_loop()
 
         async def make() -> Client:
             return Client(address, timeout=timeout, retry=retry, use_proxy=use_proxy)
 
+        self._loop = background_loop()
         self._client = self._loop.run(make())
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        agents: int = 1,
+        gpus_per_node: int = 2,
+        cpus_per_node: float | str = "",
+        memory_per_node: str = "",
+        runtime: str = "ray",
+        startup_timeout: float = 120.0,
+    ) -> Self:
+        """Starts a cluster on this machine for this program: ``with SyncClient.local() as cb: …``. It ends with the
+        client, or with the program."""
+        starting = Client.local(
+            agents=agents,
+            gpus_per_node=gpus_per_node,
+            cpus_per_node=cpus_per_node,
+            memory_per_node=memory_per_node,
+            runtime=runtime,
+            startup_timeout=startup_timeout,
+        )
+        made = cls.__new__(cls)
+        made._loop = background_loop()  # noqa: SLF001 - its own
+        made._client = made._loop.run(starting)  # noqa: SLF001
+        return made
 
     @property
     def target(self) -> Target:

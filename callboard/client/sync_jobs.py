@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
 from callboard.client.background import BackgroundLoop
 from callboard.client.jobs import JobHandle
 from callboard.client.output import LogLine
-from callboard.client.workers import WorkerHandle
+from callboard.client.workers import TypedWorkerHandle, WorkerHandle
 from callboard.v1.event_pb2 import Event
 from callboard.v1.job_pb2 import Explanation, Job
+
+T = TypeVar("T")
 
 
 class SyncJobHandle:
@@ -37,9 +40,20 @@ class SyncJobHandle:
         """State when it was last seen: "PENDING", "RUNNING", …"""
         return self._handle.state
 
-    def workers(self, component: str = "") -> list[WorkerHandle]:
+    @overload
+    def workers(self, component: str = "") -> list[WorkerHandle]: ...
+
+    @overload
+    def workers(self, component: str, *, type: type[T]) -> list[TypedWorkerHandle[T]]: ...
+
+    def workers(
+        self,
+        component: str = "",
+        *,
+        type: type[Any] | None = None,  # noqa: A002 - reads best where it is called
+    ) -> Sequence[WorkerHandle]:
         """Handles of the workers as last seen, in rank order: their calls are plain Ray calls."""
-        return self._handle.workers(component)
+        return self._handle.workers(component) if type is None else self._handle.workers(component, type=type)
 
     def report(self, gauges: Mapping[str, float]) -> dict[str, int]:
         """Reports gauges of the job, by which its elastic components may scale."""

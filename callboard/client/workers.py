@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from callboard.client.background import background_loop
 from callboard.client.errors import WorkerGone
 from callboard.client.following import next_generation
+from callboard.model.faults import guess
 from callboard.v1.job_pb2 import Worker
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NAMESPACE = "callboard"
 """Ray namespace of every worker."""
@@ -37,7 +43,10 @@ class NoRay(Exception):
     """The cluster has no Ray: its nodes host workers as plain processes."""
 
     def __init__(self) -> None:
-        super().__init__("the nodes host workers as plain processes; there is no Ray to connect to")
+        super().__init__(
+            "the nodes host workers as plain processes, so there is no Ray to connect to; start the cluster with "
+            "`callboard up --runtime ray`, or local(runtime='ray'), to call workers"
+        )
 
 
 class NoActor(Exception):
@@ -48,7 +57,10 @@ class NoActor(Exception):
     """
 
     def __init__(self, worker: str) -> None:
-        super().__init__(f"{worker} is a plain process, not a Ray actor")
+        super().__init__(
+            f"{worker} is a plain process, not a Ray actor, so it can't be called; give it an `entry` method, or start "
+            "the cluster with `callboard up --runtime ray`"
+        )
         self.worker = worker
 
 
@@ -210,7 +222,7 @@ class WorkerHandle:
         num_returns: int | None = None,
         follow: bool | None = None,
         wait: float | None = None,
-    ) -> WorkerHandle:
+    ) -> Self:
         """The handle with other options; what is None stays as it is.
 
         Retries are not among them: a worker's actor is never restarted by Ray, so Ray has nothing to retry on.
@@ -225,7 +237,7 @@ class WorkerHandle:
         changed: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
         return replace(self, call_options=replace(self.call_options, **changed))
 
-    async def ready(self) -> WorkerHandle:
+    async def ready(self) -> Self:
         """Waits until the worker, or its next generation, can be called, and returns the handle. Other tasks of the
         event loop go on meanwhile.
 
@@ -279,7 +291,7 @@ class WorkerHandle:
         if not self.call_options.follow:
             gone = self._known_actor
             why = f"Ray has no living actor {gone}" if gone else "it was not ready when it was looked up"
-            raise self._gone(f"{why}, and the call was told not to follow")
+            raise self._gone(f"{why}, and options(follow=False) says not to wait for its next generation")
         if not self.uid:
             raise self._gone("the handle names no job of a controller, so no later generation is known")
 
@@ -332,6 +344,54 @@ class WorkerHandle:
         if not found.actor_name:
             raise NoActor(self._label)
         self.newest.actor_name, self.newest.generation = found.actor_name, found.generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedWorkerHandle(WorkerHandle, Generic[T]):
+    """A handle that knows the class of its worker; ``job.workers("train", type=Trainer)`` returns them.
+
+    ``handle.call(Trainer.run, 3)`` is ``handle.run.remote(3)`` with its arguments and result known to type checkers.
+
+    Attributes:
+        worker_type: the class.
+    """
+
+    worker_type: type[T]
+
+    @classmethod
+    def of(cls, handle: WorkerHandle, known: type[T]) -> TypedWorkerHandle[T]:
+        """``handle`` with the class of its worker, plain or of ``@ray.remote``."""
+        plain: type[T] = getattr(known, "__ray_actor_class__", known)
+        return cls(worker_type=plain, **{each.name: getattr(handle, each.name) for each in fields(WorkerHandle)})
+
+    def method(self, name: str) -> RemoteMethod:
+        """The method ``name`` of the user's object.
+
+        Raises:
+            AttributeError: its class has no such method.
+        """
+        if not callable(getattr(self.worker_type, name, None)):
+            hint = guess(name, self._methods())
+            missing = f"{self.worker_type.__name__} has no method {name}; {hint}"
+            raise AttributeError(missing, name=name, obj=self)  # noqa: TRY004 - as Python says it
+        return WorkerHandle.method(self, name)
+
+    def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Calls a method of the class: what ``handle.run.remote(…)`` returns, a Ray reference to the result.
+
+        Args:
+            method: ``Trainer.run``.
+            *args: its arguments.
+            **kwargs: its keyword arguments.
+        """
+        called: Awaitable[R] = self.method(method.__name__).remote(*args, **kwargs)
+        return called
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._methods()})
+
+    def _methods(self) -> list[str]:
+        return [name for name, _ in inspect.getmembers(self.worker_type, callable) if not name.startswith("_")]
 
 
 def _living_actor(name: str) -> Any:

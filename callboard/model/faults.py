@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 
@@ -25,6 +26,12 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.line}:{self.column}: " if self.line else ""
         return f"{place}{self.field}: {self.message}" if self.field else f"{place}{self.message}"
+
+
+def guess(word: str, known: Collection[str]) -> str:
+    """What may have been meant by an unknown word: "did you mean train?", or what there is."""
+    near = difflib.get_close_matches(word[:80], known, n=1) or difflib.get_close_matches(word[:80].upper(), known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known)) or 'none'}"
 
 
 class InvalidInput(ValueError):

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -30,7 +31,11 @@ class WireEnum(Protocol):
 
 def prefix_of(wrapper: WireEnum) -> str:
     """``StopPolicy`` → ``STOP_POLICY_``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", wrapper.DESCRIPTOR.name).upper() + "_"
+    return _prefix(wrapper.DESCRIPTOR)
+
+
+def _prefix(described: Any) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", described.name).upper() + "_"
 
 
 def to_wire(wrapper: WireEnum, value: StrEnum | str) -> Any:
@@ -59,3 +64,27 @@ def name_from_wire(wrapper: WireEnum, number: int) -> str:
         ValueError: a number without a name.
     """
     return "" if number == 0 else wrapper.Name(number).removeprefix(prefix_of(wrapper))
+
+
+def text_of(message: Message, field: str = "state") -> str:
+    """An enum of a message as text: ``text_of(worker)`` is ``"READY"``, ``text_of(node)`` ``"DRAINING"``.
+
+    Args:
+        message: a job, worker, node, placement group, or any other message that the SDK returns.
+        field: which of its fields.
+
+    Returns:
+        The name without the prefix of its type; empty: not stated; digits: a value that a newer controller sent.
+
+    Raises:
+        ValueError: the message has no enum of that name.
+    """
+    described = message.DESCRIPTOR.fields_by_name.get(field)
+    if described is None or described.enum_type is None:
+        enums = [each.name for each in message.DESCRIPTOR.fields if each.enum_type is not None]
+        raise ValueError(f"{message.DESCRIPTOR.name} has no enum {field!r}; it has {', '.join(enums) or 'none'}")
+    number = getattr(message, field)
+    value = described.enum_type.values_by_number.get(number)
+    if value is None:
+        return str(number)
+    return value.name.removeprefix(_prefix(described.enum_type)) if number else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from callboard import ClusterFailed, InvalidInput, SyncClient
 from callboard.cli.local import dashboard
 from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
@@ -21,6 +22,8 @@ from callboard.cli.local.ports import free_port
 from callboard.cli.start_progress import StartProgress
 from callboard.client.processes import identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
+
+PROBE = {"name": "train", "actor": "callboard.cli.demo.probe:Probe", "resources": {"cpu": 1, "gpu": 1}}
 
 
 def test_ctrl_c_ends_a_cluster_and_leaves_nothing(machine: Machine) -> None:
@@ -220,3 +223,47 @@ def test_down_ends_a_cluster_that_an_up_watches_over(machine: Machine) -> None:
     assert up.returncode == 0, output
     assert "error" not in output
     assert not machine.run_dir.exists()
+
+
+class TestAClusterOfAProgram:
+    """`local()` of a client: it starts a cluster, which ends with the client and with the program."""
+
+    def test_it_takes_jobs_and_is_gone_when_the_client_is_closed(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(machine.run_dir))
+        with SyncClient.local(runtime="process", gpus_per_node=1) as cb:
+            (record,) = machine.clusters()
+            assert record.controller == cb.address
+            job = cb.submit({"pool": "default", "name": "t", "components": [PROBE]})
+            job.running(timeout=60)
+            with pytest.raises(InvalidInput, match="job t has no component tarin; did you mean train"):
+                job.workers("tarin")
+        assert not [process for process in programs(record) if process.is_running()]
+        assert not machine.run_dir.exists()
+
+    def test_one_that_cannot_start_says_why_and_leaves_nothing(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(machine.run_dir))
+        with pytest.raises(ClusterFailed, match="--gpus-per-node"):
+            SyncClient.local(runtime="process", gpus_per_node=100)
+        assert not machine.run_dir.exists()
+
+    def test_it_ends_when_its_program_is_killed(self, machine: Machine) -> None:
+        program = (
+            "from callboard import SyncClient\nwith SyncClient.local(runtime='process') as cb:\n"
+            "    print(cb.address, flush=True)\n    input()"
+        )
+        owner = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"CALLBOARD_RUN_DIR": str(machine.run_dir)},
+        )
+        assert owner.stdout is not None
+        assert owner.stdout.readline()
+        (record,) = machine.clusters()
+        owner.kill()
+        owner.communicate()
+        wait_gone(programs(record), 30)

@@ -12,6 +12,7 @@ from callboard.client import methods
 from callboard.client.client import Client
 from callboard.client.errors import JobEnded, WaitTimeout
 from callboard.client.jobs import JobHandle
+from callboard.model.faults import InvalidInput
 from callboard.v1.common_pb2 import Allocation, DeviceShare, Reason, WorkerKey
 from callboard.v1.event_pb2 import Event, ListEventsResponse, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import (
@@ -27,7 +28,10 @@ from callboard.v1.job_pb2 import (
     PreemptJobRequest,
     PreemptJobResponse,
     Worker,
+    WorkerState,
 )
+from callboard.v1.node_pb2 import Node
+from callboard.wire.enums import text_of
 from callboard.wire.errors import NotFound, RevisionCompacted, Unavailable
 from tests.support.fake_api import FakeApi
 
@@ -187,6 +191,28 @@ async def test_workers_come_in_the_order_of_the_spec_and_of_their_ranks(client: 
     handle = await client.get_job("train")
     assert [(each.component, each.rank) for each in handle.workers()] == [("train", 0), ("train", 1), ("env", 0)]
     assert [each.devices for each in handle.workers("env")] == [("1",)]
+    assert [each.rank for each in handle.workers("train", type=dict)] == [0, 1]
+    with pytest.raises(InvalidInput, match=r"job train has no component trian; did you mean train\?"):
+        handle.workers("trian")
+    with pytest.raises(InvalidInput, match="there are env, train"):
+        handle.workers("reward", type=dict)
+
+
+async def test_states_are_texts_in_both_directions(client: Client, api: FakeApi) -> None:
+    job = Job(uid="j1", state=JobState.JOB_STATE_PENDING, workers=[Worker(state=WorkerState.WORKER_STATE_READY)])
+    api.on(methods.LIST_JOBS, ListJobsResponse(jobs=[job]))
+    (found,) = await client.list_jobs(states=["PENDING", "running"])
+    assert (text_of(found), text_of(found.workers[0])) == ("PENDING", "READY")
+    assert text_of(Node()) == ""
+    found.state = 99  # type: ignore[assignment]  # of a newer controller
+    assert text_of(found) == "99"
+    with pytest.raises(ValueError, match=r"Worker has no enum 'status'; it has .*state"):
+        text_of(found.workers[0], "status")
+    with pytest.raises(InvalidInput) as refused:
+        await client.list_jobs(states=["RUNING", "PENDING", "GONE"])
+    assert [fault.field for fault in refused.value.faults] == ["states[0]", "states[2]"]
+    assert "did you mean RUNNING?" in str(refused.value)
+    assert len(api.seen(ListJobsRequest)) == 1
 
 
 async def test_a_watch_goes_on_where_a_stream_ended_without_gap_or_repeat(api: FakeApi, client: Client) -> None:

@@ -10,13 +10,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from callboard.client import methods, workers
 from callboard.client.errors import WorkerGone
-from callboard.client.workers import NoActor, WorkerHandle
+from callboard.client.workers import NoActor, TypedWorkerHandle, WorkerHandle
 from callboard.v1.common_pb2 import WorkerKey
 from callboard.v1.event_pb2 import Event, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import GetJobRequest, GetJobResponse, Job, JobSpec, JobState, Worker, WorkerState
@@ -243,7 +244,7 @@ class TestAWorkerThatIsGone:
             await call
         assert (caught.value.job, caught.value.component, caught.value.rank) == ("train-00", "train", 0)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-        with pytest.raises(WorkerGone, match="not to follow"):
+        with pytest.raises(WorkerGone, match="not to wait for its next generation"):
             self.handle(api, follow=False).run.remote()
         with pytest.raises(WorkerGone):
             await self.handle(api, follow=False).ready()
@@ -273,7 +274,7 @@ class TestAWorkerThatIsGone:
         assert len(api.seen(GetJobRequest)) == 2, "one search: the handle of the job, then the job"
 
     def test_who_does_not_follow_is_told_at_once(self, api: FakeApi, actors: dict[str, FakeActor]) -> None:
-        with pytest.raises(WorkerGone, match=r"train-00/train/0 is gone.*not to follow"):
+        with pytest.raises(WorkerGone, match=r"train-00/train/0 is gone.*not to wait"):
             self.handle(api, follow=False).run.remote()
         assert api.requests == []
         assert actors == {}
@@ -300,3 +301,48 @@ class TestAWorkerThatIsGone:
         with pytest.raises(WorkerGone, match=r"no controller answers at 127\.0\.0\.1:1"):
             replace(self.handle(api, wait=0.05), controller="127.0.0.1:1").run.remote()
         assert actors == {}
+
+
+class Trainer:
+    """A class of workers."""
+
+    def run(self, steps: int) -> str:
+        """Does work."""
+        return str(steps)
+
+    limit = 3
+
+
+class TestHandlesThatKnowTheirClass:
+    """``job.workers("train", type=Trainer)``."""
+
+    @pytest.fixture
+    def actor(self, monkeypatch: pytest.MonkeyPatch) -> FakeActor:
+        made = FakeActor()
+        monkeypatch.setattr(workers, "_actor", lambda _: made)
+        return made
+
+    def test_its_methods_are_called_by_name_or_as_they_are(self, actor: FakeActor) -> None:
+        typed = TypedWorkerHandle.of(HANDLE, Trainer)
+        typed.run.remote(3)
+        _ = typed.call(Trainer.run, 4)
+        _ = typed.options(follow=False).call(Trainer.run, steps=5)
+        assert actor.calls == [(("run", 3), {}), (("run", 4), {}), (("run",), {"steps": 5})]
+        assert pickle.loads(pickle.dumps(typed)) == typed
+
+    def test_a_name_that_is_no_method_is_refused_before_anything_is_called(self, actor: FakeActor) -> None:
+        typed = TypedWorkerHandle.of(HANDLE, Trainer)
+        for name in ("rum", "limit"):
+            with pytest.raises(AttributeError, match=f"Trainer has no method {name}; "):
+                getattr(typed, name).remote()
+        with pytest.raises(AttributeError, match=r"did you mean run\?"):
+            typed.rum.remote()
+        assert actor.calls == []
+        assert "run" in dir(typed)
+        assert "limit" not in dir(typed)
+
+    def test_a_class_of_rays_decorator_counts_as_the_class_it_was_made_of(self, actor: FakeActor) -> None:
+        decorated: Any = SimpleNamespace(__ray_actor_class__=Trainer)
+        typed: TypedWorkerHandle[Any] = TypedWorkerHandle.of(HANDLE, decorated)
+        typed.run.remote(1)
+        assert typed.worker_type is Trainer

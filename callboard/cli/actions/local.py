@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +21,7 @@ from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
+from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.session import failing_in_words
@@ -59,6 +64,7 @@ def up(
     dashboard_port: int | None,
     port_base: int | None,
     detach: bool,
+    owned: bool,
     timeout_s: float,
     quiet: bool,
 ) -> None:
@@ -88,7 +94,7 @@ def up(
     plan = ClusterPlan(
         name=name,
         directory=cluster_directory(name, base),
-        port=port,
+        port=port or free_port(),
         agents=agents,
         cpus=cpus,
         memory=memory,
@@ -114,6 +120,7 @@ def up(
 
     async def main(interrupts: Interrupts) -> None:
         nonlocal ready
+        _end_with_input(interrupts, owned=owned)
         with StartProgress(plan.agents, quiet=quiet) as progress:
             cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
             keep = False
@@ -124,13 +131,12 @@ def up(
                     figures = (await client.stats()).metrics_address
                 progress.finish()
                 ready = True
-                if not quiet:
+                if owned:
+                    typer.echo(json.dumps({"controller": plan.controller}))
+                elif not quiet:
                     _print_ready(plan, there, said.pools, figures)
                 keep = detach
-                if detach:
-                    await cluster.let_go()
-                if not detach:
-                    await cluster.run()
+                await (cluster.let_go() if detach else cluster.run())
             finally:
                 if not keep:
                     with interrupts.cleaning():
@@ -167,6 +173,20 @@ def down(*, name: str, every: bool, quiet: bool) -> None:
             raise typer.Exit(INTERRUPTED) from None
         except LOCAL_ERRORS as error:
             raise in_words(error) from error
+
+
+def _end_with_input(interrupts: Interrupts, *, owned: bool) -> None:
+    """Ends a cluster that has an owner in order when the standard input ends: its owner is done, or is gone."""
+    if not owned:
+        return
+    loop, owner = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(owner, 4096):
+            loop.remove_reader(owner)
+            interrupts.take(signal.SIGTERM)
+
+    loop.add_reader(owner, look)
 
 
 def _chosen(name: str, *, every: bool) -> list[ClusterRecord]:

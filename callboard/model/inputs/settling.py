@@ -6,10 +6,10 @@ is submitted (after its placement was resolved), `callboard plan` when it reads 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from callboard.model.colocation import fused, groups_of
+from callboard.model.faults import guess
 from callboard.model.inputs.located import Misfit, Misfits
 from callboard.model.roles import PRESETS, RolePreset, filled_in
 from callboard.model.specs import JobSpec
@@ -41,6 +41,5 @@ def settled(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSp
 
 
 def _unknown(role: str, presets: Mapping[str, RolePreset]) -> str:
-    near = difflib.get_close_matches(role, presets, n=1)
-    guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(presets))}."
-    return f"{role} is no role that has a preset; {guess} A controller learns others by --roles FILE"
+    add = "start the controller with `callboard controller --roles FILE` to add presets"
+    return f"there is no preset for role {role}; {guess(role, presets)}; or {add}"

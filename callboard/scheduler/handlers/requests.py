@@ -39,7 +39,7 @@ def create_pool(tx: Transaction, event: PoolCreated) -> str:
         return name
     if old is not None:
         differs = [field for field in old.spec.__slots__ if getattr(old.spec, field) != getattr(event.spec, field)]
-        what = f"exists and differs in {', '.join(differs)}; change it with UpdatePool (`callboard pool set`)"
+        what = f"exists and differs in {', '.join(differs)}; change it with `callboard pool set` or update_pool()"
         if old.deleting:
             what = "is being deleted; make it again once it is gone"
         raise Refusal(RefusalCode.ALREADY_EXISTS, f"pools/{name}", f"pool {name} {what}")
