@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller
@@ -27,6 +28,7 @@ from callboard.v1 import (
     scheduler_pb2_grpc,
 )
 from callboard.wire.errors import CallError, parse_error
+from tests.support.fake_agent import FakeAgent
 
 GIB = 1 << 30
 
@@ -139,3 +141,10 @@ async def all_done(*tasks: asyncio.Task[Any]) -> None:
     """Waits for tasks, whatever becomes of them."""
     if tasks:
         await asyncio.wait(tasks)
+
+
+async def refused_join(agent: FakeAgent) -> CallError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await agent.join()
+    await agent.cut()
+    return parse_error(caught.value)
