@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from callboard.controller.collector import spare_what_is_there
+from callboard.controller.loop.collector import spare_what_is_there
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, Scheduler

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from callboard.controller.clock import Clock
-from callboard.controller.driver import Driver
-from callboard.controller.event_log import EventLog
-from callboard.controller.followers import LogFollower, SetHealth
-from callboard.controller.inbox import new_cause
-from callboard.controller.journal import Journal
+from callboard.controller.journal.journal import Journal
+from callboard.controller.loop.clock import Clock
+from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.event_log import EventLog
+from callboard.controller.loop.followers import LogFollower, SetHealth
+from callboard.controller.loop.inbox import new_cause
 from callboard.controller.options import ControllerOptions
-from callboard.controller.outputs import OutputReads
 from callboard.controller.services.agent import AgentService
-from callboard.controller.sessions import Sessions
-from callboard.controller.spares import SpareTargets
+from callboard.controller.sessions.outputs import OutputReads
+from callboard.controller.sessions.sessions import Sessions
+from callboard.controller.sessions.spares import SpareTargets
 from callboard.scheduler import Scheduler, State
 
 

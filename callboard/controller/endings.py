@@ -1,4 +1,4 @@
-"""When does the controller end? A signal, a second one that hurries, or the death of its parent."""
+"""The end of a controller: a signal, a second one that hurries, or the death of its parent."""
 
 from __future__ import annotations
 

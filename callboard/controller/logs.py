@@ -1,4 +1,4 @@
-"""What does the controller say about itself? Structured lines on standard error, for people or machines.
+"""The controller's own logs: structured lines on standard error, for people or machines.
 
 Nothing that is logged holds a spec, an environment or a token: lines name things, they don't quote them.
 """

@@ -1,4 +1,4 @@
-"""What can be chosen about a controller? Its options, checked once, before anything starts."""
+"""The options of a controller, checked once, before anything starts."""
 
 from __future__ import annotations
 

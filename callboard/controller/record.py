@@ -1,4 +1,4 @@
-"""Where does this controller listen? A small file for programs on this machine, there as long as it runs."""
+"""The record of a running controller: a small file that says where it listens, as long as it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from callboard.controller.state_dir import StoreFailed
+from callboard.controller.journal.state_dir import StoreFailed
 
 
 def write_record(path: Path, *, address: str, started_ms: int, term: int) -> None:

@@ -1,4 +1,4 @@
-"""How does a controller come up and go? Everything put together: state, driver, sessions, services, server."""
+"""The server: a controller's state, driver, sessions and services put together, started and ended."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from callboard.controller.collector import sparing_what_is_made
 from callboard.controller.core import Core
 from callboard.controller.endings import Endings
-from callboard.controller.guard import Guard
-from callboard.controller.journal import SqliteJournal
+from callboard.controller.journal.journal import SqliteJournal
+from callboard.controller.journal.state_dir import StateDir, StoreFailed
 from callboard.controller.logs import configure_logs
+from callboard.controller.loop.collector import sparing_what_is_made
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.options import ControllerOptions, is_loopback, split_address
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.event import EventService
+from callboard.controller.services.guard import Guard
 from callboard.controller.services.job import JobService
 from callboard.controller.services.node import NodeService
 from callboard.controller.services.placement import PlacementService
 from callboard.controller.services.placement_group import PlacementGroupService
 from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import SchedulerService
-from callboard.controller.state_dir import StateDir, StoreFailed
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
 from callboard.v1 import (

@@ -80,7 +80,8 @@ def digest_of(text: str) -> str:
 
 def _kept(plan: PlacementPlan) -> str:
     """The text that a job keeps: the placement alone, in its normal form. A whole config may hold secrets, and so may
-    the variables of its node groups, which are kept with the places (:mod:`callboard.controller.secret_store`)."""
+    the variables of its node groups, which are kept with the places
+    (:mod:`callboard.controller.journal.secret_store`)."""
     config = yaml.safe_load(render(plan))
     del config["cluster"]["nodes"]
     for group in config["cluster"].get("node_groups", ()):

@@ -17,11 +17,11 @@ import grpc
 import grpc.aio
 
 from callboard.agents.channel import REFUSALS
-from callboard.controller.clock import Clock
 from callboard.controller.core import Core
-from callboard.controller.guard import Guard
+from callboard.controller.journal.state_dir import StoreFailed
+from callboard.controller.loop.clock import Clock
 from callboard.controller.options import ControllerOptions, Limits
-from callboard.controller.state_dir import StoreFailed
+from callboard.controller.services.guard import Guard
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change

@@ -8,8 +8,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from callboard.controller.codec import Decision, decode_change, decode_event, encode_change, encode_event, encode_record
-from callboard.controller.state_dir import StoreFailed
+from callboard.controller.journal.codec import (
+    Decision,
+    decode_change,
+    decode_event,
+    encode_change,
+    encode_event,
+    encode_record,
+)
+from callboard.controller.journal.state_dir import StoreFailed
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, EventRecord, Record
 from callboard.simulation.options import Fault

@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from callboard.cli.local.ports import free_port
 from callboard.client import Client
 from callboard.client.diagnosis import Evidence, Finding, diagnose
-from callboard.controller import outputs
 from callboard.controller.services import node as node_service
+from callboard.controller.sessions import outputs
 from callboard.v1 import job_pb2, node_pb2
 from callboard.v1.inspection_pb2 import NodeInspection, RayPlacementGroup
 from callboard.wire.errors import CallboardError, NotFound

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard.controller.codec import (
+from callboard.controller.journal.codec import (
     UnreadableChange,
     decode_change,
     decode_event,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from callboard.controller.collector import FULL_EVERY, sparing_what_is_made
+from callboard.controller.loop.collector import FULL_EVERY, sparing_what_is_made
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from callboard.controller import driver as driver_module
-from callboard.controller.clock import Clock
-from callboard.controller.codec import Decision
-from callboard.controller.driver import Driver
-from callboard.controller.liveness import HELD_UP_S
-from callboard.controller.state_dir import StoreFailed
+from callboard.controller.journal.codec import Decision
+from callboard.controller.journal.state_dir import StoreFailed
+from callboard.controller.loop import driver as driver_module
+from callboard.controller.loop.clock import Clock
+from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.liveness import HELD_UP_S
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, State

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from callboard.controller.event_log import CHUNK, EventLog, Filter, Progress
+from callboard.controller.loop.event_log import CHUNK, EventLog, Filter, Progress
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import ErrorReason, InvalidRequest, LimitReached, RevisionCompacted, Unavailable
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from callboard.controller.guard import Guard
+from callboard.controller.services.guard import Guard
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import Reason, Refusal, RefusalCode
 from callboard.wire.errors import ErrorReason, parse_error

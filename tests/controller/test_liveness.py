@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callboard.controller.liveness import Liveness
+from callboard.controller.loop.liveness import Liveness
 
 
 class FakeLoop:

@@ -11,11 +11,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from callboard.controller import driver as driver_module
-from callboard.controller.codec import Decision
-from callboard.controller.journal import SqliteJournal
+from callboard.controller.journal.codec import Decision
+from callboard.controller.journal.journal import SqliteJournal
+from callboard.controller.journal.state_dir import StoreFailed
+from callboard.controller.loop import driver as driver_module
 from callboard.controller.server import Controller
-from callboard.controller.state_dir import StoreFailed
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.v1 import event_pb2, job_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason, parse_error

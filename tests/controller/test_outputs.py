@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from callboard.controller import outputs
 from callboard.controller.options import Limits
 from callboard.controller.server import Controller
+from callboard.controller.sessions import outputs
 from callboard.v1 import agent_pb2, common_pb2, job_pb2
 from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running
 from tests.support.fake_agent import FakeAgent

@@ -18,7 +18,7 @@ import yaml
 
 from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId, identify
-from callboard.controller import placements
+from callboard.controller.searches import placements
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
 from callboard.wire.errors import ErrorReason
 from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running
@@ -421,10 +421,10 @@ class TestSearching:
             call: Any = stub.SearchPlacement(request)
             first = await call.read()
             assert first.WhichOneof("step") == "progress"
-            [child] = children("callboard.controller.search_child")
+            [child] = children("callboard.controller.searches.search_child")
             call.cancel()
             await exited(child)
-            assert not children("callboard.controller.search_child")
+            assert not children("callboard.controller.searches.search_child")
 
 
 def children(module: str) -> list[ProcessId]:

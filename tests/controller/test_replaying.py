@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from callboard.cli.main import app
-from callboard.controller import store as store_module
-from callboard.controller.codec import Decision, decode_decision, encode_decision
-from callboard.controller.replaying import Step, rerun
-from callboard.controller.state_dir import JOURNAL_NAME, StateDir
-from callboard.controller.store import FORMAT, Store
+from callboard.controller.journal import store as store_module
+from callboard.controller.journal.codec import Decision, decode_decision, encode_decision
+from callboard.controller.journal.replaying import Step, rerun
+from callboard.controller.journal.state_dir import JOURNAL_NAME, StateDir
+from callboard.controller.journal.store import FORMAT, Store
 from callboard.model.specs import ComponentSpec
 from callboard.scheduler import Outcome, State, check_invariants
 from callboard.scheduler.records.events import Event, JobSubmitted

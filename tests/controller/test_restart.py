@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from callboard.controller.state_dir import StateDir
-from callboard.controller.store import Store
+from callboard.controller.journal.state_dir import StateDir
+from callboard.controller.journal.store import Store
 from callboard.scheduler import State, check_invariants
 from callboard.v1 import (
     agent_pb2,

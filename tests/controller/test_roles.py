@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from callboard.controller.gauges import FORGOTTEN_AFTER_MS, GaugeBoard, gauges_of
 from callboard.controller.server import Controller
+from callboard.controller.services.job_gauges import FORGOTTEN_AFTER_MS, GaugeBoard, gauges_of
 from callboard.model.faults import InvalidInput
 from callboard.v1 import agent_pb2, inspection_pb2, job_pb2, node_pb2
 from tests.controller.support import Api, api_at, options_for, pool, refusal_of, running

@@ -19,9 +19,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from callboard.client.client import Client
+from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller, PortTaken
-from callboard.controller.state_dir import StoreFailed
 from callboard.v1 import event_pb2, pool_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason, parse_error
 from tests.controller.support import Api, api_at, options_for, pool, running

@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 
 from callboard.controller.server import Controller
-from callboard.controller.session import AgentSession
-from callboard.controller.spares import SpareTargets
+from callboard.controller.sessions.session import AgentSession
+from callboard.controller.sessions.spares import SpareTargets
 from callboard.model.quantities import Resources
 from callboard.model.specs import PgPoolSpec, PoolSpec
 from callboard.scheduler import Scheduler

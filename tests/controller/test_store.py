@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from callboard.controller.sealing import Seal, Unsealable
-from callboard.controller.secret_store import SecretStore
-from callboard.controller.state_dir import StateDir, StoreFailed
-from callboard.controller.store import Store, failure, read_events
+from callboard.controller.journal.sealing import Seal, Unsealable
+from callboard.controller.journal.secret_store import SecretStore
+from callboard.controller.journal.state_dir import StateDir, StoreFailed
+from callboard.controller.journal.store import Store, failure, read_events
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler import State

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from callboard.controller.placements import placed
+from callboard.controller.searches.placements import placed
 from callboard.model.colocation import fused
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec

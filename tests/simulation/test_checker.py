@@ -101,7 +101,7 @@ def test_a_journal_that_loses_what_it_acknowledged_is_caught() -> None:
 
 
 def test_a_controller_that_gives_up_strict_nodes_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("callboard.controller.liveness.MARGIN_MS", -20_000)
+    monkeypatch.setattr("callboard.controller.loop.liveness.MARGIN_MS", -20_000)
     assert failure_of(Simulator(OPTIONS)).rule == "R5"
 
 
@@ -113,7 +113,7 @@ def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatc
 
     monkeypatch.setattr("callboard.simulation.network.STUCK_HELLOS", 0.35)
     assert next(runs()).failure is None
-    monkeypatch.setattr("callboard.controller.sessions.check_order", lambda *_: None)
+    monkeypatch.setattr("callboard.controller.sessions.sessions.check_order", lambda *_: None)
     failure = next((report.failure for report in runs() if report.failure is not None), None)
     assert failure is not None, "nothing was noticed"
     assert failure.rule == "R2/I4"

@@ -13,8 +13,8 @@ from callboard.cli import printing, screen
 from callboard.cli.failing import BAD_INPUT, FAILED, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words
-from callboard.controller.replaying import Step, rerun
-from callboard.controller.state_dir import JOURNAL_NAME, StoreFailed
+from callboard.controller.journal.replaying import Step, rerun
+from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
 from callboard.scheduler.account.explain import Explanation
 
 

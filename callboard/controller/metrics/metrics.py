@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from callboard.controller.driver import Driver
+from callboard.controller.loop.driver import Driver
 from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.observations import Observations
 from callboard.controller.metrics.server import Build, LoopCollector, MetricsServer

@@ -10,12 +10,12 @@ import grpc.aio
 import structlog
 
 from callboard.controller.convert.reports import event_of, refused_event
-from callboard.controller.driver import Driver
-from callboard.controller.inbox import Make
+from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.inbox import Make
 from callboard.controller.options import ControllerOptions
-from callboard.controller.outputs import OutputReads
-from callboard.controller.session import AgentSession
-from callboard.controller.sessions import Sessions
+from callboard.controller.sessions.outputs import OutputReads
+from callboard.controller.sessions.session import AgentSession
+from callboard.controller.sessions.sessions import Sessions
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from callboard.controller.event_log import EventLog, Filter
+from callboard.controller.loop.event_log import EventLog, Filter
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid
 from callboard.controller.views.common import timestamp

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from callboard.controller.driver import Driver
-from callboard.controller.gauges import GaugeBoard, gauges_of
+from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
-from callboard.controller.outputs import OutputReads
-from callboard.controller.placements import resolving
+from callboard.controller.searches.placements import resolving
+from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, output_selection, page_of, text_of
+from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.inputs.scalars import DAY_MS
 from callboard.model.specs import JobSpec

@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc.aio
 
-from callboard.controller.driver import Driver
+from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, invalid, page_of, text_of
-from callboard.controller.session import AgentSession
+from callboard.controller.sessions.session import AgentSession
 from callboard.controller.views.nodes import node_message
 from callboard.scheduler import State
 from callboard.scheduler.records.events import NodeCordoned, NodeDrained, NodeRemoved

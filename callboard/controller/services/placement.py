@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc.aio
 
-from callboard.controller.driver import Driver
-from callboard.controller.searches import Searches
+from callboard.controller.loop.driver import Driver
+from callboard.controller.searches.searches import Searches
 from callboard.controller.services.requests import invalid, text_of
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.placement_config import MAX_BYTES

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc.aio
 
-from callboard.controller.driver import Driver
+from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, page_of

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc.aio
 
-from callboard.controller.driver import Driver
+from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.trial import trial
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, invalid, page_of, version_of
-from callboard.controller.trial import trial
 from callboard.controller.views.pools import pool_message
 from callboard.scheduler import Refusal, RefusalCode, State
 from callboard.scheduler.records.events import PoolCreated, PoolDeleted, PoolUpdated

@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc.aio
 
-from callboard.controller.driver import Driver
-from callboard.controller.event_log import EventLog
+from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.event_log import EventLog
+from callboard.controller.loop.trial import trial
 from callboard.controller.metrics.metrics import Metrics
 from callboard.controller.services.requests import version_of
-from callboard.controller.trial import trial
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet

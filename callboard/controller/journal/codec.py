@@ -1,0 +1,178 @@
+"""The codec of the journal: one line of JSON per change, versioned by kind of record.
+
+``{"v":1,"kind":"job","put":{…}}`` or ``{"v":1,"kind":"job","drop":"j-1"}``. Fields and their types are those of the
+record classes; bytes are base64. A field that an older log lacks takes the class's default, so fields are added
+without a new version; whatever can't be read that way raises its kind's version and gets a step in :data:`UPGRADES`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from callboard.scheduler.machine import HANDLERS
+from callboard.scheduler.records.events import Event
+from callboard.scheduler.records.job_records import RECORD_TYPES, Change, Drop, EventRecord, Key, Put, Record
+
+VERSION = 1
+"""Version that is written."""
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPGRADES: Mapping[tuple[str, int], Upgrade] = MappingProxyType({})
+"""(kind, version) → the step that turns a record of that version into one of the next."""
+
+_CONFIG = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class UnreadableChange(ValueError):
+    """A line that this version can't read. ``str()`` is a clear sentence."""
+
+
+def _adapter(of: Any) -> TypeAdapter[Any]:
+    # "or None", because pydantic takes no configuration beside a bare dataclass.
+    return TypeAdapter(of | None, config=_CONFIG)
+
+
+_RECORDS: Mapping[str, TypeAdapter[Any]] = MappingProxyType({kind.kind: _adapter(kind) for kind in RECORD_TYPES})
+_KEY: TypeAdapter[Key] = _adapter(Key)
+_EVENT: TypeAdapter[EventRecord] = _adapter(EventRecord)
+_PUT = re.compile(rf'\{{"v":{VERSION},"kind":"([a-z]+)","put":')
+"""How a line of the present version begins: what follows is the record alone."""
+
+
+def encode_change(change: Change) -> str:
+    """The line of a change."""
+    if isinstance(change, Put):
+        return _line(change.record.kind, "put", _RECORDS[change.record.kind].dump_json(change.record))
+    return _line(change.kind, "drop", _KEY.dump_json(change.key))
+
+
+def encode_record(record: Record) -> str:
+    """The line of a record in a snapshot: that of its :class:`Put`."""
+    return encode_change(Put(record))
+
+
+def decode_change(line: str) -> Change:
+    """The change of a line.
+
+    Raises:
+        UnreadableChange: broken, of an unknown kind, or written by a newer version.
+    """
+    newest = _newest(line)
+    if newest is not None:
+        return newest
+    try:
+        envelope = json.loads(line)
+        version, kind = envelope["v"], envelope["kind"]
+        if version > VERSION:
+            raise UnreadableChange(
+                f"a {kind!r} record has version {version}, this callboard reads up to {VERSION}: "
+                "it was written by a newer callboard"
+            )
+        adapter = _RECORDS[kind]
+        if "drop" in envelope:
+            return Drop(kind, _KEY.validate_json(json.dumps(envelope["drop"])))
+        plain = envelope["put"]
+        for step in range(version, VERSION):
+            plain = UPGRADES[kind, step](plain)
+        # As JSON again: only there do lists become tuples and base64 becomes bytes.
+        record = adapter.validate_json(json.dumps(plain))
+        if record is None:
+            raise UnreadableChange(f"a {kind!r} record is empty")
+        return Put(record)
+    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
+        raise UnreadableChange(f"a record can't be read ({error}): {line[:120]}") from error
+
+
+def _newest(line: str) -> Put | None:
+    """The change of a line as this version writes it, parsed once: a replay is hundreds of thousands of them. None for
+    any other line."""
+    head = _PUT.match(line)
+    if head is None or head[1] not in _RECORDS or not line.endswith("}"):
+        return None
+    try:
+        record = _RECORDS[head[1]].validate_json(line[head.end() : -1])
+    except ValidationError:
+        return None  # read again, slowly, for a message that says what is wrong
+    return None if record is None else Put(record)
+
+
+def encode_event(event: EventRecord) -> str:
+    """The text of an event."""
+    return _EVENT.dump_json(event).decode()
+
+
+def decode_event(text: str) -> EventRecord:
+    """The event of a text.
+
+    Raises:
+        UnreadableChange: broken, or of a newer version.
+    """
+    try:
+        event: EventRecord = _EVENT.validate_json(text)
+    except ValidationError as error:
+        raise UnreadableChange(f"an event can't be read ({error}): {text[:120]}") from error
+    return event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One event that was decided, and what a rerun must come to.
+
+    Attributes:
+        event: what was decided.
+        changes: how many changes it led to; they lie beside each other in the log.
+        wake_ms: when the scheduler wanted to look at the time again, after it; None: never.
+        ended_jobs: most ended jobs that were kept.
+    """
+
+    event: Event
+    changes: int
+    wake_ms: int | None
+    ended_jobs: int
+
+
+_EVENT_TYPES: Mapping[str, type[Event]] = MappingProxyType({kind.__name__: kind for kind in HANDLERS})
+
+
+@cache
+def _event_adapter(kind: str) -> TypeAdapter[Any]:
+    """Made when it is needed: most programs that read the log never need it."""
+    return _adapter(_EVENT_TYPES[kind])
+
+
+def encode_decision(decision: Decision) -> str:
+    """The text of a decision."""
+    kind = type(decision.event).__name__
+    body = _event_adapter(kind).dump_json(decision.event).decode()
+    wake = "null" if decision.wake_ms is None else decision.wake_ms
+    head = f'"v":{VERSION},"kind":"{kind}","changes":{decision.changes},"wake_ms":{wake}'
+    return f'{{{head},"ended_jobs":{decision.ended_jobs},"event":{body}}}'
+
+
+def decode_decision(text: str) -> Decision:
+    """The decision of a text.
+
+    Raises:
+        UnreadableChange: broken, of an unknown kind, or written by a newer version.
+    """
+    try:
+        plain = json.loads(text)
+        if plain["v"] > VERSION:
+            raise UnreadableChange(f"a decision has version {plain['v']}: it was written by a newer callboard")
+        event: Event = _event_adapter(plain["kind"]).validate_json(json.dumps(plain["event"]))
+        return Decision(event=event, changes=plain["changes"], wake_ms=plain["wake_ms"], ended_jobs=plain["ended_jobs"])
+    except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
+        raise UnreadableChange(f"a decision can't be read ({error}): {text[:120]}") from error
+
+
+def _line(kind: str, what: str, body: bytes) -> str:
+    return f'{{"v":{VERSION},"kind":"{kind}","{what}":{body.decode()}}}'

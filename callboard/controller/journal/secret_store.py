@@ -1,0 +1,173 @@
+"""The store of secret values: a file of their own, so that the journal can be copied, read and mailed.
+
+A controller must start workers again after a restart, so it has to remember the values of variables that look secret
+(:func:`callboard.model.environment.is_secret`) or are declared to be. The journal holds the names only. The values lie
+in ``secrets.sqlite`` (mode 0600 in a directory of mode 0700, freed pages overwritten) until their job has ended and a
+snapshot is taken, sealed with the key in ``secrets.key``: a search of either file finds none of them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from callboard.controller.journal.sealing import Seal, Unsealable
+from callboard.controller.journal.state_dir import KEY_NAME, make_private_file
+from callboard.model.environment import is_secret
+from callboard.model.specs import ComponentSpec, Labels
+from callboard.scheduler.records.job_records import SpecRecord
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS secret (
+    uid TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (uid, component, name)
+) WITHOUT ROWID
+"""
+
+
+class MissingSecrets(Exception):
+    """The journal names secret variables whose values are gone."""
+
+
+class SecretStore:
+    """Values of secret variables by job, component and name. Used by the journal's thread only."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            OSError, sqlite3.Error: the file can't be used.
+        """
+        make_private_file(path)
+        self._seal = Seal.of(path.with_name(KEY_NAME))
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA secure_delete=ON")
+        # No write-ahead log, in which overwritten values would stay readable for a while.
+        self._database.execute("PRAGMA journal_mode=DELETE")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute(_SCHEMA)
+
+    def keep(self, record: SpecRecord) -> SpecRecord:
+        """Stores the secrets of a spec, durably, and returns the spec without their values."""
+        rows = [
+            (record.uid, owner, name, self._seal.close(value))
+            for owner, env, declared in _environments(record)
+            for name, value in env
+            if declared or is_secret(name)
+        ]
+        if not rows:
+            return record
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.executemany("INSERT OR REPLACE INTO secret VALUES (?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        return without_values(record)
+
+    def restore(self, record: SpecRecord, *, needed: bool) -> SpecRecord:
+        """The spec with its secret values.
+
+        Args:
+            record: spec as the journal has it.
+            needed: its job has not ended, so workers may have to be started.
+
+        Raises:
+            MissingSecrets: values are ``needed`` and gone.
+        """
+        named = [
+            (owner, name)
+            for owner, env, declared in _environments(record)
+            for name, _ in env
+            if declared or is_secret(name)
+        ]
+        if not named:
+            return record
+        rows = self._database.execute("SELECT component, name, value FROM secret WHERE uid = ?", (record.uid,))
+        values = {(owner, name): value for owner, name, kept in rows if (value := self._opened(kept)) is not None}
+        missing = [f"{component}.{name}" for component, name in named if (component, name) not in values]
+        if missing and needed:
+            raise MissingSecrets(f"job {record.spec.name} needs the secret variables {', '.join(missing)}")
+        return _with_values(record, values)
+
+    def _opened(self, kept: bytes | str) -> str | None:
+        """A kept value; None: its key is gone."""
+        if isinstance(kept, str):
+            return kept  # Of a version that sealed nothing.
+        try:
+            return self._seal.open(kept)
+        except Unsealable:
+            return None
+
+    def forget_all_but(self, uids: Iterable[str]) -> None:
+        """Deletes the secrets of every job that is not among ``uids``."""
+        kept = set(uids)
+        stored = [uid for (uid,) in self._database.execute("SELECT DISTINCT uid FROM secret")]
+        for uid in stored:
+            if uid not in kept:
+                self._database.execute("DELETE FROM secret WHERE uid = ?", (uid,))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._database.close()
+
+
+def without_values(record: SpecRecord) -> SpecRecord:
+    """The spec with its secret variables' names only."""
+    return _with_values(record, {})
+
+
+def _with_values(record: SpecRecord, values: dict[tuple[str, str], str]) -> SpecRecord:
+    components = tuple(_component(component, component.name, values) for component in record.spec.components)
+    return replace(record, spec=replace(record.spec, components=components))
+
+
+def _environments(record: SpecRecord) -> Iterator[tuple[str, Labels, bool]]:
+    """Every set of variables of a job, with a name for whose it is, and whether all of it was declared secret."""
+    for component in record.spec.components:
+        yield from _environments_of(component, component.name)
+
+
+def _environments_of(component: ComponentSpec, owner: str) -> Iterator[tuple[str, Labels, bool]]:
+    yield owner, component.env, False
+    yield _declared_name(owner), component.secret_env, True
+    for rank, place in enumerate(component.places):
+        yield _place_name(owner, rank), place.env, False
+    for member in component.members:
+        yield from _environments_of(member, _member_name(owner, member))
+
+
+# No component has such names: they hold characters that names don't.
+
+
+def _place_name(owner: str, rank: int) -> str:
+    return f"{owner}[{rank}]"
+
+
+def _declared_name(owner: str) -> str:
+    return f"{owner}!"
+
+
+def _member_name(owner: str, member: ComponentSpec) -> str:
+    return f"{owner}/{member.name}"
+
+
+def _component(component: ComponentSpec, owner: str, values: dict[tuple[str, str], str]) -> ComponentSpec:
+    places = tuple(
+        replace(place, env=_env(place.env, _place_name(owner, rank), values))
+        for rank, place in enumerate(component.places)
+    )
+    return replace(
+        component,
+        env=_env(component.env, owner, values),
+        secret_env=_env(component.secret_env, _declared_name(owner), values, declared=True),
+        places=places,
+        members=tuple(_component(member, _member_name(owner, member), values) for member in component.members),
+    )
+
+
+def _env(env: Labels, owner: str, values: dict[tuple[str, str], str], *, declared: bool = False) -> Labels:
+    return tuple((name, values.get((owner, name), "") if declared or is_secret(name) else value) for name, value in env)

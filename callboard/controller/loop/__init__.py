@@ -1,0 +1,1 @@
+"""The loop that decides: what arrives, in which order it is decided, and who follows."""

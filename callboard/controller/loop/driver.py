@@ -1,0 +1,395 @@
+"""The driver: the loop between what arrives and what leaves.
+
+Take what arrived → let the scheduler decide → one journal commit for the batch → tell agents, watchers and callers.
+
+Guaranteed: nothing leaves before it is journaled; what arrived first is decided first, and so is a report that came
+before its deadline, however late it is looked at; a refused call changes nothing for others. When the journal fails,
+everything is refused with STORE_FAILED and the state in memory, which may be ahead of the disk, is thrown away: the
+loop goes on from the last good state once the journal can be written, exactly as after a restart. Not guaranteed: that
+a call whose caller went away had no effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from callboard.controller.journal.codec import Decision
+from callboard.controller.journal.commits import Commits, store_failed
+from callboard.controller.journal.journal import Journal
+from callboard.controller.journal.state_dir import StoreFailed
+from callboard.controller.loop.clock import Clock
+from callboard.controller.loop.inbox import Ask, Inbox, Make, new_cause
+from callboard.controller.loop.liveness import HELD_UP_S
+from callboard.model.faults import InvalidInput
+from callboard.scheduler import Outcome, Scheduler, State
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.events import ControllerStarted, Event, Tick
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.refusals import ImpossibleTransition, Refusal
+from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, Unavailable
+
+T = TypeVar("T")
+
+BATCH_BUDGET_S = 0.005
+"""A batch takes no more events after deciding for this long, so that reads in between (GetStats) stay far below
+their 50 ms."""
+
+RETRY_FIRST_S = 0.5
+RETRY_LONGEST_S = 10.0
+"""How often a failed journal is tried again. A full disk is freed by a person: seconds don't matter to them."""
+
+log = structlog.get_logger(__name__)
+
+Decided = list[tuple[Ask[Any] | None, Outcome, Decision]]
+"""What a batch decided, in order; no ask for the passing of time."""
+
+
+class Listener(Protocol):
+    """Who is told what was decided, after it was journaled."""
+
+    def started(self, events: Sequence[EventRecord]) -> None:
+        """A new term began; what was known of the state before is void. ``events``: the newest in the journal."""
+
+    def outage(self) -> None:
+        """The journal failed; agents must join again once it works."""
+
+    def deliver(self, commands: Sequence[Command]) -> None:
+        """Commands for agents, in order."""
+
+    def publish(self, events: Sequence[EventRecord]) -> None:
+        """Entries of the event log, in order."""
+
+
+class Driver:
+    """Owns the scheduler. Everything here runs on one event loop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        reconcile_grace_ms: int,
+        inbox: int = 10_000,
+        ended_jobs: int = 1_000,
+        newest_events: int = 10_000,
+        new_clock: Callable[[int], Clock] = Clock,
+        new_cause: Callable[[str], str] = new_cause,
+        new_scheduler: Callable[[State, int], Scheduler] = Scheduler,
+        measured: Callable[[str, float], None] = lambda _what, _seconds: None,
+    ) -> None:
+        """
+        Args:
+            journal: where batches go first.
+            reconcile_grace_ms: how long to wait for known nodes after a start.
+            inbox: most asks that wait.
+            ended_jobs: most ended jobs kept.
+            newest_events: events of before that listeners are told at a start.
+            new_clock: makes the clock of a term; its argument is the last time journaled.
+            new_cause: makes a fresh cause id for what a source asks.
+            new_scheduler: makes the scheduler of a term from its state and the most ended jobs kept.
+            measured: is told how many seconds a "decision" or a "commit" took.
+        """
+        self._commits = Commits(journal)
+        self._reconcile_grace_ms = reconcile_grace_ms
+        self._new_clock = new_clock
+        self._new_cause = new_cause
+        self._new_scheduler = new_scheduler
+        self._measured = measured
+        self._ended_jobs = ended_jobs
+        self._newest_events = newest_events
+        self._inbox = Inbox(inbox, self.now_ms, new_cause)
+        self._inbox.closed = _stopping("starting")
+        self._listeners: list[Listener] = []
+        self._scheduler = Scheduler()
+        self._clock = new_clock(0)
+        self._timer: asyncio.TimerHandle | None = None
+        self._not_before_s = 0.0
+        """Nothing is judged to be overdue before, by the loop's clock."""
+        self._stop = asyncio.Event()
+
+    # ---- what others use ----
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, for questions only."""
+        return self._scheduler
+
+    @property
+    def state(self) -> State:
+        """What is true in memory; it may be one commit ahead of the journal (see :meth:`read`)."""
+        return self._scheduler.state
+
+    @property
+    def started_ms(self) -> int:
+        """When this term began."""
+        return self._clock.started_ms
+
+    def now_ms(self) -> int:
+        """Time of the controller in milliseconds since 1970."""
+        return max(self._clock.now_ms(), self.state.meta.now_ms)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Adds somebody who is told what was decided. Those who came first are told first."""
+        self._listeners.append(listener)
+
+    async def ask(self, make: Make, then: Callable[[Outcome], T], *, source: str) -> T:
+        """Has an event decided and returns ``then(outcome)``, called once the outcome is journaled.
+
+        Args:
+            make: makes the event.
+            then: makes the answer; runs on the loop, with the state as it is after the batch.
+            source: who asks; the first part of the cause id.
+
+        Raises:
+            Refusal, CallboardError, InvalidInput: the scheduler or ``make`` refused; nothing changed.
+            LimitReached: the inbox is full.
+            Unavailable: not serving, or the journal failed.
+            InternalError: a defect, which is logged; nothing changed.
+        """
+        return await self._inbox.put(make, then, source)
+
+    async def enqueue(self, make: Make, then: Callable[[Outcome], T], *, source: str) -> asyncio.Future[T]:
+        """Like :meth:`ask` for callers that can be held back: waits for room in the inbox, not for the answer."""
+        return await self._inbox.put_patiently(make, then, source)
+
+    async def read(self, build: Callable[[State], T]) -> T:
+        """What ``build`` makes of the state, returned once all of it is journaled.
+
+        Raises:
+            Unavailable: not serving, or the journal failed meanwhile.
+        """
+        self.check_serving()
+        value = build(self.state)
+        await self.journaled()
+        return value
+
+    async def journaled(self) -> None:
+        """Returns once everything decided so far is on disk.
+
+        Raises:
+            Unavailable: not serving, or the journal failed.
+        """
+        await self._commits.settled()
+        self.check_serving()
+
+    def check_serving(self) -> None:
+        """
+        Raises:
+            Unavailable: starting, stopping, or the journal failed.
+        """
+        self._inbox.check_open()
+
+    async def read_events(self, first_revision: int, limit: int) -> tuple[int, list[EventRecord]]:
+        """The oldest revision kept on disk and events from a revision on, oldest first.
+
+        Raises:
+            Unavailable: the journal can't be read.
+        """
+        return await self._commits.read_events(first_revision, limit)
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Replays the journal and begins a new term.
+
+        Raises:
+            StoreFailed: the journal can't be read or written.
+        """
+        state, events = await self._commits.open(self._newest_events)
+        self._scheduler = self._new_scheduler(state, self._ended_jobs)
+        self._clock = self._new_clock(state.meta.now_ms)
+        decided: Decided = []
+        cause, grace_ms = self._new_cause("start"), self._reconcile_grace_ms
+        self._handle(None, ControllerStarted(now_ms=self.now_ms(), cause=cause, grace_ms=grace_ms), decided)
+        await self._write(decided)
+        ((_, outcome, _),) = decided
+        if not self._stop.is_set():
+            self._inbox.closed = None
+        for listener in self._listeners:
+            listener.started(events)
+            listener.publish(outcome.events)
+            listener.deliver(outcome.commands)
+        self._arm()
+        log.info("term begins", term=state.meta.term, jobs=len(state.jobs), nodes=len(state.nodes))
+
+    async def run(self) -> None:
+        """Handles what arrives until :meth:`stop`, then takes a snapshot and closes the journal."""
+        good = True
+        try:
+            while not (self._stop.is_set() and self._inbox.empty()):
+                try:
+                    await self._batch(await self._inbox.get())
+                except StoreFailed as failure:
+                    good = await self._recover(failure)
+                    if not good:
+                        break
+        except BaseException:
+            good = False
+            raise
+        finally:
+            self._disarm()
+            self._inbox.closed = _stopping("stopping")
+            self._inbox.drop(self._inbox.closed)
+            await self._commits.close(self.state if good else None)
+
+    def stop(self) -> None:
+        """Accepts nothing more; what is in the inbox is still handled."""
+        self._stop.set()
+        if self._inbox.closed is None:
+            self._inbox.closed = _stopping("stopping")
+        self._inbox.wake()
+
+    # ---- the loop ----
+
+    async def _batch(self, first: Ask[Any] | None) -> None:
+        decided: Decided = []
+        clock = asyncio.get_running_loop().time
+        enough = clock() + BATCH_BUDGET_S
+        self._notice_hold_up(clock())
+        ask = first
+        while True:
+            if ask is not None:
+                # What was due before it came is judged before it, and nothing that came after.
+                self._pass_time(decided, ask.came_ms)
+                self._decide(ask, decided)
+            if clock() >= enough or self._inbox.empty():
+                break
+            ask = self._inbox.get_nowait()
+        if self._inbox.empty():
+            self._pass_time(decided, self.now_ms())
+        await self._commit(decided)
+        self._publish(decided)
+        await self._commits.compact(self.state)
+        self._arm()
+
+    def _notice_hold_up(self, now_s: float) -> None:
+        """Lets nothing be overdue for a while after this program was held up (stopped, swapped out): the reports that
+        came meanwhile lie unread in its sockets."""
+        if self._timer is not None and now_s - self._timer.when() > HELD_UP_S:
+            log.warning("held up: deadlines wait for what was reported meanwhile", seconds=now_s - self._timer.when())
+            self._not_before_s = now_s + HELD_UP_S
+
+    def _pass_time(self, decided: Decided, until_ms: int) -> None:
+        """Judges what was due by a time by which everything that came was decided."""
+        wake_ms = self._scheduler.next_wake_ms()
+        if wake_ms is None or wake_ms > until_ms or asyncio.get_running_loop().time() < self._not_before_s:
+            return
+        try:
+            self._handle(None, Tick(now_ms=until_ms, cause=self._new_cause("tick")), decided)
+        except Exception:
+            log.exception("a defect: the passing of time could not be handled; nothing changed")
+
+    def _decide(self, ask: Ask[Any], decided: Decided) -> None:
+        if ask.answer.done():
+            return  # its caller went away before anything was decided
+        began = time.perf_counter()
+        try:
+            self._handle(ask, ask.make(self.now_ms(), ask.cause), decided)
+            self._measured("decision", time.perf_counter() - began)
+        except (Refusal, CallboardError, InvalidInput) as refusal:
+            ask.fail(refusal)
+        except ImpossibleTransition as defect:
+            log.exception("a defect: an impossible transition; nothing changed", story=str(defect), cause=ask.cause)
+            ask.fail(InternalError(f"the controller met a defect, nothing changed (cause {ask.cause}): {defect}"))
+        except Exception:
+            log.exception("a defect: an event could not be handled; nothing changed", cause=ask.cause)
+            ask.fail(InternalError(f"the controller met a defect, nothing changed (cause {ask.cause})"))
+
+    def _handle(self, ask: Ask[Any] | None, event: Event, decided: Decided) -> None:
+        outcome = self._scheduler.handle(event)
+        wake_ms, changes = self._scheduler.next_wake_ms(), len(outcome.changes)
+        decision = Decision(event=event, changes=changes, wake_ms=wake_ms, ended_jobs=self._ended_jobs)
+        decided.append((ask, outcome, decision))
+
+    async def _write(self, decided: Decided) -> None:
+        await self._commits.write(
+            [change for _, outcome, _ in decided for change in outcome.changes],
+            [event for _, outcome, _ in decided for event in outcome.events],
+            # What changed nothing need not be decided again to come to where the others led.
+            [decision for _, _, decision in decided if decision.changes],
+        )
+
+    async def _commit(self, decided: Decided) -> None:
+        began = time.perf_counter()
+        try:
+            await self._write(decided)
+        except StoreFailed as failure:
+            for ask, _, _ in decided:
+                if ask is not None:
+                    ask.fail(store_failed(failure))
+            raise
+        if decided:
+            self._measured("commit", time.perf_counter() - began)
+
+    def _publish(self, decided: Decided) -> None:
+        for listener in self._listeners:
+            for _, outcome, _ in decided:
+                listener.publish(outcome.events)
+                listener.deliver(outcome.commands)
+        # After the commands: an agent that joined in this batch gets all it owes in one go, and nothing twice.
+        for ask, outcome, _ in decided:
+            if ask is not None:
+                _answer(ask, outcome)
+
+    # ---- the journal failed ----
+
+    async def _recover(self, failure: StoreFailed) -> bool:
+        """Returns True once the journal works again, False when told to stop before."""
+        log.error("the journal failed; nothing is accepted until it works", why=str(failure))
+        self._disarm()
+        self._inbox.closed = store_failed(failure)
+        for listener in self._listeners:
+            listener.outage()
+        wait_s = RETRY_FIRST_S
+        while not self._stop.is_set():
+            self._inbox.drop(self._inbox.closed)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait_s)
+                break
+            try:
+                await self.start()
+            except StoreFailed as again:
+                wait_s = min(wait_s * 2, RETRY_LONGEST_S)
+                self._inbox.closed = store_failed(again)
+                log.warning("the journal still fails", why=str(again), next_try_s=wait_s)
+            else:
+                log.info("the journal works again")
+                return True
+        return False
+
+    # ---- time ----
+
+    def _arm(self) -> None:
+        self._disarm()
+        wake_ms = self._scheduler.next_wake_ms()
+        if wake_ms is not None and not self._stop.is_set():
+            loop = asyncio.get_running_loop()
+            wait_s = max((wake_ms - self.now_ms()) / 1000, self._not_before_s - loop.time(), 0.001)
+            self._timer = loop.call_later(wait_s, self._inbox.wake)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _answer(ask: Ask[Any], outcome: Outcome) -> None:
+    try:
+        answer = ask.then(outcome)
+    except CallboardError as refusal:
+        ask.fail(refusal)
+    except Exception:
+        log.exception("a defect: an answer could not be made", cause=ask.cause)
+        ask.fail(InternalError(f"the controller met a defect (cause {ask.cause})"))
+    else:
+        if not ask.answer.done():
+            ask.answer.set_result(answer)
+
+
+def _stopping(what: str) -> Unavailable:
+    return Unavailable(f"the controller is {what}", reason=ErrorReason.STOPPING)

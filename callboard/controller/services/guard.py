@@ -1,0 +1,244 @@
+"""The guard around every call: it ends with an answer or a status, in time, and is counted until its last line has run.
+
+grpc.aio has four habits that this interceptor makes good for all services at once:
+
+- A handler whose inner task was cancelled raises ``CancelledError`` and its caller never hears of it (GC-04): here it
+  becomes a status.
+- ``server.stop()`` returns before the handlers' ``finally`` blocks have run (GC-01): here each handler is counted, and
+  :meth:`Guard.idle` waits for the last.
+- A handler runs as long as it likes: here unary calls have a bound.
+- Bytes that are no message of the method end as UNKNOWN with a traceback: here they are refused as any wrong input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message import DecodeError
+
+from callboard.controller.services.answers import error_of
+from callboard.model.faults import InvalidInput
+from callboard.scheduler.records.refusals import Refusal
+from callboard.wire.errors import status_of
+from callboard.wire.refusals import (
+    CallboardError,
+    DeadlineExceeded,
+    ErrorReason,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "ServerReflectionInfo")
+"""First parts of the names of methods that change nothing; every other call is written to the log (audit)."""
+
+LOG_UNDECODABLE_S = 60.0
+"""Shortest time between two lines about messages that can't be decoded: their sender may try again for ever."""
+
+log = structlog.get_logger(__name__)
+
+
+class _Undecodable:
+    """Stands for a message that can't be decoded."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+class _NoMessage(InvalidRequest):
+    """A message can't be decoded."""
+
+
+class _Messages:
+    """The messages of a stream, each read by a function that may raise in its place. No generator: that would have to
+    be closed."""
+
+    def __init__(self, messages: AsyncIterator[Any], read: Callable[[Any], Any]) -> None:
+        self._messages = messages
+        self._read = read
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._read(await anext(self._messages))
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server."""
+
+    def __init__(
+        self,
+        *,
+        call_timeout_s: float,
+        called: Callable[[str, str, float], None] = lambda _method, _code, _seconds: None,
+    ) -> None:
+        """
+        Args:
+            call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
+            called: is told the method, the status and the seconds of each unary call.
+        """
+        self._call_timeout_s = call_timeout_s
+        self._called = called
+        self._running: set[asyncio.Task[Any]] = set()
+        self._undecodable = 0
+        self._logged_undecodable_s = -LOG_UNDECODABLE_S
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a call, guarded; None for an unknown method, as gRPC asks."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = str(handler_call_details.method)
+        serializers = {
+            "request_deserializer": _tolerant(handler.request_deserializer),
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method), **serializers)
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method), **serializers)
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, method), **serializers)
+        return handler
+
+    async def idle(self, within_s: float) -> bool:
+        """Waits until no handler runs; False if some still do after ``within_s`` seconds."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+        return not self._running
+
+    def _unary(self, behaviour: Any, method: str) -> Any:
+        name = method.rpartition("/")[2]
+
+        async def bounded(request: Any, context: Context) -> Any:
+            async with asyncio.timeout(self._call_timeout_s) as bound:
+                try:
+                    return await behaviour(request, context)
+                except asyncio.CancelledError:
+                    if bound.expired():
+                        raise DeadlineExceeded(f"{method} took longer than {self._call_timeout_s:.0f} s") from None
+                    raise
+
+        async def guarded(request: Any, context: Context) -> Any:
+            began, code = time.perf_counter(), "INTERNAL"
+            try:
+                answer = await bounded(request, context)
+                code = "OK"
+            except asyncio.CancelledError:
+                code = "CANCELLED"
+                raise
+            except (CallboardError, Refusal, InvalidInput) as error:
+                code = (error if isinstance(error, CallboardError) else error_of(error)).error.code
+                raise
+            finally:
+                self._called(name, code, time.perf_counter() - began)
+            return answer
+
+        return self._counted(guarded, method)
+
+    def _stream(self, behaviour: Any, method: str) -> Any:
+        async def guarded(request: Any, context: Context) -> None:
+            result = behaviour(request, context)
+            if isinstance(result, AsyncIterator):
+                async for response in result:
+                    await context.write(response)
+            else:
+                await result
+
+        return self._counted(guarded, method)
+
+    def _counted(self, behaviour: Callable[[Any, Context], Awaitable[Any]], method: str) -> Any:
+        name = method.rpartition("/")[2]
+        audited = not name.startswith(READ_ONLY)
+
+        async def counted(request: Any, context: Context) -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running.add(task)
+            try:
+                answer = await behaviour(self._readable(request, context, method), context)
+            except asyncio.CancelledError:
+                if task.cancelling():
+                    raise  # the call itself was cancelled: its caller went away, nobody waits for a status
+                await _abort(context, Unavailable("the call was cut off inside the controller; try again"), name)
+            except (CallboardError, Refusal, InvalidInput) as error:
+                await _abort(context, error if isinstance(error, CallboardError) else error_of(error), name)
+            except grpc.aio.AbortError:
+                raise
+            except Exception:
+                if context.cancelled() or context.done():
+                    return None  # it wrote to a stream that is gone
+                log.exception("a defect: a handler failed", method=name)
+                await _abort(context, InternalError(f"{name} met a defect in the controller; see its log"), name)
+            else:
+                if audited:
+                    log.info("call", method=name, subject=_subject(request), peer=context.peer(), code="OK")
+                return answer
+            finally:
+                self._running.discard(task)
+
+        return counted
+
+    def _readable(self, request: Any, context: Context, method: str) -> Any:
+        """The request; for a stream its messages."""
+
+        def read(message: Any) -> Any:
+            if not isinstance(message, _Undecodable):
+                return message
+            self._note_undecodable(method, context.peer(), message.why)
+            raise _NoMessage(
+                f"a message to {method} can't be decoded ({message.why}); its sender speaks another protocol or version"
+            )
+
+        return _Messages(request, read) if isinstance(request, AsyncIterator) else read(request)
+
+    def _note_undecodable(self, method: str, peer: str, why: str) -> None:
+        self._undecodable += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_undecodable_s >= LOG_UNDECODABLE_S:
+            log.warning(
+                "messages can't be decoded", newest=method, peer=peer, why=why, since_last_line=self._undecodable
+            )
+            self._logged_undecodable_s, self._undecodable = now_s, 0
+
+
+def _tolerant(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Decodes; gives :class:`_Undecodable` where that fails, so that the handler's side can answer."""
+    if decode is None:
+        return None
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError as error:
+            return _Undecodable(" ".join(str(error).split())[:200])
+
+    return decoded
+
+
+def _subject(request: Any) -> str:
+    """What a request is about, for the audit: its resource name, or the name of what it makes."""
+    spec = getattr(request, "spec", None)
+    return str(getattr(request, "name", "") or getattr(request, "pool_id", "") or getattr(spec, "name", ""))
+
+
+async def _abort(context: Context, error: CallboardError, method: str) -> None:
+    status = status_of(error)
+    quiet = error.error.reason is ErrorReason.STOPPING or isinstance(error, _NoMessage)
+    note = log.debug if quiet or method.startswith(READ_ONLY) else log.info
+    known = error.error
+    note("call", method=method, peer=context.peer(), code=known.code, reason=known.reason.value, why=str(error))
+    await context.abort(status.code, status.message, status.trailing_metadata)
