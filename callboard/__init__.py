@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from callboard.client import NoActor as NoActor
     from callboard.client import NoController as NoController
     from callboard.client import NoRay as NoRay
+    from callboard.client import NoResult as NoResult
     from callboard.client import RequestTooLarge as RequestTooLarge
     from callboard.client import SeveralControllers as SeveralControllers
     from callboard.client import SyncClient as SyncClient
@@ -95,7 +96,7 @@ _PUBLIC = public_names(
             StopNotice
         """,
         "callboard.client": """
-            CallOptions Client ClusterFailed JobEnded JobHandle LogLine NoActor NoController NoRay
+            CallOptions Client ClusterFailed JobEnded JobHandle LogLine NoActor NoController NoRay NoResult
             RequestTooLarge SeveralControllers SyncClient SyncJobHandle TypedWorkerHandle
             Unreachable WaitTimeout WorkerGone WorkerHandle
         """,

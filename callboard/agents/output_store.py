@@ -26,7 +26,7 @@ from typing import ClassVar, TypeAlias
 
 import structlog
 
-from callboard.agents.worker_output import STDERR, STDOUT, TIMINGS, first_kept, trim
+from callboard.agents.worker_output import RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
 from callboard.agents.worker_secrets import Hide
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -68,6 +68,7 @@ _FILES = {
     common_pb2.OUTPUT_STREAM_STDOUT: STDOUT,
     common_pb2.OUTPUT_STREAM_STDERR: STDERR,
     common_pb2.OUTPUT_STREAM_TIMINGS: TIMINGS,
+    common_pb2.OUTPUT_STREAM_RESULTS: RESULTS,
 }
 
 Stream: TypeAlias = common_pb2.OutputStream.ValueType

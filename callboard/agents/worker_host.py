@@ -26,7 +26,7 @@ from typing import Any
 
 from callboard.agents.worker_lanes import MainThread, in_thread
 from callboard.agents.worker_members import HOOKS, Member, Members, Plan
-from callboard.agents.worker_output import keep_bounded, redirect, timed
+from callboard.agents.worker_output import keep_bounded, keep_result, redirect, timed
 from callboard.agents.worker_process import (
     StopNotice,
     answer_for_ray,
@@ -114,6 +114,8 @@ class WorkerHost:
         self._label = "the worker"
         self._stopping = False
         self._entries: dict[str, Future[Any]] = {}
+        self._results_kept = False
+        self._output = ""
         self._hide: Hide = str
         self._signalled = False
         self._handlers: dict[str, Any] = {}
@@ -240,6 +242,10 @@ class WorkerHost:
             for run in done:
                 if traceback := _failure_of(run):
                     return {"succeeded": False, "traceback": told_traceback(runs[run].named(traceback), self._hide)}
+        if not self._results_kept:
+            self._results_kept = True  # asked again by the next agent, it keeps what it has
+            for run, member in runs.items():
+                keep_result(self._output, member.name, _returned(run), self._hide)
         return {"succeeded": True, "traceback": ""}
 
     # Inside.
@@ -250,7 +256,8 @@ class WorkerHost:
         return StopNotice(told["reason"], told["kind"], time.time() + told["left_s"])
 
     async def _assign(self, plan: Plan) -> dict[str, Any]:
-        self._write_to(plan.get("output", ""), plan.get("output_bytes", 0))
+        self._output = plan.get("output", "")
+        self._write_to(self._output, plan.get("output_bytes", 0))
         self._handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
         enter_environment(plan["env"])
         become_subreaper()
@@ -312,6 +319,11 @@ class WorkerHost:
             raise WorkerStopping(f"{self._label} is being stopped and takes no more calls")
         member, own = self._members.called(method)
         return member, member.method(own)
+
+
+def _returned(entry: asyncio.Future[Any]) -> Any:
+    """What an entry method that ended well returned; it may have ended by SystemExit."""
+    return None if entry.exception() is not None else entry.result()
 
 
 def _failure_of(entry: asyncio.Future[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a worker writes: its output and its timings, into files of its own that stay small.
+"""What a worker writes: its output, its timings and its result, into files of its own that stay small.
 
 The worker writes straight to its files, so no reader, agent or network ever makes it wait. The files are bounded by
 freeing their beginning (`fallocate` with a punched hole): what is left keeps its place in the file, so nothing is
@@ -16,13 +16,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-STDOUT, STDERR, TIMINGS = "stdout", "stderr", "timings"
+from callboard.agents.worker_process import MAX_MESSAGE_CHARACTERS
+from callboard.agents.worker_secrets import hidden
+
+STDOUT, STDERR, TIMINGS, RESULTS = "stdout", "stderr", "timings", "results"
 """Names of the files in the folder of a worker's output."""
+
+MAX_RESULT_BYTES = 64 * 1024
+"""Of what an entry method returns, as JSON: figures and paths. Larger things belong in a file of the job."""
 
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE with FALLOC_FL_PUNCH_HOLE."""
@@ -112,6 +118,25 @@ def _fallocate() -> Any:
     return function
 
 
+def keep_result(folder: str, member: str, value: object, hide: Callable[[str], str]) -> None:
+    """Keep what an entry method returned, for ``job.result()``; of a value that can't be kept, why.
+
+    Args:
+        folder: the folder of the worker's output; empty: nobody keeps it.
+        member: member of the colocation group; empty: the worker is no group.
+        value: what it returned.
+        hide: masks secrets.
+    """
+    kept: dict[str, object]
+    try:
+        kept = {"value": hidden(value, hide)}
+        if (size := len(json.dumps(kept["value"]))) > MAX_RESULT_BYTES:
+            kept = {"problem": f"its result has {size} bytes as JSON; at most {MAX_RESULT_BYTES} are kept"}
+    except (TypeError, ValueError, RecursionError) as error:
+        kept = {"problem": f"its result can't be written as JSON: {hide(str(error))[:MAX_MESSAGE_CHARACTERS]}"}
+    _append(folder, RESULTS, {"member": member, **kept}, "the result")
+
+
 @contextmanager
 def timed(folder: str, fields: Mapping[str, Any]) -> Iterator[None]:
     """Append the seconds of the block, with `fields`, to the timings in `folder`, for `callboard profile`.
@@ -120,13 +145,17 @@ def timed(folder: str, fields: Mapping[str, Any]) -> Iterator[None]:
     """
     begun = time.perf_counter()
     yield
-    seconds = time.perf_counter() - begun
+    _append(folder, TIMINGS, {"seconds": time.perf_counter() - begun, **fields}, "a timing")
+
+
+def _append(folder: str, name: str, facts: Mapping[str, Any], what: str) -> None:
+    """Add a line of JSON to a file; outside an agent there is no folder to write to."""
     if not folder:
         return
     try:
         # One write of a short line to a file opened for appending: threads don't mix theirs.
-        with (Path(folder) / TIMINGS).open("ab", buffering=0) as file:
-            file.write(json.dumps({"seconds": seconds, **fields}).encode() + b"\n")
+        with (Path(folder) / name).open("ab", buffering=0) as file:
+            file.write(json.dumps(facts).encode() + b"\n")
     except OSError as error:
         # A full disk costs a measurement, never the worker.
-        sys.stderr.write(f"callboard: a timing was not recorded: {error}\n")
+        sys.stderr.write(f"callboard: {what} was not recorded: {error}\n")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from callboard.client.errors import ClusterFailed as ClusterFailed
     from callboard.client.errors import JobEnded as JobEnded
     from callboard.client.errors import NoController as NoController
+    from callboard.client.errors import NoResult as NoResult
     from callboard.client.errors import RequestTooLarge as RequestTooLarge
     from callboard.client.errors import SeveralControllers as SeveralControllers
     from callboard.client.errors import Unreachable as Unreachable
@@ -51,7 +52,7 @@ _PUBLIC = public_names(
             Client
         """,
         "callboard.client.errors": """
-            ClusterFailed JobEnded NoController RequestTooLarge SeveralControllers Unreachable WaitTimeout
+            ClusterFailed JobEnded NoController NoResult RequestTooLarge SeveralControllers Unreachable WaitTimeout
             WorkerGone
         """,
         "callboard.client.jobs": """

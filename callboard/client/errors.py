@@ -82,6 +82,23 @@ class JobEnded(Exception):
         self.stderr_tail = stderr_tail
 
 
+class NoResult(Exception):
+    """A job succeeded, and the results of its entry methods are not all there.
+
+    Attributes:
+        job: name of the job.
+        missing: for each worker without one, "component/rank: why".
+    """
+
+    def __init__(self, *, job: str, missing: tuple[str, ...]) -> None:
+        super().__init__(
+            f"job {job} has no result of {'; '.join(missing)}. Return JSON of at most 64 KiB from `entry`, and write "
+            "larger results to a file"
+        )
+        self.job = job
+        self.missing = missing
+
+
 class WaitTimeout(TimeoutError):
     """What was waited for did not happen in time.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from callboard.client import methods
 from callboard.client.connection import Connection
-from callboard.client.errors import JobEnded, WaitTimeout
-from callboard.client.output import LogLine, job_lines
+from callboard.client.errors import JobEnded, NoResult, WaitTimeout
+from callboard.client.output import MISSING, LogLine, job_lines
 from callboard.client.watching import watch_events
 from callboard.client.workers import TypedWorkerHandle, WorkerHandle
 from callboard.model.durations import parse_duration_ms
@@ -82,13 +83,7 @@ class JobHandle:
         """
         job = await self.until(lambda job: job.state == JobState.JOB_STATE_RUNNING, "RUNNING", timeout)
         if self.state in ENDED:
-            raise JobEnded(
-                job=self.name,
-                state=self.state,
-                reason=job.state_reason,
-                traceback=job.traceback,
-                stderr_tail=job.stderr_tail,
-            )
+            raise self._ended(job)
         return job
 
     async def finished(self, timeout: float | None = None) -> Job:
@@ -101,6 +96,56 @@ class JobHandle:
             WaitTimeout: it has not ended yet.
         """
         return await self.until(lambda _: False, "its end", timeout)
+
+    async def result(self, timeout: float | None = None) -> dict[str, list[Any]]:
+        """Waits until the job has ended, and returns what the ``entry`` methods of its last attempt returned.
+
+        Args:
+            timeout: seconds to wait; None: as long as it takes.
+
+        Returns:
+            Component → result of each rank, in their order, of every component with an ``entry``. Results travel as
+            JSON, at most 64 KiB each: tuples become lists.
+
+        Raises:
+            JobEnded: it did not succeed; carries the reason and the worker's traceback.
+            WaitTimeout: it has not ended yet.
+            NoResult: a result is missing: it is too large or no JSON, its node is gone, or the job was completed
+                before the method returned.
+        """
+        job = await self.finished(timeout)
+        if self.state != "SUCCEEDED":
+            raise self._ended(job)
+        selection = OutputSelection(
+            first_attempt=job.attempt, last_attempt=job.attempt, streams=[OutputStream.OUTPUT_STREAM_RESULTS]
+        )
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        gaps: dict[tuple[str, int], str] = {}
+        async for line in job_lines(self._connection, self._resource, selection, follow=False):
+            if line.stream == MISSING:
+                gaps[line.component, line.rank] = line.text
+            else:
+                kept = json.loads(line.text)
+                found[kept["member"] or line.component, line.rank] = kept
+        returned: dict[str, list[Any]] = {}
+        missing = []
+        for component in job.spec.components:
+            if not component.entry:
+                continue
+            ranks = {rank for name, rank in found if name == component.name}
+            if not component.max_workers:  # Of an elastic one any rank may have left.
+                ranks |= set(range(component.workers))
+            returned[component.name] = []
+            for rank in sorted(ranks):
+                kept = found.get((component.name, rank), {})
+                if "value" not in kept:
+                    places = ((component.colocation_group or component.name, rank), ("", -1))
+                    why = next((gaps[place] for place in places if place in gaps), "its `entry` had not returned")
+                    missing.append(f"{component.name}/{rank}: {kept.get('problem', why)}")
+                returned[component.name].append(kept.get("value"))
+        if missing:
+            raise NoResult(job=self.name, missing=tuple(missing))
+        return returned
 
     async def until(self, reached: Callable[[Job], bool], what: str, timeout: float | None = None) -> Job:
         """Waits until ``reached(job)`` is true or the job has ended, whichever comes first.
@@ -323,6 +368,15 @@ class JobHandle:
         found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
         handles = [self._handle(worker, member) for worker in found]
         return handles if type is None else [TypedWorkerHandle.of(handle, type) for handle in handles]
+
+    def _ended(self, job: Job) -> JobEnded:
+        return JobEnded(
+            job=self.name,
+            state=self.state,
+            reason=job.state_reason,
+            traceback=job.traceback,
+            stderr_tail=job.stderr_tail,
+        )
 
     @property
     def _resource(self) -> str:

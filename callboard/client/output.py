@@ -31,7 +31,7 @@ class LogLine:
 
     Attributes:
         text: the line, without its end; of ``missing`` why and what helps.
-        stream: "stdout", "stderr", "timings" or "missing".
+        stream: "stdout", "stderr", "timings", "results" or "missing".
         component: component of the worker, or its colocation group; empty: all of the node's.
         rank: its rank; -1: all.
         attempt: attempt of the job; 0: any.

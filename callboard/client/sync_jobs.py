@@ -71,6 +71,10 @@ class SyncJobHandle:
         """Waits until the job has ended, well or not: look at the state of what is returned."""
         return self._loop.run(self._handle.finished(timeout))
 
+    def result(self, timeout: float | None = None) -> dict[str, list[Any]]:
+        """Waits until the job has ended, and returns what the ``entry`` methods of its last attempt returned."""
+        return self._loop.run(self._handle.result(timeout))
+
     def until(self, reached: Callable[[Job], bool], what: str, timeout: float | None = None) -> Job:
         """Waits until ``reached(job)`` is true or the job has ended, whichever comes first."""
         return self._loop.run(self._handle.until(reached, what, timeout))

@@ -63,7 +63,8 @@ class ComponentSpec(_Request):
         resources: of each worker: ``{"cpu": 2, "gpu": 1, "memory": "2GiB"}``.
         args: positional arguments of the constructor, JSON values.
         kwargs: keyword arguments of the constructor, JSON values.
-        entry: method called on every worker; the job succeeds when all return.
+        entry: method called on every worker; the job succeeds when all return, and ``job.result()`` returns what they
+            returned.
         role: role whose preset fills in resources and concurrency that are not stated.
         env: variables; those the scheduler owns are refused.
         secret_env: variables whose values are secret whatever their names.

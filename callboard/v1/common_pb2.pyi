@@ -34,6 +34,8 @@ class _OutputStreamEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputSt
     """Standard error."""
     OUTPUT_STREAM_TIMINGS: _OutputStream.ValueType  # 3
     """Timings that it recorded for `callboard profile`, a JSON object per line."""
+    OUTPUT_STREAM_RESULTS: _OutputStream.ValueType  # 4
+    """What its entry method returned: one line of JSON, {"member", "value"} or {"member", "problem"}."""
 
 class OutputStream(_OutputStream, metaclass=_OutputStreamEnumTypeWrapper):
     """Where a worker wrote something."""
@@ -46,6 +48,8 @@ OUTPUT_STREAM_STDERR: OutputStream.ValueType  # 2
 """Standard error."""
 OUTPUT_STREAM_TIMINGS: OutputStream.ValueType  # 3
 """Timings that it recorded for `callboard profile`, a JSON object per line."""
+OUTPUT_STREAM_RESULTS: OutputStream.ValueType  # 4
+"""What its entry method returned: one line of JSON, {"member", "value"} or {"member", "problem"}."""
 Global___OutputStream: _TypeAlias = OutputStream  # noqa: Y015
 
 class _RayFaultCode:

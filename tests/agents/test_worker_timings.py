@@ -1,13 +1,14 @@
-"""Does `ctx.timed` write down what `callboard profile` averages?"""
+"""Timings of `ctx.timed`, which `callboard profile` averages, and results of entry methods."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from callboard.agents.worker_host import WorkerContext
-from callboard.agents.worker_output import TIMINGS
+from callboard.agents.worker_output import MAX_RESULT_BYTES, RESULTS, TIMINGS, keep_result
 from callboard.autoplace.problem.profile import measured, read_timings
 
 
@@ -79,3 +80,35 @@ def test_a_disk_that_refuses_costs_the_measurement_and_not_the_worker(
     with context(tmp_path / "gone").timed("rollout"):
         pass
     assert "a timing was not recorded" in capsys.readouterr().err
+
+
+class Loops(list[object]):
+    """A list that holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.append(self)
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ({"loss": 0.5, "steps": (1, 2)}, {"value": {"loss": 0.5, "steps": [1, 2]}}),
+        (None, {"value": None}),
+        ("the password is hunter22", {"value": "the password is ****"}),
+        (
+            "x" * MAX_RESULT_BYTES,
+            {"problem": f"its result has {MAX_RESULT_BYTES + 2} bytes as JSON; at most 65536 are kept"},
+        ),
+        (object, {"problem": "its result can't be written as JSON: Object of type type is not JSON serializable"}),
+    ],
+)
+def test_what_an_entry_returned_is_kept_or_it_is_said_why_not(tmp_path: Path, value: object, kept: object) -> None:
+    keep_result(str(tmp_path), "", value, lambda text: text.replace("hunter22", "****"))
+    assert json.loads((tmp_path / RESULTS).read_text()) == {"member": "", **kept}  # type: ignore[dict-item]
+
+
+def test_a_result_without_end_costs_no_worker(tmp_path: Path) -> None:
+    keep_result(str(tmp_path), "actor", Loops(), str)
+    keep_result("", "actor", 3, str)  # outside an agent nobody keeps it
+    assert "can't be written as JSON" in json.loads((tmp_path / RESULTS).read_text())["problem"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard import ClusterFailed, InvalidInput, SyncClient
+from callboard import ClusterFailed, InvalidInput, NoResult, SyncClient
 from callboard.cli.local import dashboard
 from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
@@ -23,6 +23,7 @@ from callboard.cli.start_progress import StartProgress
 from callboard.client.processes import identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
+ACTORS = "tests.support.actors"
 PROBE = {"name": "train", "actor": "callboard.cli.demo.probe:Probe", "resources": {"cpu": 1, "gpu": 1}}
 
 
@@ -239,6 +240,15 @@ class TestAClusterOfAProgram:
             job.running(timeout=60)
             with pytest.raises(InvalidInput, match="job t has no component tarin; did you mean train"):
                 job.workers("tarin")
+            work = {"name": "w", "actor": f"{ACTORS}:Returns", "entry": "run", "workers": 2}
+            fails = {"name": "f", "actor": f"{ACTORS}:Returns", "entry": "run", "kwargs": {"value": "x" * 70_000}}
+            computed = cb.submit({"pool": "default", "name": "r", "components": [work]})
+            assert computed.result(timeout=60) == {"w": [{"rank": 0, "value": 1.5}, {"rank": 1, "value": 1.5}]}
+            large = cb.submit({"pool": "default", "name": "l", "components": [work, fails]})
+            with pytest.raises(NoResult, match="job l has no result of f/0: its result has 70024 bytes as JSON"):
+                large.result(timeout=60)
+            job.complete()
+            assert job.result(timeout=60) == {}, "no component has an entry"
         assert not [process for process in programs(record) if process.is_running()]
         assert not machine.run_dir.exists()
 

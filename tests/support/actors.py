@@ -453,3 +453,14 @@ class SavesOnSignal:
         self.child = subprocess.Popen([sys.executable, "-c", program, file], stdout=subprocess.PIPE)
         assert self.child.stdout is not None
         assert self.child.stdout.readline() == b"up\n"
+
+
+class Returns:
+    """Returns something from its entry method."""
+
+    def __init__(self, value: Any = 1.5) -> None:
+        self.value = value
+
+    def run(self) -> dict[str, Any]:
+        """What it was made with, and who it is."""
+        return {"rank": int(os.environ["CALLBOARD_RANK"]), "value": self.value}
