@@ -18,7 +18,7 @@ agent, membership, commands, tasks, hosting, fence, behaviour   the surroundings
 controller, disk, watched_logs   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
-audit, promises   what must hold: of every decision, and of every acknowledged request
+audit, witness, promises   what must hold: of every decision, message, and acknowledged request
 simulator      puts them together; report: what came out
 =============  ==========================================================================
 

@@ -11,6 +11,7 @@ from collections import Counter
 from callboard.scheduler import Outcome, Scheduler, State, check_invariants
 from callboard.scheduler.records.events import ControllerStarted, Event
 from callboard.scheduler.records.job_records import Change, Drop, PreemptionRecord, Put, WorkerRecord
+from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, JobState, Rule, WorkerState
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
@@ -29,6 +30,7 @@ class Audit:
         self._site = site
         self._workers: dict[int, WorkerRecord] = {}
         self._devices: Counter[tuple[str, int]] = Counter()
+        self._ghosts: dict[str, tuple[int, ...]] = {}
         self._reconciling = False
         self.full_checks = 0
 
@@ -38,6 +40,7 @@ class Audit:
         self._devices.clear()
         for worker in state.workers.values():
             self._book(worker.generation, worker)
+        self._ghosts = {node.node_id: node.ghosts for node in state.nodes.values()}
         check_invariants(state)
         self.full_checks += 1
 
@@ -95,6 +98,8 @@ class Audit:
         record = change.record
         if isinstance(record, WorkerRecord):
             self._check_worker(record, still_reconciling=still_reconciling)
+        elif isinstance(record, NodeRecord):
+            self._check_ghosts(record)
         elif isinstance(record, PreemptionRecord) and record.yield_ms < 0:
             _check_preemption(state, record)
 
@@ -116,6 +121,13 @@ class Audit:
         if old is not None and old.state in HOLDING:
             raise RuleBroken("I4", f"g{generation} is forgotten while it holds its room", old.job)
         self._book(generation, None)
+
+    def _check_ghosts(self, node: NodeRecord) -> None:
+        """A node takes work once what nobody wants there is proved gone."""
+        before, self._ghosts[node.node_id] = self._ghosts.get(node.node_id, ()), node.ghosts
+        for generation in before:
+            if generation not in node.ghosts and self._site.machines.alive(generation) is not None:
+                raise RuleBroken("R2/I4", f"{node.node_id} awaits g{generation} no more, whose processes live there")
 
     def _check_gone(self, worker: WorkerRecord) -> None:
         machine = self._site.machines.alive(worker.generation)

@@ -30,6 +30,7 @@ from callboard.simulation.network import REFUSED, Message, Stream
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
 from callboard.simulation.timeline import Process
+from callboard.simulation.witness import ANSWER_MS, Witness
 from callboard.v1 import agent_pb2
 from callboard.wire.refusals import CallboardError, Unavailable
 
@@ -92,6 +93,7 @@ class Controller:
         self._journal: SimulatedJournal | None = None
         self._streams: dict[Stream, _Call] = {}
         self._waiting: dict[asyncio.Task[Any], Fail] = {}
+        self.witness = Witness(site, lambda: self._scheduler.state)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -129,7 +131,7 @@ class Controller:
 
     def _boot(self) -> None:
         timeline = self._site.timeline
-        self._journal = SimulatedJournal(self._site, self.disk, self._watcher.committed)
+        self._journal = SimulatedJournal(self._site, self.disk, self._committed)
         self._core = Core(
             self._options,
             self._journal,
@@ -160,6 +162,27 @@ class Controller:
         await core.driver.start()
         await core.driver.run()
 
+    def _committed(self, changes: Sequence[Change]) -> None:
+        self.witness.committed(changes)
+        self._watcher.committed(changes)
+
+    def look(self) -> None:
+        """Looks at what time makes wrong."""
+        if not self.alive or self._core is None:
+            return
+        serving = True
+        try:
+            self._core.driver.check_serving()
+        except Unavailable:
+            serving = False
+        self.witness.look(
+            serving=serving,
+            well_ms=max(self.started_at_ms, self.disk.full_until_ms),
+            tasks=self._process.tasks,
+            calls=len(self._waiting),
+        )
+        self.witness.check_history(self._options.limits.ended_jobs)
+
     def _new_scheduler(self, state: State, ended_jobs: int) -> Scheduler:
         controller, watcher = self, self._watcher
 
@@ -171,6 +194,7 @@ class Controller:
 
         scheduler: Scheduler = Watched(state, ended_jobs)
         self._scheduler = scheduler
+        self.witness.started()
         watcher.started(scheduler)
         return scheduler
 
@@ -214,7 +238,13 @@ class Controller:
                 del self._waiting[me]
                 then(outcome)
 
-        self._waiting[self._process.start(self._site.timeline, call())] = fail
+        task = self._process.start(self._site.timeline, call())
+        self._waiting[task] = fail
+        self._site.timeline.after(ANSWER_MS, lambda: self._check_answered(task, source))
+
+    def _check_answered(self, task: asyncio.Task[Any], source: str) -> None:
+        if task in self._waiting:
+            raise RuleBroken("R7", f"a {source} has been waiting for its answer for {ANSWER_MS} ms")
 
     def receive(self, stream: Stream, message: Message) -> None:
         """A message of an agent."""
@@ -223,12 +253,14 @@ class Controller:
             return
         call = self._streams.get(stream)
         if call is None:
-            call = self._streams[stream] = _Call(self._site, stream)
+            call = self._streams[stream] = _Call(self._site, stream, self.witness)
             call.task = self._process.start(self._site.timeline, self._serve(call))
+        self.witness.received(stream, message)
         call.requests.put_nowait(agent_pb2.SessionRequest(**{message[0]: message[1]}))
 
     def broken(self, stream: Stream, why: str) -> None:  # noqa: ARG002 - a server isn't told why
         """The connection of a stream is gone: gRPC cancels its handler."""
+        self.witness.closed(stream)
         call = self._streams.pop(stream, None)
         if call is not None and call.task is not None:
             call.over = True
@@ -264,13 +296,14 @@ _SESSION = _Details()
 class _Call:
     """One stream as its handler sees it: what ``grpc.aio.ServicerContext`` offers, as far as it is used."""
 
-    def __init__(self, site: Site, stream: Stream) -> None:
+    def __init__(self, site: Site, stream: Stream, witness: Witness) -> None:
         self.stream = stream
         self.requests: asyncio.Queue[agent_pb2.SessionRequest] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
         self.over = False
         self.why = "ended"
         self._network = site.network
+        self._witness = witness
 
     async def messages(self) -> AsyncIterator[agent_pb2.SessionRequest]:
         """What the agent says."""
@@ -281,7 +314,9 @@ class _Call:
         """Says something to the agent."""
         kind = response.WhichOneof("message")
         assert kind is not None
-        self._network.send(self.stream, "down", (kind, getattr(response, kind)))
+        message = (kind, getattr(response, kind))
+        self._witness.sent(self.stream, message)
+        self._network.send(self.stream, "down", message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:  # noqa: ARG002
         """Ends the call with a status."""

@@ -30,6 +30,7 @@ from callboard.simulation.site import Site
 from callboard.simulation.supervisor import Supervisor
 from callboard.simulation.timeline import Timeline
 from callboard.simulation.watched_logs import watched_logs
+from callboard.simulation.witness import LOOK_MS, unproved
 from callboard.simulation.workload import Workload
 
 LAST_EVENTS = 30
@@ -108,6 +109,7 @@ class Simulator:
             self.timeline.after(number * 200, supervisor.start)
         self.operators.start(self.workload.gap_ms)
         self.workload.start()
+        self._look()
         # Chaos needs something to break.
         self.timeline.after(5_000, self.chaos.start)
         hours, events = self.options.hours, self.options.events
@@ -127,6 +129,7 @@ class Simulator:
         self._pass(60_000)
         self._check_all()
         check_settled(self.controller.scheduler, self.controller.now_ms())
+        self._check_processes()
 
     def _end(self) -> None:
         for supervisor in self.supervisors:
@@ -139,6 +142,18 @@ class Simulator:
         self._pass(120_000)
         self._check_all()
         check_nothing_left(self.site, self.controller.scheduler)
+
+    def _look(self) -> None:
+        self.controller.look()
+        self.timeline.after(LOOK_MS, self._look)
+
+    def _check_processes(self) -> None:
+        """Whether what counts as running does; what just died may still be told."""
+        suspects = {worker.generation for worker in unproved(self.site, self.controller.scheduler.state)}
+        self._pass(10_000)
+        for worker in unproved(self.site, self.controller.scheduler.state):
+            if worker.generation in suspects:
+                raise RuleBroken("R4", f"g{worker.generation} is {worker.state} and nothing of it lives", worker.job)
 
     def _pass(self, wait_ms: int) -> None:
         until_ms = self.timeline.now_ms + wait_ms

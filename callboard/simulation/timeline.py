@@ -48,6 +48,11 @@ class Process:
         self._held: list[_Handle] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
+    @property
+    def tasks(self) -> int:
+        """How many things it is at work on."""
+        return len(self._tasks)
+
     def run(self, work: Callable[..., T], *args: Any) -> T:
         """Calls ``work`` inside this program: what it leaves to be done is this program's."""
         context = copy_context()

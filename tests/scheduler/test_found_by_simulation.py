@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import Fencing, PgPoolSpec, RestartPolicy
@@ -47,6 +50,33 @@ def test_r5_a_lost_node_frees_a_strict_job_too() -> None:
     world.tick(60_000)
     assert world.status("strict") is JobState.RUNNING
     assert world.workers("strict")[0].node_id != old.node_id
+
+
+@pytest.mark.parametrize("says", ["exited", "stopped", "start failed"])
+def test_i4_a_node_takes_no_work_while_an_unwanted_worker_can_not_be_killed(says: str) -> None:
+    world = World({"n1": 1, "n2": 1})
+    world.pool(gpu=2)
+    world.submit("old", workers=1)
+    ghost = world.workers("old")[0]
+    node_id, generation = ghost.node_id, ghost.generation
+    world.send(
+        ev.NodeLost(now_ms=world.now_ms, node_id=node_id, epoch=world.state.nodes[node_id].epoch, reason="silent")
+    )
+    running = ev.RunningWorker(
+        generation=generation, job=ghost.job, component="main", rank=0, state=WorkerState.QUARANTINED
+    )
+    world.hold = lambda command: isinstance(command, cmd.StopWorker)
+    world.join(node_id, 1, running=(running,))
+    about: dict[str, Any] = {"now_ms": world.now_ms, "node_id": node_id, "generation": generation}
+    reports: dict[str, ev.WorkerEvent] = {
+        "exited": ev.WorkerExited(**about, message="the Ray session ended", quarantined=True),
+        "stopped": ev.WorkerStopped(**about, outcome=StopOutcome.QUARANTINED),
+        "start failed": ev.WorkerStartFailed(**about, message="stopped while starting", quarantined=True),
+    }
+    world.send(reports[says])
+    assert world.state.nodes[node_id].ghosts == (generation,)
+    world.send(ev.WorkerStopped(**about, outcome=StopOutcome.KILLED))
+    assert world.state.nodes[node_id].ghosts == ()
 
 
 def test_a_group_made_too_late_is_removed_from_ray() -> None:

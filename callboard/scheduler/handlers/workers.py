@@ -168,9 +168,7 @@ def _keep_checkpoint(tx: Transaction, worker: WorkerRecord, event: WorkerStopped
 
 
 def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | WorkerExited) -> None:
-    still = isinstance(event, WorkerExited) and event.quarantined
-    still = still or (isinstance(event, WorkerStopped) and event.outcome is StopOutcome.QUARANTINED)
-    if still:
+    if not _is_proof(event):
         return
     leave(tx, worker, "proved gone at last", StopOutcome.KILLED)
     stopping.settle(tx, worker.job)
@@ -262,8 +260,7 @@ def _ghost(tx: Transaction, event: WorkerEvent) -> None:
     node = tx.state.nodes.get(event.node_id)
     if node is None or event.generation not in node.ghosts:
         return
-    quarantined = isinstance(event, WorkerStopped) and event.outcome is StopOutcome.QUARANTINED
-    if isinstance(event, WorkerStopped | WorkerExited | WorkerStartFailed) and not quarantined:
+    if _is_proof(event):
         left = tuple(generation for generation in node.ghosts if generation != event.generation)
         tx.put(evolve(node, ghosts=left))
         tx.event(
@@ -272,6 +269,14 @@ def _ghost(tx: Transaction, event: WorkerEvent) -> None:
             node.state.value,
             f"an unwanted worker (g{event.generation}) is gone",
         )
+
+
+def _is_proof(event: WorkerEvent) -> bool:
+    """Whether a report says that nothing of the worker is left (I4); what could not be killed may be reported by each
+    of them."""
+    if isinstance(event, WorkerStopped):
+        return event.outcome is not StopOutcome.QUARANTINED
+    return isinstance(event, WorkerExited | WorkerStartFailed) and not event.quarantined
 
 
 def _ignore(tx: Transaction, worker: WorkerRecord, event: WorkerEvent) -> None:

@@ -1,0 +1,482 @@
+"""Mutants: deliberate faults in the code that ships, each of which the simulator must find.
+
+    scripts/mutants                   all of them, with what found each after how many events
+    scripts/mutants forget-owed       this one
+    scripts/mutants --list            their names
+
+A mutant replaces a text of one module as that module is imported, in a program of its own. The text must be there
+exactly once: who changes such a line changes its mutant, or takes it off for a reason. The simulator runs seed after
+seed until a promise is broken, and for 20,000 events at most; a mutant that is not found by then shows a hole in the
+checks or in the faults that are injected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import CodeType, ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+MOST_EVENTS = 20_000
+EVENTS, NODES = 2_000, 5
+"""Of one seed; events are those that the scheduler decides."""
+
+PROMISES = {
+    "R1": ("R1", "R1/I8", "books"),
+    "R2": ("R2", "R2/I1", "R2/I4", "I1", "I4", "I10"),
+    "R3": ("R3", "QL-03"),
+    "R4": ("R4",),
+    "R5": ("R5", "I3", "I5", "I7"),
+    "R6": ("R6", "R6/I9", "I9"),
+    "R7": ("R7", "I6", "end"),
+    "R8": ("R8",),
+}
+"""The rules that each promise consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One deliberate fault.
+
+    Attributes:
+        what: the fault, in words.
+        path: the module, below the package.
+        old: what the module says, exactly once.
+        new: what it says instead.
+    """
+
+    name: str
+    what: str
+    path: str
+    old: str
+    new: str
+
+    @property
+    def module(self) -> str:
+        """Its dotted name."""
+        return ".".join(("callboard", *Path(self.path).with_suffix("").parts))
+
+    def apply(self, source: str) -> str:
+        """The module's text with the fault.
+
+        Raises:
+            AssertionError: the text isn't there, or more than once.
+        """
+        count = source.count(self.old)
+        assert count == 1, f"mutant {self.name}: {self.path} has {count} times, not once:\n{self.old}"
+        return source.replace(self.old, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What found a mutant: after how many events of which seed, and how; an empty rule: nothing did."""
+
+    name: str
+    events: int
+    seed: int
+    rule: str
+    message: str
+
+    @property
+    def promise(self) -> str:
+        """The promise that was broken; else the kind of the error."""
+        if not self.rule:
+            return ""
+        # What a check of the scheduler's own raises names its invariant first.
+        rule = self.message.partition(":")[0] if self.rule == "InvariantBroken" else self.rule
+        return next((promise for promise, rules in PROMISES.items() if rule in rules), rule)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # ---- sessions and liveness ----
+    Mutant(
+        "believe-past-hello",
+        "a Hello that a later one overtook is believed",
+        "controller/sessions.py",
+        "            check_order(hello, self._driver.state)\n",
+        "",
+    ),
+    Mutant(
+        "skip-epoch-check",
+        "what an earlier session of a node says counts",
+        "scheduler/handlers/nodes.py",
+        "    return node if node is not None and node.epoch == epoch else None\n",
+        "    return node\n",
+    ),
+    Mutant(
+        "forget-owed",
+        "commands that were not answered are not sent again to an agent that joins",
+        "scheduler/handlers/orders.py",
+        "            yield stop_worker(worker, now_ms)\n",
+        "            continue\n",
+    ),
+    Mutant(
+        "drop-goodbye",
+        "a goodbye is not told to the scheduler",
+        "controller/services/agent.py",
+        "                await self._goodbye(session, request.goodbye.reason)\n",
+        "",
+    ),
+    Mutant(
+        "never-lost",
+        "a silent node is never given up",
+        "controller/liveness.py",
+        "        if now >= lost_s:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "unwatched",
+        "a node that joined is not expected to be heard of",
+        "controller/sessions.py",
+        "        self.liveness.watch(session.node_id, session.epoch)\n",
+        "",
+    ),
+    Mutant(
+        "lost-too-early",
+        "a node is given up as soon as its lease is over, though its strict workers may still be ending",
+        "controller/liveness.py",
+        "return self._lease_ms + self._kill_timeout_ms() + self.margin_ms",
+        "return self._lease_ms",
+    ),
+    Mutant(
+        "ack-before-journal",
+        "a report is acknowledged before it is on disk",
+        "controller/services/agent.py",
+        "            if place == len(makes):\n                answer.add_done_callback(",
+        "            session.acknowledge(report.report_id)\n"
+        "            if place == len(makes):\n                answer.add_done_callback(",
+    ),
+    Mutant(
+        "publish-before-commit",
+        "commands are sent and calls answered before the batch is on disk",
+        "controller/driver.py",
+        "        await self._commit(decided)\n        self._publish(decided)\n",
+        "        self._publish(decided)\n        await self._commit(decided)\n",
+    ),
+    Mutant(
+        "replay-without-log",
+        "what was journaled last is not replayed",
+        "controller/driver.py",
+        "        state, events = await self._commits.open(self._newest_events)\n",
+        "        state, events = await self._commits.open(self._newest_events)\n"
+        "        for name in list(state.checkpoints)[-1:]: del state.checkpoints[name]\n",
+    ),
+    Mutant(
+        "stay-closed",
+        "after a full disk the controller waits five minutes before it tries again",
+        "controller/driver.py",
+        "        wait_s = RETRY_FIRST_S\n",
+        "        wait_s = 300.0\n",
+    ),
+    Mutant(
+        "wait-for-agents",
+        "the loop waits for a while when an agent's report comes",
+        "controller/driver.py",
+        "        self._publish(decided)\n        await self._commits.compact",
+        "        self._publish(decided)\n"
+        "        if any(ask and ask.cause.startswith('join') for ask, _, _ in decided): await asyncio.sleep(20)\n"
+        "        await self._commits.compact",
+    ),
+    # ---- the agent's side ----
+    Mutant(
+        "renew-on-receipt",
+        "the lease counts from when an answer arrives, not from when its question was sent",
+        "agents/session.py",
+        "            self._lease.renew(sent_s)\n",
+        "            self._lease.renew(self._lease.now_s())\n",
+    ),
+    Mutant(
+        "lease-for-ever",
+        "the end of a lease is not noticed",
+        "agents/lease.py",
+        "        expired, orphaned = now_s >= lease_ends, now_s >= grace_ends\n",
+        "        expired, orphaned = False, now_s >= grace_ends\n",
+    ),
+    Mutant(
+        "start-without-lease",
+        "a strict worker is started although the lease is over",
+        "agents/lease.py",
+        "        return self._terms is not None and self.now_s() < self._ends(self._terms)[0]\n",
+        "        return self._terms is not None\n",
+    ),
+    Mutant(
+        "forget-unacknowledged",
+        "reports that were not acknowledged are not sent again in the next session",
+        "agents/outbox.py",
+        "        self._unsent = dict.fromkeys(self._waiting)\n",
+        "        self._unsent = {}\n",
+    ),
+    Mutant(
+        "do-twice",
+        "a command that comes twice is carried out twice",
+        "agents/outbox.py",
+        "        if answer is not None:\n            self.repeat(answer)\n        return False\n",
+        "        return True\n",
+    ),
+    # ---- what the scheduler decides ----
+    Mutant(
+        "free-when-overdue",
+        "a stop that was not answered in time counts as proved",
+        "scheduler/handlers/workers.py",
+        '        _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)\n',
+        '        leave(tx, worker, "not proved gone in time", StopOutcome.KILLED)\n',
+    ),
+    Mutant(
+        "free-when-stuck",
+        "what could not be killed counts as gone",
+        "scheduler/handlers/workers.py",
+        "    if outcome is StopOutcome.QUARANTINED:\n        tx.move_worker(",
+        "    if False:\n        tx.move_worker(",
+    ),
+    Mutant(
+        "free-while-still-stuck",
+        "a quarantined worker counts as gone as soon as its agent says anything of it",
+        "scheduler/handlers/workers.py",
+        "    if not _is_proof(event):\n        return\n",
+        "",
+    ),
+    Mutant(
+        "reap-unproved",
+        "an unwanted worker counts as gone though its agent says that it could not be killed",
+        "scheduler/handlers/workers.py",
+        "    return isinstance(event, WorkerExited | WorkerStartFailed) and not event.quarantined\n",
+        "    return isinstance(event, WorkerExited | WorkerStartFailed)\n",
+    ),
+    Mutant(
+        "no-ghosts",
+        "what a joining agent runs and nobody wants is not noticed",
+        "scheduler/handlers/nodes.py",
+        "    ghosts = [running for running in event.running if running.generation not in expected]\n",
+        "    ghosts: list[Any] = []\n",
+    ),
+    Mutant(
+        "place-beside-ghosts",
+        "a node takes work before its unwanted workers are gone",
+        "scheduler/records/node_record.py",
+        "        return self.state is NodeState.READY and not self.cordoned and not self.ghosts\n",
+        "        return self.state is NodeState.READY and not self.cordoned\n",
+    ),
+    Mutant(
+        "reuse-generation",
+        "the generation of a replacement was given before",
+        "scheduler/handlers/starting.py",
+        '    generation = tx.draw("next_generation")\n',
+        '    generation = tx.draw("next_generation") - 1\n',
+    ),
+    Mutant(
+        "reuse-generations-after-restart",
+        "generations are counted anew when the journal is replayed",
+        "scheduler/machine.py",
+        "    term = tx.state.meta.term + 1\n",
+        "    term = tx.state.meta.term + 1\n    tx.count(next_generation=max(1, tx.state.meta.next_generation - 3))\n",
+    ),
+    Mutant(
+        "admit-before-reconciliation",
+        "jobs start while running work is still counted after a restart",
+        "scheduler/handlers/passes.py",
+        "    if meta.reconcile_until_ms:\n        return  # everything",
+        "    if False:\n        return  # everything",
+    ),
+    Mutant(
+        "grow-before-reconciliation",
+        "jobs grow while running work is still counted after a restart",
+        "scheduler/handlers/elastic.py",
+        "    if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):\n",
+        "    if starting.a_copy_may_live(tx, uid):\n",
+    ),
+    Mutant(
+        "count-a-joining-node-twice",
+        "a node that comes back is booked anew, without what is held there",
+        "scheduler/state/ledger.py",
+        "        if book is None:\n            self.nodes[new.node_id] = NodeBook(new)\n",
+        "        if book is None or (old is not None and old.epoch != new.epoch):\n"
+        "            self.nodes[new.node_id] = NodeBook(new)\n",
+    ),
+    Mutant(
+        "second-copy",
+        "a strict job starts beside a worker that nobody proved gone",
+        "scheduler/handlers/starting.py",
+        "        worker.state is WorkerState.QUARANTINED for worker in tx.state.workers_of(uid)\n",
+        "        False for worker in tx.state.workers_of(uid)\n",
+    ),
+    Mutant(
+        "same-request-twice",
+        "a submission that is repeated makes another job",
+        "scheduler/handlers/requests.py",
+        "    if event.request_id and event.request_id in tx.state.requests:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "preempt-upwards",
+        "a job yields to one of lower priority",
+        "scheduler/plan/preemption.py",
+        "    gap = preemptor.priority_milli - spec.priority_milli\n",
+        "    gap = abs(preemptor.priority_milli - spec.priority_milli)\n",
+    ),
+    Mutant(
+        "preempt-the-protected",
+        "a job yields that may not be preempted",
+        "scheduler/plan/preemption.py",
+        "    if not spec.preemptible:\n        return _no(",
+        "    if False:\n        return _no(",
+    ),
+    Mutant(
+        "no-deadline",
+        "a stop has no deadline",
+        "scheduler/handlers/stopping.py",
+        "        deadline_ms=tx.now_ms + cancel_ms + kill_ms + groups.ANSWER_MARGIN_MS,\n",
+        "        deadline_ms=0,\n",
+    ),
+    Mutant(
+        "keep-lost-groups",
+        "when Ray's head dies its placement groups are not given up",
+        "scheduler/handlers/nodes.py",
+        "            if group.ray_session and group.ray_session != event.session:\n                continue\n",
+        "            continue\n",
+    ),
+    Mutant(
+        "forget-removal",
+        "a placement group that is not needed any more is left in Ray",
+        "scheduler/handlers/orders.py",
+        "    yield from going\n",
+        "",
+    ),
+    Mutant(
+        "endless-history",
+        "jobs that ended are never forgotten",
+        "scheduler/machine.py",
+        "        if ended > self._history_limit:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "give-up-nothing",
+        "the workers of a node that was given up are left as they were",
+        "scheduler/handlers/nodes.py",
+        "    _give_up(tx, node, event.reason)\n",
+        "",
+    ),
+    Mutant(
+        "unproved-rejoin",
+        "a worker that a joining agent does not know is taken for running",
+        "scheduler/handlers/nodes.py",
+        "        elif worker.state is WorkerState.READY:\n            workers.handle(",
+        "        elif False:\n            workers.handle(",
+    ),
+)
+
+
+# ---- a program with a fault ----
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
+        super().__init__(name, path)
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Never what was compiled before."""
+        return compile(self._mutant.apply(Path(self.path).read_text()), self.path, "exec", dont_inherit=True)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module with the fault; every other is found as ever."""
+        if fullname != self._mutant.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Loader(fullname, spec.origin, self._mutant)
+        return spec
+
+
+def _run_here(name: str, first_seed: int) -> Found:
+    """In a program of its own: before anything of callboard was imported."""
+    mutant = named(name)
+    assert mutant.module not in sys.modules
+    sys.meta_path.insert(0, _Finder(mutant))
+    from callboard.simulation import SimulationOptions, simulate
+
+    events = 0
+    for seed in range(first_seed, first_seed + MOST_EVENTS):
+        report = simulate(SimulationOptions(seed=seed, events=min(EVENTS, MOST_EVENTS - events), nodes=NODES))
+        assert mutant.module in sys.modules, f"{mutant.module} is no part of what is simulated"
+        events += report.events
+        if report.failure is not None:
+            return Found(name, events, seed, report.failure.rule, report.failure.message)
+        if events >= MOST_EVENTS:
+            break
+    return Found(name, events, 0, "", "")
+
+
+# ---- from outside ----
+
+
+def named(name: str) -> Mutant:
+    """The mutant of this name."""
+    return next(mutant for mutant in MUTANTS if mutant.name == name)
+
+
+def hunt(name: str, first_seed: int = 1) -> Found:
+    """Runs a mutant in a program of its own."""
+    words = [sys.executable, "-m", "tests.simulation.mutants", "--here", name, "--seed", str(first_seed)]
+    done = subprocess.run(words, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Found(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _hunted(names: Sequence[str], first_seed: int) -> Iterator[Found]:
+    for name in names:
+        yield hunt(name, first_seed)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Runs mutants; 1 when one was not found."""
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description="Find deliberate faults by simulation.")
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="all when none is named")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed")
+    parser.add_argument("--list", action="store_true", help="say which there are")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        found = _run_here(options.here, options.seed)
+        _say(json.dumps({field: getattr(found, field) for field in Found.__dataclass_fields__}))
+        return 0
+    if options.list:
+        for mutant in MUTANTS:
+            _say(f"{mutant.name:32} {mutant.what} ({mutant.path})")
+        return 0
+    known = [mutant.name for mutant in MUTANTS]
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"no mutant is named {', '.join(unknown)}; --list says which there are")
+    missed = 0
+    for found in _hunted(options.names or known, options.seed):
+        missed += not found.rule
+        how = f"{found.promise:8} {found.message[:100]}" if found.rule else "NOT FOUND"
+        _say(f"{found.name:32} {found.events:6} events, seed {found.seed:<6} {how}")
+    _say(f"{missed} of {len(options.names or known)} were not found" if missed else "all were found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
