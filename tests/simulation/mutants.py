@@ -102,7 +102,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "believe-past-hello",
         "a Hello that a later one overtook is believed",
-        "controller/sessions.py",
+        "controller/sessions/sessions.py",
         "            check_order(hello, self._driver.state)\n",
         "",
     ),
@@ -130,21 +130,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "never-lost",
         "a silent node is never given up",
-        "controller/liveness.py",
+        "controller/loop/liveness.py",
         "        if now >= lost_s:\n",
         "        if False:\n",
     ),
     Mutant(
         "unwatched",
         "a node that joined is not expected to be heard of",
-        "controller/sessions.py",
+        "controller/sessions/sessions.py",
         "        self.liveness.watch(session.node_id, session.epoch)\n",
         "",
     ),
     Mutant(
         "lost-too-early",
         "a node is given up as soon as its lease is over, though its strict workers may still be ending",
-        "controller/liveness.py",
+        "controller/loop/liveness.py",
         "return self._lease_ms + self._kill_timeout_ms() + self.margin_ms",
         "return self._lease_ms",
     ),
@@ -159,14 +159,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "publish-before-commit",
         "commands are sent and calls answered before the batch is on disk",
-        "controller/driver.py",
+        "controller/loop/driver.py",
         "        await self._commit(decided)\n        self._publish(decided)\n",
         "        self._publish(decided)\n        await self._commit(decided)\n",
     ),
     Mutant(
         "replay-without-log",
         "what was journaled last is not replayed",
-        "controller/driver.py",
+        "controller/loop/driver.py",
         "        state, events = await self._commits.open(self._newest_events)\n",
         "        state, events = await self._commits.open(self._newest_events)\n"
         "        for name in list(state.checkpoints)[-1:]: del state.checkpoints[name]\n",
@@ -174,14 +174,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stay-closed",
         "after a full disk the controller waits five minutes before it tries again",
-        "controller/driver.py",
+        "controller/loop/driver.py",
         "        wait_s = RETRY_FIRST_S\n",
         "        wait_s = 300.0\n",
     ),
     Mutant(
         "wait-for-agents",
         "the loop waits for a while when an agent's report comes",
-        "controller/driver.py",
+        "controller/loop/driver.py",
         "        self._publish(decided)\n        await self._commits.compact",
         "        self._publish(decided)\n"
         "        if any(ask and ask.cause.startswith('join') for ask, _, _ in decided): await asyncio.sleep(20)\n"
