@@ -1,4 +1,4 @@
-"""What of an earlier agent's goes on, and what is ended before anything new?
+"""Adoption: what of an earlier agent's goes on, and what is ended before anything new.
 
 Its Ray node goes on when it lives and is what this agent would start; with it the workers in it. Plain processes go on
 by themselves. Whatever else is recorded or marked is ended, with proof, before the node takes work (I4).

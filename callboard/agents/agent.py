@@ -1,4 +1,4 @@
-"""How does the program of one node's agent begin and end?
+"""The program of one node's agent: how it begins and how it ends.
 
 `run_agent` is the whole program; it returns the exit code: 0 left as asked, 1 something of it failed or is
 left behind, 2 refused (by an option, by the node, or by the controller), each with one clear sentence in the log.

@@ -1,4 +1,4 @@
-"""How is the controller reached, and which of its answers are final?"""
+"""The channel to the controller, and which of its answers are final."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why and when does an agent leave?
+"""Departure: why and when an agent leaves.
 
 By a signal, by the controller's wish, or because the program that started it is gone. A second signal hurries.
 """

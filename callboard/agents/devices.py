@@ -1,4 +1,4 @@
-"""Which accelerators may this node offer, and under which names does a worker see them?
+"""The accelerators that this node may offer, and the names by which a worker sees them.
 
 One table says which variable of which vendor selects devices. The agent's own visible list bounds what it offers:
 positions in that list are what placements count (GV-01), the ids in it are what workers get (GV-02).

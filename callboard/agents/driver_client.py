@@ -1,4 +1,4 @@
-"""How does the agent use a Ray driver that may die or get stuck at any time?
+"""The agent's side of its Ray driver, which may die or get stuck at any time.
 
 A request waits for a connected driver, goes to it, and raises `DriverLost` when that one ends first; whoever asked
 knows whether asking again is harmless. The driver is replaced when it dies or doesn't answer a ping.

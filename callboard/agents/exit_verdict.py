@@ -1,4 +1,4 @@
-"""Why did a worker's process end, as far as can be told? Above all: was it for lack of memory?"""
+"""The verdict on a worker's end: why its process ended, as far as can be told; above all whether memory ran out."""
 
 from __future__ import annotations
 

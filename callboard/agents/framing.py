@@ -1,4 +1,4 @@
-"""How do an agent and its children talk over a socketpair?
+"""Frames: how an agent and its children talk over a socketpair.
 
 Length-prefixed JSON: four bytes of length (big endian), then one UTF-8 object. A request is
 {"id", "method", "argument"}, its answer {"id", "result"} or {"id", "error": {"kind", "message"}}; answers come in

@@ -1,4 +1,4 @@
-"""Which processes use the node's devices, and how busy are they? As their driver says (NVML), whoever uses them."""
+"""The users of the node's devices, and how busy these are, as the driver says (NVML), whoever uses them."""
 
 from __future__ import annotations
 

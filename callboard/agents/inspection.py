@@ -1,4 +1,4 @@
-"""What does the node see of its workers, of Ray and of its devices at this moment?
+"""Inspection: what the node sees of its workers, of Ray and of its devices at this moment.
 
 Asked for by people (`callboard top`, `doctor`, `job env`), answered within seconds, never stored. What can't be looked
 at is said, and holds nothing else up.

@@ -1,4 +1,4 @@
-"""May a job's worker run on this Python, and would Ray survive it?
+"""Python interpreters: whether a job's worker may run on one, and whether Ray would survive it.
 
 Ray hangs without an error on a path that isn't there, and a worker of another Ray or Python minor can't talk to its
 raylet (docs/agents.md): so an interpreter is looked at before anything is started with it.

@@ -1,4 +1,4 @@
-"""What does this node have to give?"""
+"""The inventory of a node: what it has to give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May the agent still act on what it was told, and what ends when it may not?
+"""The lease: whether the agent may still act on what it was told, and what ends when it may not.
 
 A lease counts from when the agent *sent* what the controller answered last: its newest answered heartbeat, or Hello.
 The controller heard that later, so however long the answer was on its way, the controller's own count, after which it

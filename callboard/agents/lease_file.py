@@ -1,4 +1,4 @@
-"""When did this node last hear from its controller? Written by the agent, for its fence and for the next agent.
+"""The lease file: when this node last heard from its controller, for its fence and for the next agent.
 
 Times are of CLOCK_BOOTTIME: one clock for every process of the machine, which nobody can set and which counts on while
 the machine sleeps. (The clock of the event loop doesn't, so an agent of a machine that slept for an hour would believe

@@ -1,4 +1,4 @@
-"""How does the agent log?
+"""The agent's own logs.
 
 Events with fields through structlog, to stderr; secrets are never fields (tokens and values of variables aren't
 logged at all).

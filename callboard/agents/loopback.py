@@ -1,4 +1,4 @@
-"""Which address do this node's Ray services listen on?
+"""The address that this node's Ray services listen on.
 
 On one machine every node needs a loopback address of its own: Ray silently replaces 127.0.0.1 by the address of an
 interface (m), and tells nodes apart by address. An address is taken by a name that ends with the process.

@@ -1,4 +1,4 @@
-"""Which worker of the node holds the most memory? Who runs a node out of memory need not be who is ended for it.
+"""The memory watch: which worker of the node holds the most. The one that is ended need not be the one that took it.
 
 Ray's memory monitor ends several workers at once, small ones too; the kernel may end a small one beside a large one.
 So an end for lack of memory also names who held most at that time, by what was last seen of each.

@@ -1,4 +1,4 @@
-"""Is this machine about to go? A command of the operator's knows; what it says drains the node.
+"""Notices of a shutdown: a command of the operator's reports it, and the node is drained.
 
 The command is run every so often. Exit code 0 with output is a notice: its first line is the reason of the drain.
 Anything else is none: another exit code, no output, no answer in time. A drain is asked for once per notice, until the

@@ -1,4 +1,4 @@
-"""Which devices does NVIDIA's driver know, and which of them can be used?
+"""NVIDIA devices that the driver knows, and which of them can be used.
 
 One device that doesn't answer (fallen off the bus, waiting for a reset, closed to us) must not take the others with it:
 it is listed with its fault. A partitioned one (MIG) can only be used by its parts, which CUDA knows by their UUIDs.

@@ -1,4 +1,4 @@
-"""How is NVIDIA's driver asked? Through NVML, opened for each question and closed after it.
+"""NVML, which NVIDIA's driver is asked through: opened for each question and closed after it.
 
 Only agents have the bindings, and only some of their questions need them; so they are imported here, when one is asked.
 """

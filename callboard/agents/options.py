@@ -1,4 +1,4 @@
-"""What can an agent be told when it is started, and which of that is refused at once?"""
+"""The options of an agent, and which of them are refused at once."""
 
 from __future__ import annotations
 

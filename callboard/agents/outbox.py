@@ -1,4 +1,4 @@
-"""What has the agent said that the controller may not have heard?
+"""The outbox: what the agent has said that the controller may not have heard.
 
 Every report stays here until the controller acknowledged that it is journaled, and is sent again on each new
 session. The same id always carries the same content, so hearing it twice changes nothing.

@@ -1,4 +1,4 @@
-"""What does a worker see? A class to run where one's own would, before anything expensive is started.
+"""A probe: a class to run where one's own would, to see what a worker sees before anything expensive starts.
 
 ``callboard job submit --config FILE`` runs it for every component that no class was named for: each worker writes its
 report to its log and answers :meth:`Probe.report`.

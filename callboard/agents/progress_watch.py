@@ -1,4 +1,4 @@
-"""Does a worker get on with its work? A wedged one answers pings and makes no progress (NJ-02's other half).
+"""The progress watch: a wedged worker answers pings and makes no progress (NJ-02's other half).
 
 What counts is what the user's ``progress()`` says: a worker is given up when it says the same for the component's
 ``progress_timeout`` while calls are in flight. Not answering proves nothing: native code may hold the interpreter for

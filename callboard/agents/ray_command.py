@@ -1,4 +1,4 @@
-"""With which command, ports and settings does a Ray node start?
+"""The command, ports and settings that a Ray node starts with.
 
 The facts behind each choice were measured on Ray 2.60 (docs/agents.md).
 """

@@ -1,4 +1,4 @@
-"""How is this machine's part in a Ray cluster started, watched and ended?
+"""This machine's Ray node: started, watched and ended.
 
 `ray start --block` in a process group of its own, with its own temp dir and ports. The facts behind each choice were
 measured on Ray 2.60 (docs/agents.md): parallel starts that share a temp dir crash on socket names; a SIGTERM drains

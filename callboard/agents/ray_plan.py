@@ -1,4 +1,4 @@
-"""With what does this node start its part in a Ray cluster?"""
+"""The plan by which this node starts its part in a Ray cluster."""
 
 from __future__ import annotations
 

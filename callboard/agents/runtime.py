@@ -1,4 +1,4 @@
-"""How does a node host workers and book placement groups?
+"""The runtime of a node: how it hosts workers and books placement groups.
 
 `Runtime` is the question; `ProcessRuntime` answers it with plain child processes, `RayRuntime` with detached
 Ray actors. Everything above (start deadlines, the stop ladder, proof of death) is the same for both.

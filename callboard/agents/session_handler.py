@@ -1,4 +1,4 @@
-"""What is a session with the controller about? What it asks of the agent, and tells it."""
+"""The agent's end of a session with the controller: what it is asked, and what it tells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which GPUs and when, so that an iteration takes the least time, and how close to the best that is."""
+"""The search for the fastest placement: who gets which GPUs and when, and how close to the best that is."""
 
 from callboard.autoplace.problem.plan import Plan, Span, Status
 from callboard.autoplace.problem.problem import (

@@ -1,4 +1,4 @@
-"""Where does a placement go besides the screen? Into the user's file, a new one, a picture."""
+"""Outputs of a placement besides the screen: the user's file, a new one, a picture."""
 
 from __future__ import annotations
 

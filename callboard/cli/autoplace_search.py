@@ -1,4 +1,4 @@
-"""How is a search watched and ended? Its best plan and bound on the screen, and Ctrl-C ends it with what there is."""
+"""A search on the screen: its best plan and bound so far; Ctrl-C ends it with what there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be searched? An RLinf config or a workflow in the general form, on the cluster that was stated."""
+"""The task of a search: an RLinf config or a workflow in the general form, on the cluster that was stated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are single fields of a spec changed on the command line? KEY=VALUE, with dots into what lies below."""
+"""Changes of single fields on the command line: KEY=VALUE, with dots into what lies below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which options of a local cluster are refused before anything starts?"""
+"""Checks of the options of a local cluster, before anything starts."""
 
 from __future__ import annotations
 

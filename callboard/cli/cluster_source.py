@@ -1,4 +1,4 @@
-"""Which cluster is meant? Described by a text, or the nodes that a controller has now."""
+"""The cluster that is meant: described by a text, or the nodes that a controller has now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which config is meant? A file, or the name of a Hydra config; composed where it has ``defaults:``.
+"""The config that is meant: a file, or the name of a Hydra config, composed where it has ``defaults:``.
 
 Hydra and OmegaConf are options. Without them a file works as long as nothing that is needed comes from another file or
 from an interpolation.

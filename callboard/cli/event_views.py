@@ -1,4 +1,4 @@
-"""How do events look on the screen? A line each."""
+"""Events on the screen, a line each."""
 
 from __future__ import annotations
 

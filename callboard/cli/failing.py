@@ -1,4 +1,4 @@
-"""What does a failure say to a person? What happened, why, what to do; and which exit code it has.
+"""Failures shown to people: what happened, why, what to do, and the exit code.
 
 Errors are types with fields; this is the edge where they become text (CONTRIBUTING.md). Here is the form alone, without
 a client's errors (:mod:`callboard.cli.failures` puts those into words), for verbs that ask no controller.

@@ -1,4 +1,4 @@
-"""Which errors can a person do something about, and what do they say? The words of each kind, and its exit code."""
+"""The failures that a person can do something about: the words of each kind, and its exit code."""
 
 from __future__ import annotations
 

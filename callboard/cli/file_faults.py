@@ -1,4 +1,4 @@
-"""What is wrong in which line? Faults of a file as compilers show them: place, sentence, the line with a caret."""
+"""Faults of a file as compilers show them: place, sentence, the line with a caret."""
 
 from __future__ import annotations
 

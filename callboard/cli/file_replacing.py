@@ -1,4 +1,4 @@
-"""How is a user's file replaced so that no moment shows half of it, and the old one is kept?
+"""Replacing a user's file so that no moment shows half of it and the old one is kept.
 
 The new text goes to a temporary file beside it, onto the disk, and takes its place in one step.
 """

@@ -1,4 +1,4 @@
-"""Which characters of a file are nobody's business? Values of variables, which a shown line of the file leaves out.
+"""Secrets in a file: values of variables, which a shown line of the file leaves out.
 
 A fault is shown with the line that it is in, and terminals are recorded: a secret beside a mistake must not end up in
 somebody's build log (SE-04).

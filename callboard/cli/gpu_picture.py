@@ -1,4 +1,4 @@
-"""Who is on which GPU? A row of boxes per node, small enough for a story."""
+"""The picture of GPUs: a row of boxes per node that shows who is on which GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do jobs look on the screen?"""
+"""Jobs on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do failures of a cluster on this machine say to a person?"""
+"""The failures of a cluster on this machine, in words for people."""
 
 from __future__ import annotations
 

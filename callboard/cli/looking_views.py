@@ -1,4 +1,4 @@
-"""How do loads, findings and environments look on the screen?"""
+"""Loads, findings and environments on the screen."""
 
 from __future__ import annotations
 

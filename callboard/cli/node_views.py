@@ -1,4 +1,4 @@
-"""How do nodes look on the screen?"""
+"""Nodes on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why do the jobs of a list wait? A list carries no reasons, so the first ones that wait are asked for theirs."""
+"""Reasons in a list of jobs: a list carries none, so the first jobs that wait are asked for theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a job's placement mean on nodes that are only described? As a controller with those nodes would have it."""
+"""A job's placement on nodes that are only described, as a controller with those nodes would have it."""
 
 from __future__ import annotations
 

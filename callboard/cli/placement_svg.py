@@ -1,4 +1,4 @@
-"""How is a placement drawn? An SVG with a row of boxes per node: every GPU a box, every component a band in it."""
+"""A placement as SVG: a row of boxes per node, every GPU a box, every component a band in it."""
 
 from __future__ import annotations
 

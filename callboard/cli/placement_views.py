@@ -1,4 +1,4 @@
-"""How does a placement look on the screen? A map of nodes and GPUs, and a row per rank."""
+"""A placement on the screen: a map of nodes and GPUs, and a row per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a plan look on the screen?"""
+"""A plan on the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a policy read? As the mapping that sets it: `policy get -o yaml` can be given to `policy set`."""
+"""A policy as the mapping that sets it: `policy get -o yaml` can be given to `policy set`."""
 
 from __future__ import annotations
 

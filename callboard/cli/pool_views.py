@@ -1,4 +1,4 @@
-"""How do pools and placement groups look on the screen?"""
+"""Pools and placement groups on the screen."""
 
 from __future__ import annotations
 

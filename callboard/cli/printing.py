@@ -1,4 +1,4 @@
-"""How does a program get a result? As JSON or YAML on stdout, without anything that only people need."""
+"""Results for programs: JSON or YAML on stdout, without anything that only people need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the terminal get? Results on stdout, everything else on stderr.
+"""The terminal: results on stdout, everything else on stderr.
 
 NO_COLOR and a missing terminal are honoured by rich itself. Without a terminal nothing is cut to 80
 columns: whoever reads a pipe wants whole lines.

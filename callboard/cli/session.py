@@ -1,4 +1,4 @@
-"""How does a verb run? With a client, and with every expected error turned into words and an exit code."""
+"""The run of a verb: with a client, and with every expected error turned into words and an exit code."""
 
 from __future__ import annotations
 

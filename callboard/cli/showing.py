@@ -1,4 +1,4 @@
-"""How is a result shown? As data for programs, else as whatever people read."""
+"""Showing a result: as data for programs, else as whatever people read."""
 
 from __future__ import annotations
 

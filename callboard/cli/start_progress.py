@@ -1,4 +1,4 @@
-"""How does the start of a cluster look? A live list of nodes on a terminal, lines elsewhere, nothing when quiet."""
+"""The start of a cluster on the screen: a live list of nodes on a terminal, lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 

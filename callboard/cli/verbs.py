@@ -1,4 +1,4 @@
-"""Which module has a verb? It is imported when the verb is named, and all of them when they are listed.
+"""The table of verbs: a module is imported when its verb is named, and all of them when they are listed.
 
 Making a command of typer's out of a function takes about as long as importing its module; a command line names one.
 """

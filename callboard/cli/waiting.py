@@ -1,4 +1,4 @@
-"""How does waiting look? A spinner on a terminal, one line elsewhere, nothing when quiet."""
+"""Waiting on the screen: a spinner on a terminal, one line elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do amounts, ages, places and workers read? Short texts for tables."""
+"""Short texts for tables: amounts, ages, places and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do workers look on the screen?"""
+"""Workers on the screen."""
 
 from __future__ import annotations
 

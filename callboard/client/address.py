@@ -1,4 +1,4 @@
-"""Which controller is meant? The one named, else CALLBOARD_CONTROLLER, else the only one running here.
+"""The address of the controller: the one named, else CALLBOARD_CONTROLLER, else the only one running here.
 
 Two that run here are an error that lists them: a command that reaches the wrong cluster is worse
 than one that reaches none (MU-07).

@@ -1,4 +1,4 @@
-"""Where do the calls of a program without an event loop run? On one loop in one thread of the process.
+"""A background loop for programs without an event loop: one loop in one thread of the process.
 
 One for all, because gRPC's asyncio has a single completion queue per process: several loops that share it wake each
 other for nothing and stall (GC-07).

@@ -1,4 +1,4 @@
-"""Which clusters run on this machine? One directory per cluster, under one run directory per user.
+"""The clusters that run on this machine: one directory per cluster, under one run directory per user.
 
 `<run directory>/<name>/cluster.json` names the controller's address and the processes that
 make up the cluster. Whoever starts a cluster writes the record and removes it; everybody else only

@@ -1,4 +1,4 @@
-"""What is not as it should be? The ledger, compared with what nodes, Ray, devices and workers say of themselves.
+"""The diagnosis: the ledger, compared with what nodes, Ray, devices and workers say of themselves.
 
 Every finding names one difference, why it matters and what to do. Nothing is changed by looking.
 """

@@ -1,4 +1,4 @@
-"""How is a long list read? Page by page, so that no reply meets a size limit (GC-09)."""
+"""Long lists, read page by page, so that no reply meets a size limit (GC-09)."""
 
 from __future__ import annotations
 

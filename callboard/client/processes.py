@@ -1,4 +1,4 @@
-"""Is this process still the one that was recorded? A pid alone is no identity: pids are reused.
+"""Recorded processes: a pid and a start time, because pids alone are reused.
 
 Reads `/proc` itself, because the client depends on nothing that could.
 """

@@ -1,4 +1,4 @@
-"""Who says that the client of session-owned jobs is alive? A task of the client, as long as it is open.
+"""Renewal: a task of the client that says it is alive as long as it is open, for session-owned jobs.
 
 Guaranteed: while the client is open and its event loop runs, every job it submitted with a session owner is renewed
 three times per lease. Not guaranteed: that a job outlives a controller, a link or an event loop that stands still

@@ -1,4 +1,4 @@
-"""How full are the object stores of Ray's nodes? One node is asked: its Ray knows those of all."""
+"""The object stores of Ray's nodes and how full they are: one node is asked, its Ray knows those of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machines does a text describe? One grammar for clusters, wherever one is stated instead of joined.
+"""The text that describes machines: one grammar for clusters, wherever one is stated instead of joined.
 
 ::
 

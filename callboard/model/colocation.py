@@ -1,4 +1,4 @@
-"""How do components share a process? Members of a colocation group become one component, and apart again.
+"""Colocation groups: their members become one component that shares a process, and apart again.
 
 Where a job is submitted, the members of each group are fused into one component that has the name of the group
 (docs/roles.md). Everything that counts workers (scheduler, ledger, journal, agents) then sees one worker per rank; what

@@ -1,4 +1,4 @@
-"""How would a person write it? Specs as mappings in human units: the inverse of :mod:`callboard.model.inputs`.
+"""Specs as a person would write them: mappings in human units, the inverse of :mod:`callboard.model.inputs`.
 
 What equals its default is left out unless asked for. Values of secret variables are masked unless asked for (SE-04):
 what is shown must not be submitted again as it is.

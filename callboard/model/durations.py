@@ -1,4 +1,4 @@
-"""How long? Milliseconds as integers, and the texts people write for them."""
+"""Durations: milliseconds as integers, and the texts people write for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which environment variables belong to the scheduler?
+"""Environment variables that belong to the scheduler.
 
 One list for everything that accepts variables from outside: job specs, placement configs, agents.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with an input? A list of located faults, all of them at once."""
+"""Faults of an input: a list with their places, all of them at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are frozen dataclasses made and changed at little cost? Most of a decision is making records.
+"""Frozen dataclasses, made and changed at little cost: most of a decision is making records.
 
 A frozen dataclass sets every field through ``object.__setattr__``, which for a record of thirty fields takes longer
 than all that is decided about it. Here a new object belongs to a twin class with the same slots and nothing frozen

@@ -1,4 +1,4 @@
-"""What is one piece of declared hardware called, where amounts are counted? "Franka/1": the second Franka of its node.
+"""Declared hardware as an amount: "Franka/1" is the second Franka of its node.
 
 A piece is a resource of its node like any other, with one unit of it, so two jobs never hold one robot. The names
 can't be those of custom resources, which have no slash (:func:`callboard.model.names.is_name`).

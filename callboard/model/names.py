@@ -1,4 +1,4 @@
-"""Which names are allowed? One pattern for everything a person may name."""
+"""Names: one pattern for everything a person may name."""
 
 from __future__ import annotations
 

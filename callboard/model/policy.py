@@ -1,4 +1,4 @@
-"""When must a job yield to another? The policy as data; the rules that read it are in the scheduler."""
+"""The preemption policy as data; the rules that read it are in the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of something? Integers in milli-units and bytes, and the texts people write for them.
+"""Quantities: integers in milli-units and bytes, and the texts people write for them.
 
 Floating point is used nowhere after the edge: 4.1 − 3.1 must equal 1.0 (docs/scheduling.md, Quantities).
 """

@@ -1,4 +1,4 @@
-"""What does a person ask for in Python? The specs in human units, as the SDK offers them.
+"""Requests in Python: the specs in human units, as the SDK offers them.
 
 ``JobSpec(pool="rlhf", priority=9, components=[ComponentSpec("train", "my_pkg.workers:Trainer", workers=4)])``.
 Nothing is checked here: :func:`callboard.model.inputs.job_spec` takes these as it takes mappings, with the same

@@ -1,4 +1,4 @@
-"""What does a file of roles hold? Presets, pools and nodes (:mod:`callboard.model.inputs.roles` reads it)."""
+"""The contents of a file of roles: presets, pools and nodes (:mod:`callboard.model.inputs.roles` reads it)."""
 
 from __future__ import annotations
 

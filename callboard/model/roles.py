@@ -1,4 +1,4 @@
-"""What does a role usually need? Presets per worker, as data, and how a component takes them.
+"""Roles: presets per worker, as data, and how a component takes them.
 
 A component that names a role takes from its preset what it does not state itself (docs/roles.md). The presets below are
 those of the framework in whose words roles are spoken of here; users add their own, or replace these, in a YAML file

@@ -1,4 +1,4 @@
-"""What may be asked for? Pools, jobs and their components as frozen data, defaults filled in.
+"""Specs: pools, jobs and their components as frozen data, defaults filled in.
 
 Built by :mod:`callboard.model.inputs` from what people write, or by :mod:`callboard.wire` from messages.
 Amounts are integers (milli-units, bytes, milliseconds); docs/scheduling.md says what people write for them.

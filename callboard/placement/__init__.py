@@ -1,4 +1,4 @@
-"""Which components run where? The placement language: texts such as ``0-3:0-7`` to nodes, devices and ranks.
+"""The placement language: texts such as ``0-3:0-7`` to nodes, devices and ranks.
 
 The same text works from an RLinf/Hydra config and from a job file. Everything here is pure: a :class:`Cluster` is
 described, or made by whoever has an inventory; nothing is read from files, networks or clocks.

@@ -1,4 +1,4 @@
-"""How do the words become messages? Frozen specs ↔ protobuf, and errors ↔ gRPC statuses.
+"""Messages: frozen specs ↔ protobuf, and errors ↔ gRPC statuses.
 
 Every ``…_from_proto`` validates in full, through the models of :mod:`callboard.model.inputs`, and names faults by
 the path of the message (``spec.components[0].resources.gpu_milli``). Import from the submodules:

@@ -1,4 +1,4 @@
-"""What is a field called in the message? Places of the models → paths of the protos, for ``BadRequest``.
+"""Paths of fields: places of the models → paths of the protos, for ``BadRequest``.
 
 ``components[0].resources.gpu`` is ``spec.components[0].resources.gpu_milli`` in a message.
 """

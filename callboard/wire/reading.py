@@ -1,4 +1,4 @@
-"""How does a message become what the models read? Fields that are set, amounts exact, enums by name.
+"""Messages as what the models read: fields that are set, amounts exact, enums by name.
 
 What can only be wrong in a message (an enum's unknown number, a custom resource called "cpu") is noted here and told
 together with what the models find.

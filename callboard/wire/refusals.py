@@ -1,4 +1,4 @@
-"""Why was a call refused? One hierarchy for both sides, with fields; the text is made where it is shown.
+"""Refusals of calls: one hierarchy for both sides, with fields; the text is made where it is shown.
 
 The controller raises these and :mod:`callboard.wire.status` turns them into statuses; the client gets them back.
 Only :class:`Unavailable` is worth a retry. gRPC is not imported here, so that ``except QuotaExceeded`` costs nothing.

@@ -1,4 +1,4 @@
-"""How does an error travel? ``google.rpc.Status`` in the trailer ``grpc-status-details-bin``, written and read.
+"""Errors on the wire: ``google.rpc.Status`` in the trailer ``grpc-status-details-bin``, written and read.
 
 Done without grpcio-status, whose protobuf pin excludes trainers that hold protobuf 5 or 6 (CONTRIBUTING.md).
 """

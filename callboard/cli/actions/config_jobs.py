@@ -1,4 +1,4 @@
-"""Which job is an RL config? An RLinf config names components and where they run; the classes come from the caller.
+"""Jobs from RL configs: an RLinf config names components and where they run; the classes come from the caller.
 
 The text is sent as it is, so that every fault is told with its line and column; what is no part of the placement is
 not kept by the controller.

@@ -1,4 +1,4 @@
-"""When does a cluster get a node, and when does it lose one?
+"""The autoscaling loop: when a cluster gets a node, and when it loses one.
 
 Up: as soon as workers wait for room that no node has or is about to have, by as many nodes as would give all of them
 their place, at most to the limit. Down: one at a time, when no worker waits that a node could help, a node on which

@@ -1,4 +1,4 @@
-"""Where do nodes come from? From this machine, or from whatever two commands of the user's start and end."""
+"""Providers of nodes: this machine, or two commands of the user's that start and end one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many more nodes would give every waiting worker its place? By packing them: first into free room, then into nodes
+"""The number of nodes that would give every waiting worker its place, by packing: first into free room, then into nodes
 that are on their way, then into new ones, the largest workers first.
 
 An answer that errs: the scheduler packs by more rules than these (strategies, groups). It errs for a moment only, since

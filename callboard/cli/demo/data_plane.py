@@ -1,4 +1,4 @@
-"""How does the demonstration call its workers? Through a child process that is a Ray driver."""
+"""The data plane of the demonstration: it calls workers through a child process that is a Ray driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which acts are played, in which order, and what should the audience know before each?"""
+"""The programme: the acts in order, and what the audience should know before each."""
 
 from __future__ import annotations
 

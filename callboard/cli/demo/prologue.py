@@ -1,5 +1,5 @@
-"""What happens before the first act? Policy and pool are made at the largest scale that fits, and a worker
-without a GPU proves that it sees none."""
+"""The prologue, before the first act: policy and pool at the largest scale that fits, and a worker without a GPU proves
+that it sees none."""
 
 from __future__ import annotations
 

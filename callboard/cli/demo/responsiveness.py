@@ -1,4 +1,4 @@
-"""Does the controller answer while it is busy? GetStats, called again and again on a connection of its own."""
+"""The controller's responsiveness: GetStats, called again and again on a connection of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the demonstration made of? Pool, policy and jobs, at a scale that fits the cluster."""
+"""The setting of the demonstration: pool, policy and jobs, at a scale that fits the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do the acts share? The cluster, its jobs, and what every act looks at."""
+"""The stage that the acts share: the cluster, its jobs, and what every act looks at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is the demonstration told? What is asked, what was decided and why, what happened, who holds what."""
+"""The story of the demonstration: what is asked, what was decided and why, what happened, who holds what."""
 
 from __future__ import annotations
 

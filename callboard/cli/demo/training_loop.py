@@ -1,5 +1,5 @@
-"""How does a training loop follow a cluster that grows and shrinks? It looks between steps, and steps with whoever
-is there.
+"""A training loop that follows a cluster as it grows and shrinks: it looks between steps, and steps with whoever is
+there.
 
 The workers are those of one elastic component: callboard starts one on every GPU that is free, each in a placement
 group of its own, and takes them away when their node is drained. The loop only notices: new nodes, new workers, lost

@@ -1,4 +1,4 @@
-"""How is the training told? Line by line as it happens, and at its end with a chart of the throughput."""
+"""The story of the training, line by line, and at its end a chart of the throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a program of the cluster started? As a child in a session of its own, its output in a file."""
+"""Programs of a cluster as children in sessions of their own, their output in a file."""
 
 from __future__ import annotations
 

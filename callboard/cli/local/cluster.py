@@ -1,4 +1,4 @@
-"""How does a whole cluster come up on this machine, and go without a trace?
+"""A whole cluster on this machine: how it comes up, and goes without a trace.
 
 Order: directory and record, controller, agents, READY; and back: agents (the one with Ray's head last),
 controller, directory. Every program is recorded (pid and start time) before the next one is started, so

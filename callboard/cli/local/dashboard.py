@@ -1,4 +1,4 @@
-"""Can Ray show its dashboard here? Only from a Ray head that is started with it installed (`ray[default]`).
+"""Ray's dashboard: only a Ray head that is started with it installed (`ray[default]`) can show it.
 
 Ray itself, told to show one that it can't, ends its head; told a port that is taken, it waits for it for a minute.
 """

@@ -1,4 +1,4 @@
-"""How are recorded programs ended? By pid and start time, politely first, with proof.
+"""Ends of recorded programs, by pid and start time: politely first, with proof.
 
 Works for children and for programs that an earlier `up --detach` left, because it waits on pidfds.
 Guaranteed: nothing but the recorded processes and what descends from them gets a signal (NJ-05), and

@@ -1,4 +1,4 @@
-"""How does a cluster of this machine get one more node, or one less, while it runs?
+"""Growth of a cluster of this machine: one more node, or one less, while it runs.
 
 A node takes the lowest free place: place N is the N-th share of the machine's GPUs, block of ports and address, and
 its node is `node-N`, also after one in the middle left, drained or not. A place is taken as long as its agent runs. The

@@ -1,4 +1,4 @@
-"""What do Ctrl-C and SIGTERM do to a program that has children? The first ends it in order, the second hurries."""
+"""Ctrl-C and SIGTERM in a program that has children: the first ends it in order, the second hurries."""
 
 from __future__ import annotations
 

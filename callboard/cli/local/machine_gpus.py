@@ -1,4 +1,4 @@
-"""Which GPUs does this machine have to deal out to its nodes?"""
+"""The GPUs that this machine has to deal out to its nodes."""
 
 from __future__ import annotations
 

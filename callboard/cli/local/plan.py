@@ -1,4 +1,4 @@
-"""What does a cluster on this machine consist of? Addresses, ports and command lines, decided before anything starts.
+"""The plan of a cluster on this machine: addresses, ports and command lines, decided before anything starts.
 
 Each cluster takes a block of loopback addresses of its own, 127.0.<block>.10 and up, one per node: Ray
 replaces 127.0.0.1 by an interface's address (docs/agents.md), and two clusters don't meet.

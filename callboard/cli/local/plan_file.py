@@ -1,4 +1,4 @@
-"""How does a later program learn what a cluster of this machine consists of? From a file beside its record."""
+"""The plan's file beside a cluster's record, for programs that come later."""
 
 from __future__ import annotations
 

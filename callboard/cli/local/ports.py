@@ -1,4 +1,4 @@
-"""Which ports are taken, and by whom on our own addresses?"""
+"""Ports that are taken, and by whom on our own addresses."""
 
 from __future__ import annotations
 

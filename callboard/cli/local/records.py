@@ -1,4 +1,4 @@
-"""Where does a cluster of this machine keep its files, and who may have the place?"""
+"""The records of clusters on this machine: where each keeps its files, and who may have the place."""
 
 from __future__ import annotations
 

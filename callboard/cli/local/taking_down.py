@@ -1,4 +1,4 @@
-"""How is a cluster of this machine taken down? In order, by its record, with proof that nothing is left.
+"""Taking a cluster of this machine down: in order, by its record, with proof that nothing is left.
 
 Agents go first, the one with Ray's head last of them, then the controller, then the files. What does not
 end by itself is killed with all that descends from it; what left its tree still carries its agent's mark.

@@ -1,4 +1,4 @@
-"""Who may change a cluster of this machine now? One at a time, by a lock on a file of its directory.
+"""Turns: one program at a time may change a cluster of this machine, by a lock on a file of its directory.
 
 The lock is the kernel's: it ends with the process that holds it, however that ends. Who has it writes into the file
 who it is, for the others' messages.

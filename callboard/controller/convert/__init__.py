@@ -1,1 +1,1 @@
-"""How do the stream's messages become events, and commands messages?"""
+"""Conversion between the stream's messages and the scheduler's events and commands."""

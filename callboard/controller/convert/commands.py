@@ -1,4 +1,4 @@
-"""What is an agent told? The scheduler's commands as messages. No state is asked: it may have moved on since."""
+"""Commands as messages for an agent. No state is asked: it may have moved on since."""
 
 from __future__ import annotations
 

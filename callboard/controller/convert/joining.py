@@ -1,4 +1,4 @@
-"""May this agent join? A Hello, checked, as the event :class:`NodeJoined`.
+"""A Hello, checked, as the event :class:`NodeJoined`.
 
 Nothing an agent says is taken on trust: a node that claims 10⁹ GPUs would get every job (SE-07).
 """

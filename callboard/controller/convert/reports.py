@@ -1,4 +1,4 @@
-"""What happened on a node? Reports of its agent as events.
+"""Reports of an agent as events.
 
 Long texts are cut rather than refused: a report that can't be taken would be sent again for ever.
 """

@@ -1,4 +1,4 @@
-"""Which of our words is meant? The stream's enums about workers and ours."""
+"""The stream's enums about workers, and ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true now? Gauges made from the state at the moment of a scrape."""
+"""Gauges made from the state at the moment of a scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often, and how long did it take? Counts and durations, from what was decided and journaled.
+"""Observations: counts and durations, from what was decided and journaled.
 
 What a restart forgets is only what Prometheus expects to be forgotten: counters begin again at 0.
 """

@@ -1,4 +1,4 @@
-"""Where is it read? ``http://127.0.0.1:8080/metrics``, served from a thread, with the state read on the driver's loop.
+"""The metrics port: ``http://127.0.0.1:8080/metrics``, served from a thread, with the state read on the driver's loop.
 
 prometheus-client writes the format; the standard library serves it. Only GET, and nothing here changes anything.
 """

@@ -1,1 +1,1 @@
-"""What can be asked of the controller? One module per gRPC service; messages in, events or questions to the driver."""
+"""The gRPC services, a module each: messages in, events or questions to the driver."""

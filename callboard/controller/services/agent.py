@@ -1,4 +1,4 @@
-"""What does an agent say? The stream of one agent, read message by message (docs/agents.md)."""
+"""The agents' service: the stream of one agent, read message by message (docs/agents.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a long list given out? Page by page, each bounded in items and bytes, without holding up the loop."""
+"""Long lists given out page by page, each bounded in items and bytes, without holding up the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a request mean? Resource names, etags and page tokens, read or refused with the field at fault."""
+"""Parts of requests: resource names, etags and page tokens, read or refused with the field at fault."""
 
 from __future__ import annotations
 

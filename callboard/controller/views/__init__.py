@@ -1,1 +1,1 @@
-"""How does a record look to a caller? Records as messages of the API; nothing here decides or waits."""
+"""Records as messages of the API; nothing here decides or waits."""

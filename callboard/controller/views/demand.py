@@ -1,4 +1,4 @@
-"""How does demand look, as messages and as a page for autoscalers that speak HTTP?"""
+"""Demand as messages, and as a page for autoscalers that speak HTTP."""
 
 from __future__ import annotations
 

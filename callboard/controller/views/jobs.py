@@ -1,4 +1,4 @@
-"""How does a job look?"""
+"""Jobs as messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a node look?"""
+"""Nodes as messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a pool look, and its placement groups?"""
+"""Pools and their placement groups as messages."""
 
 from __future__ import annotations
 

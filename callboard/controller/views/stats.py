@@ -1,4 +1,4 @@
-"""What do the figures say? Sums over the state in memory, made at the moment of the call."""
+"""Figures of the cluster as messages: sums over the state in memory, made at the moment of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What did the user mean? Plain mappings in human units become frozen specs, or every fault at once.
+"""Inputs: plain mappings in human units become frozen specs, or every fault at once.
 
 A mapping comes from YAML (:func:`read_yaml`), JSON, or the SDK's request classes (:mod:`callboard.model.requests`).
 Messages of the API pass through the same models with :class:`Exact` amounts (:mod:`callboard.wire`), so that one set

@@ -1,4 +1,4 @@
-"""Which constructor arguments are allowed? What JSON says the same way everywhere, up to 1 MiB.
+"""Constructor arguments: what JSON says the same way everywhere, up to 1 MiB.
 
 They stay text on the way to the worker: ``google.protobuf.Struct`` would turn 4 into 4.0.
 """

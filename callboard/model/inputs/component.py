@@ -1,4 +1,4 @@
-"""Which components make sense? Workers that can be counted, no variable of the scheduler's, rules that can act."""
+"""Components as input: workers that can be counted, no variable of the scheduler's, rules that can act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which mappings and lists are allowed? Resources, labels, variables, arguments: every fault of each at once."""
+"""Mappings and lists as input: resources, labels, variables, arguments, with every fault of each at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values are exact already? Amounts in base units and JSON as text, as messages carry them.
+"""Exact values: amounts in base units and JSON as text, as messages carry them.
 
 The models read ``6`` as six CPUs and ``Exact(6000)`` as 6 000 milli-CPUs. The type says which, so no file and no
 keyword argument can be taken for the other form.

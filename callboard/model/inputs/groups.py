@@ -1,4 +1,4 @@
-"""What keeps components from sharing a process? What a process has one of, members of a group must agree in."""
+"""Rules for sharing a process: where a process has one of something, members of a group must agree."""
 
 from __future__ import annotations
 

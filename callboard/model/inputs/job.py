@@ -1,4 +1,4 @@
-"""Which jobs make sense? At least one component, workers that can be counted, no variable of the scheduler's."""
+"""Jobs as input: at least one component, workers that can be counted, no variable of the scheduler's."""
 
 from __future__ import annotations
 

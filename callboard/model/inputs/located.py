@@ -1,4 +1,4 @@
-"""Where is what wrong? Faults with their place, before they are turned into text."""
+"""Located faults: faults with their place, before they are turned into text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which placement text does a job carry? What a job says about places, put together as one YAML text.
+"""The placement text of a job: all that it says about places, as one YAML text.
 
 A job says it as an RLinf config does, under ``cluster``, or short, with a ``component_placement`` at each component.
 What the text means is decided where the nodes are known (:mod:`callboard.placement`), so nothing is checked here but

@@ -1,4 +1,4 @@
-"""Which explicit places make sense? One per worker: a node, devices of it, and what the node's settings add."""
+"""Explicit places as input, one per worker: a node, devices of it, and what the node's settings add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which preemption policies make sense? Known keys, levels and bounds; label rules without cycles."""
+"""Preemption policies as input: known keys, levels and bounds; label rules without cycles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pools make sense? Quotas that are not negative, reserved shapes that hold something."""
+"""Pools as input: quotas that are not negative, reserved shapes that hold something."""
 
 from __future__ import annotations
 

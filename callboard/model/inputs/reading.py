@@ -1,4 +1,4 @@
-"""How does a mapping become a model, and pydantic's complaints become faults?
+"""Reading: a mapping becomes a model, and pydantic's complaints become faults.
 
 pydantic checks the shape (keys, nesting, all faults of one pass); the words of each fault are ours.
 """

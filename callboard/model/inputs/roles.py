@@ -1,4 +1,4 @@
-"""What does a file of roles say? Presets of further roles; and, to start or plan a cluster by, its pools and nodes.
+"""Files of roles as input: presets of further roles, and the pools and nodes to start or plan a cluster by.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which single values are allowed? Names, numbers, amounts, durations, choices: each read and bounded once."""
+"""Single values as input: names, numbers, amounts, durations, choices, each read and bounded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which scaling rules make sense? One signal each, one side of one threshold, and what to do about it."""
+"""Scaling rules as input: one signal each, one side of one threshold, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a job ask for in the end? With the presets of its roles and with its colocation groups fused.
+"""A settled job: what it asks for with the presets of its roles and its colocation groups fused.
 
 The one place where both happen, for jobs from every edge: SDK, files and messages. A controller settles a job when it
 is submitted (after its placement was resolved), `callboard plan` when it reads the file.

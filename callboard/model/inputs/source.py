@@ -1,4 +1,4 @@
-"""Where in the file is it? YAML (and so JSON) as a mapping that remembers its lines and columns.
+"""YAML (and so JSON) as a mapping that remembers its lines and columns.
 
 Duplicate keys are refused: plain YAML readers let the last one win, silently.
 """
