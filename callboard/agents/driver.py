@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -24,8 +26,9 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from callboard.agents.framing import Json, serve
+from callboard.agents.process_tree import PROC
 from callboard.agents.ray_bookings import NAMESPACE, Bookings, group_of
-from callboard.agents.worker_host import WorkerHost
+from callboard.agents.worker_ray import GIVE_AWAY, RayWorkerHost
 
 CONTROL_GROUP = "control"
 CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report", "secrets")
@@ -45,7 +48,7 @@ _THREADS = 64
 """For Ray's blocking calls: more than a node has placement groups under way."""
 
 _POLL_S = 0.02
-"""Between looks at whether Ray's table has heard of a death."""
+"""Between looks at whether Ray's table has heard of a death, or of an actor that is up."""
 
 _DEAD_S = 1.0
 """For Ray's table to hear that an actor died: milliseconds, and below the time that a report waits for its cause."""
@@ -224,7 +227,21 @@ class Driver:
             options["runtime_env"] = runtime_env
         actor = await asyncio.to_thread(self._host_class.options(**options).remote)
         self._actors[actor_name] = actor
+        await self._give_main_thread_away(actor._actor_id.hex())  # noqa: SLF001 - Ray's table goes by it
         return await actor.ping.remote()
+
+    @staticmethod
+    async def _give_main_thread_away(actor_id: str) -> None:
+        """Have the host's main thread given to code of the user: once Ray has made it, and before its first call."""
+        while True:
+            told = cast("dict[str, Any]", await asyncio.to_thread(ray_actors, actor_id))
+            state, pid = told.get("State"), int(told.get("Pid") or 0)
+            if state == "DEAD" or (state == "ALIVE" and not _catches(pid, GIVE_AWAY)):
+                return  # The first call tells why it is dead.
+            if state == "ALIVE":
+                with suppress(ProcessLookupError):
+                    os.kill(pid, GIVE_AWAY)
+            await asyncio.sleep(_POLL_S)
 
     async def _control(self, actor_name: str, method: str, argument: Json) -> Json:
         if method not in CONTROL_METHODS:
@@ -266,13 +283,23 @@ class Driver:
         ]
 
 
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; not if it is gone."""
+    try:
+        status = (PROC / str(pid) / "status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def _host_class() -> Any:
     """The worker host as an actor class whose control methods have a group of their own."""
     for method in CONTROL_METHODS:
-        function: Callable[..., Any] = getattr(WorkerHost, method)
-        setattr(WorkerHost, method, ray.method(concurrency_group=CONTROL_GROUP)(function))
+        function: Callable[..., Any] = getattr(RayWorkerHost, method)
+        setattr(RayWorkerHost, method, ray.method(concurrency_group=CONTROL_GROUP)(function))
     remote: Any = ray.remote  # Its overloads don't know actors with groups.
-    return remote(concurrency_groups={CONTROL_GROUP: _CONTROL_CALLS})(WorkerHost)
+    return remote(concurrency_groups={CONTROL_GROUP: _CONTROL_CALLS})(RayWorkerHost)
 
 
 async def _serve(descriptor: int) -> None:

@@ -2,8 +2,8 @@
 
 Sync classes are built and called on one pool of `limit` threads: with 1, strictly one call at a time and always
 on the same thread, so thread-local CUDA and torch state is kept. That thread is the main thread of the process where
-the host can give it away (`worker_main`): signal handlers can be set nowhere else. Async classes live on an event loop
-of their own. Hooks run beside either, because they must work while `run()` is busy.
+the host can give it away (`worker_main`, `worker_ray`): signal handlers can be set nowhere else. Async classes live on
+an event loop of their own. Hooks run beside either, because they must work while `run()` is busy.
 """
 
 from __future__ import annotations

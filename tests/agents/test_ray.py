@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -316,6 +317,30 @@ class TestWorkers:
         # Known though the raylet is its parent.
         assert "killed by signal 9 (SIGKILL); usually the out-of-memory killer" in dead.message
         assert is_gone(int(file.read_text()))
+
+    @pytest.mark.parametrize("interpreter", ["", sys.executable])
+    async def test_ft_b4_one_that_takes_one_call_at_a_time_lives_on_the_main_thread(
+        self, cluster: Cluster, interpreter: str
+    ) -> None:
+        # One that names its interpreter gets no spare.
+        job = "main-cold" if interpreter else "main"
+        command = start_worker("OnMain", job=job, interpreter=interpreter)
+        ready = (await cluster.controller.do("n1", start_worker=command)).worker_ready
+        assert bool(ready.cold_reason) >= bool(interpreter)
+        assert [await cluster.call(command, "thread") for _ in range(2)] == [[[True, 1]], [[True, 2]]]
+        # As it would end a plain process: Ray's own handler would raise SystemExit in code of the user.
+        os.kill(ready.pid, signal.SIGTERM)
+        dead = await cluster.exit_of(command)
+        assert "killed by signal 15 (SIGTERM)" in dead.message
+
+    async def test_ft_b4_what_two_workers_put_into_ray_from_their_main_threads_stays_apart(
+        self, cluster: Cluster
+    ) -> None:
+        commands = [await cluster.start("OnMain", job="putters", rank=rank) for rank in range(2)]
+        put = [each for command in commands for ids in await cluster.call(command, "put", 3, times=2) for each in ids]
+        assert len(set(put)) == len(put) == 24
+        for command in commands:
+            await cluster.stop(command)
 
     @pytest.mark.parametrize("delay_ms", [0, 20, 400, 700])
     async def test_pc_13_a_stop_right_after_the_start(self, cluster: Cluster, delay_ms: int) -> None:

@@ -24,6 +24,10 @@ def told_by_ray() -> list[object]:
     return [ray.get_gpu_ids(), context.get_accelerator_ids()["GPU"], context.get_assigned_resources().get("GPU", 0)]
 
 
+def _nothing() -> None:
+    pass
+
+
 class OnMain:
     """Sets a signal handler where it is built, as launchers of engines do."""
 
@@ -38,6 +42,15 @@ class OnMain:
         """Whether this is the main thread, and what the handler saw of a signal to the process."""
         os.kill(os.getpid(), signal.SIGUSR1)
         return [threading.current_thread() is threading.main_thread(), self.seen]
+
+    def put(self, count: int) -> list[object]:
+        """Ids of so many objects in Ray's store, and of so many results of tasks."""
+        import ray
+
+        put = [ray.put(each) for each in range(count)]
+        started = [ray.remote(num_cpus=0)(_nothing).remote() for _ in range(count)]
+        assert [*ray.get(put)] == [*range(count)]
+        return [*(each.hex() for each in put), *(each.hex() for each in started)]
 
     def wait_for(self, file: str) -> None:
         """Busy until there is a file."""
