@@ -21,6 +21,7 @@ from typing import Any, cast
 import ray
 from ray._private.state import actors as ray_actors
 from ray._private.state import available_resources_per_node, total_resources_per_node
+from ray._private.state import jobs as ray_jobs
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -136,6 +137,8 @@ class Driver:
         """Actors of this node or of none yet, and every placement group. From Ray's own table: its public list needs
         the dashboard."""
         own = ray.get_runtime_context().get_node_id()
+        programs = {job["JobID"]: job for job in cast("list[dict[str, Any]]", ray_jobs()) if not job["IsDead"]}
+        none = {"DriverPid": 0, "DriverIPAddress": ""}
         actors = [
             {
                 "id": str(actor["ActorID"]),
@@ -144,6 +147,8 @@ class Driver:
                 "state": str(actor["State"]),
                 "pid": int(actor["Pid"] or 0),
                 "ray_node_id": str(actor["Address"]["NodeID"] or ""),
+                "program_pid": int(programs.get(actor["JobID"], none)["DriverPid"]),
+                "program_ip": str(programs.get(actor["JobID"], none)["DriverIPAddress"]),
             }
             for actor in cast("dict[str, dict[str, Any]]", ray_actors()).values()
             if actor["State"] != "DEAD" and (actor["Address"]["NodeID"] or own) == own

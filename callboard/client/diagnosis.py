@@ -28,6 +28,12 @@ _SHOWN_NODES = 8
 
 _PENDING_IN_RAY = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
+_KILL_NAMED = (
+    "[ray.kill(each) for named in ray.util.list_named_actors(True) "
+    'if (each := ray.get_actor(**named))._actor_id.hex() == "{id}"]'
+)
+"""By id, because several namespaces may have the name."""
+
 
 class FindingKind(StrEnum):
     """What can be found, by the names that programs read."""
@@ -180,10 +186,14 @@ def _versions(nodes: Sequence[Node]) -> Iterable[Finding]:
                 f"{found} on {', '.join(names[:_SHOWN_NODES])}{' …' if len(names) > _SHOWN_NODES else ''}"
                 for found, names in sorted(by_version.items())
             )
+            # Whichever most have is the least work.
+            _, most = max((len(names), found) for found, names in by_version.items())
+            others = [node_id for found, names in sorted(by_version.items()) if found != most for node_id in names]
+            each = ", ".join(f"`callboard node drain {node_id}`" for node_id in others[:_SHOWN_NODES])
+            back = ", ".join(f"`callboard node uncordon {node_id}`" for node_id in others[:_SHOWN_NODES])
+            remedy = f"{each}; install {name} {most} there and start the agents again; {back}."
             what = f"nodes have different versions of {name}: {listed}"
-            yield Finding(
-                FindingKind.VERSIONS, "nodes", what, f"Install the same {name} on every node and restart the agents."
-            )
+            yield Finding(FindingKind.VERSIONS, "nodes", what, remedy)
 
 
 def _ray_fault(node: Node) -> RayFault:
@@ -201,8 +211,7 @@ def _actors(evidence: Evidence) -> Iterable[Finding]:
             name = actor.name or f"{actor.class_name} {actor.id}"
             if actor.state in _PENDING_IN_RAY and not actor.name.startswith(OURS):
                 what = f"Ray's actor {name} waits to be created: Ray finds no room for it"
-                remedy = "Lower what it asks for, or end the program that made it."
-                yield Finding(FindingKind.PENDING_ACTOR, subject, what, remedy)
+                yield Finding(FindingKind.PENDING_ACTOR, subject, what, _give_up(actor))
             elif not actor.name.startswith(OURS):
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is not callboard's"
                 remedy = (
@@ -214,6 +223,16 @@ def _actors(evidence: Evidence) -> Iterable[Finding]:
                 what = f"Ray's actor {name} (pid {actor.pid}) on {node_id} is of no worker that the ledger knows"
                 remedy = f"Its agent ends it soon; if it stays, end it: on {node_id}, `kill -KILL {actor.pid}`."
                 yield Finding(FindingKind.LEFTOVER_ACTOR, subject, what, remedy)
+
+
+def _give_up(actor: RayActor) -> str:
+    """How Ray is rid of an actor that it finds no room for."""
+    if actor.name:
+        return f"Lower what it asks for, or give it up, on any node: `{_in_ray(_KILL_NAMED.format(id=actor.id))}`."
+    if actor.program_pid:
+        end = f"on {actor.program_ip}, `kill {actor.program_pid}`"
+        return f"Lower what it asks for, or end the program that made it: {end}."
+    return "Its program has ended and it has no name, so only the end of the Ray cluster removes it, or room for it."
 
 
 def _missing_actors(evidence: Evidence, looks: Mapping[Key, WorkerInspection]) -> Iterable[Finding]:
@@ -257,11 +276,15 @@ def _groups(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _removing(ray_id: str) -> str:
-    """A command that removes a placement group by Ray's id: Ray has none."""
-    return (
-        "python -c 'import ray, callboard; callboard.SyncClient().connect_ray(); from ray.util.placement_group import "
-        f'*; remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex("{ray_id}")))\''
+    return _in_ray(
+        "from ray.util.placement_group import *; "
+        f'remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex("{ray_id}")))'
     )
+
+
+def _in_ray(program: str) -> str:
+    """A command for what Ray has none for."""
+    return f"python -c 'import ray, callboard; callboard.SyncClient().connect_ray(); {program}'"
 
 
 def _missing_groups(evidence: Evidence) -> Iterable[Finding]:

@@ -263,6 +263,8 @@ class RayActor(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     RAY_NODE_ID_FIELD_NUMBER: _builtins.int
+    PROGRAM_PID_FIELD_NUMBER: _builtins.int
+    PROGRAM_IP_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Ray's id (hex)."""
     name: _builtins.str
@@ -275,6 +277,10 @@ class RayActor(_message.Message):
     """Process id; 0: none."""
     ray_node_id: _builtins.str
     """Ray's id of the node (hex); empty: none."""
+    program_pid: _builtins.int
+    """Process id of the program that made it, while that lives; 0: it doesn't."""
+    program_ip: _builtins.str
+    """IP address of the machine that the program runs on."""
     def __init__(
         self,
         *,
@@ -284,10 +290,12 @@ class RayActor(_message.Message):
         state: _builtins.str = ...,
         pid: _builtins.int = ...,
         ray_node_id: _builtins.str = ...,
+        program_pid: _builtins.int = ...,
+        program_ip: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_name", b"class_name", "id", b"id", "name", b"name", "pid", b"pid", "ray_node_id", b"ray_node_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_name", b"class_name", "id", b"id", "name", b"name", "pid", b"pid", "program_ip", b"program_ip", "program_pid", b"program_pid", "ray_node_id", b"ray_node_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
