@@ -137,7 +137,8 @@ class Driver:
         """Actors of this node or of none yet, and every placement group. From Ray's own table: its public list needs
         the dashboard."""
         own = ray.get_runtime_context().get_node_id()
-        programs = {job["JobID"]: job for job in cast("list[dict[str, Any]]", ray_jobs()) if not job["IsDead"]}
+        jobs: list[dict[str, Any]] = ray_jobs()  # type: ignore[no-untyped-call]
+        programs = {job["JobID"]: job for job in jobs if not job["IsDead"]}
         none = {"DriverPid": 0, "DriverIPAddress": ""}
         actors = [
             {

@@ -295,6 +295,7 @@ class Agent:
         _log.info("leaving", why=reason)
         self._commands.leaving = True
         self._session.leaving = True
+        self._session.kill_at = loop.time() + self._options.leave_hooks_s
         self._session.beat()
         why = f"node {self._options.node_id} leaves: {reason}"
         self._departure.on_hurry = lambda: self._workers.end(why)

@@ -114,6 +114,8 @@ class Session:
         """
         self.leaving = False
         """Told with every heartbeat once set."""
+        self.kill_at: float | None = None
+        """Loop time at which what runs here is killed at the latest, while leaving; told with it."""
         self.epoch = 0
         self.term = 0
         self._controller = controller
@@ -284,6 +286,9 @@ class Session:
                 clock_ms=self._wall_ns() // 1_000_000,
                 leaving=self.leaving,
             )
+            if self.kill_at is not None:
+                left_s = self.kill_at - asyncio.get_running_loop().time()
+                heartbeat.kill_within_ms = max(0, round(left_s * 1000))
             self._beats[sequence] = self._lease.now_s()
             await self._write(stream, agent_pb2.SessionRequest(heartbeat=heartbeat))
             # Jitter, so that the agents of a restarted controller don't beat in step.

@@ -687,12 +687,15 @@ class Heartbeat(_message.Message):
     RAY_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    KILL_WITHIN_MS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts up from 1 in each session."""
     clock_ms: _builtins.int
     """Wall clock of the agent in milliseconds since 1970."""
     leaving: _builtins.bool
     """True once the agent has begun to leave: nothing more may be placed here. Goodbye follows when all is gone."""
+    kill_within_ms: _builtins.int
+    """Milliseconds until what runs here is killed at the latest, while leaving."""
     @_builtins.property
     def ray(self) -> Global___RayNode:
         """Set when the node's part in Ray changed."""
@@ -704,12 +707,15 @@ class Heartbeat(_message.Message):
         ray: Global___RayNode | None = ...,
         clock_ms: _builtins.int = ...,
         leaving: _builtins.bool = ...,
+        kill_within_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ray", b"ray"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms", "kill_within_ms", b"kill_within_ms", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "leaving", b"leaving", "ray", b"ray", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms", "clock_ms", b"clock_ms", "kill_within_ms", b"kill_within_ms", "leaving", b"leaving", "ray", b"ray", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kill_within_ms: _TypeAlias = _typing.Literal["kill_within_ms"]  # noqa: Y015
+    _WhichOneofArgType__kill_within_ms: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kill_within_ms) -> _WhichOneofReturnType__kill_within_ms | None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 

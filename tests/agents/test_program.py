@@ -83,6 +83,8 @@ async def test_r9_a_signal_ends_it_cleanly(
     assert await agent.wait() == 0
     assert session.goodbye == number.name
     assert session.heartbeats[-1].leaving
+    # FT-D2: the controller knows how soon what runs here is killed.
+    assert 0 < next(each for each in session.heartbeats if each.leaving).kill_within_ms <= 2_000
     ended = [await controller.said("worker_stopped", which) for which in (1, 2)]
     assert all("leaves" in each.detail for each in ended)
     assert_nothing_left(tmp_path / "n0")

@@ -333,6 +333,14 @@ class TestWorkers:
         dead = await cluster.exit_of(command)
         assert "killed by signal 15 (SIGTERM)" in dead.message
 
+    async def test_ft_e4_a_workers_own_process_gets_the_signal_that_it_handles(self, cluster: Cluster) -> None:
+        file = cluster.folder / "saved"
+        command = start_worker("SavesItself", job="saves", args_json=json.dumps([str(file), "SIGTERM"]), entry="run")
+        command.stop_signal = "SIGTERM"
+        assert (await cluster.controller.do("n1", start_worker=command)).HasField("worker_ready")
+        end = await cluster.stop(command, cancel_timeout_ms=60_000)
+        assert (file.read_text(), end.outcome) == ("saved", agent_pb2.STOP_OUTCOME_COOPERATIVE)
+
     async def test_ft_b4_what_two_workers_put_into_ray_from_their_main_threads_stays_apart(
         self, cluster: Cluster
     ) -> None:

@@ -70,6 +70,24 @@ async def test_ft_a4_a_checkpoint_that_is_none_is_reported_as_lost(
 
 
 @pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize(
+    ("left", "within_ms", "why"),
+    [
+        ("raises", LONG_MS, "checkpoint() raised OSError: No space left on device"),
+        ("never", 400, "checkpoint() took too long"),
+    ],
+)
+async def test_ft_a4_a_checkpoint_that_fails_or_never_ends_is_reported_as_lost(
+    controller: FakeController, left: str, within_ms: int, why: str
+) -> None:
+    start = starting("Yielding", left, entry="run")
+    await ready(controller, start)
+    end = await stopped(controller, start, checkpoint=True, cancel_timeout_ms=within_ms)
+    assert end.checkpoint_lost == why
+    assert (end.outcome, end.HasField("checkpoint")) == (agent_pb2.STOP_OUTCOME_KILLED, False)
+
+
+@pytest.mark.usefixtures("agent")
 async def test_ft_a4_a_stop_at_once_says_what_it_lost(controller: FakeController) -> None:
     start = starting("Yielding", entry="run")
     await ready(controller, start)
@@ -82,6 +100,18 @@ async def test_ft_e4_what_a_worker_started_gets_the_signal_and_its_time(
     controller: FakeController, tmp_path: Path
 ) -> None:
     start = starting("SavesOnSignal", str(tmp_path / "saved"), stop_signal="SIGTERM")
+    await ready(controller, start)
+    end = await stopped(controller, start, cancel_timeout_ms=LONG_MS)
+    assert (tmp_path / "saved").read_text() == "saved"
+    assert end.outcome == agent_pb2.STOP_OUTCOME_COOPERATIVE
+
+
+@pytest.mark.usefixtures("agent")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+async def test_ft_e4_its_own_process_gets_the_signal_that_it_handles(
+    controller: FakeController, tmp_path: Path, name: str
+) -> None:
+    start = starting("SavesItself", str(tmp_path / "saved"), name, entry="run", stop_signal=name)
     await ready(controller, start)
     end = await stopped(controller, start, cancel_timeout_ms=LONG_MS)
     assert (tmp_path / "saved").read_text() == "saved"

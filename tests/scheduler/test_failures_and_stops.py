@@ -272,6 +272,19 @@ def test_ft_d2_an_extra_worker_that_is_being_stopped_is_hastened_by_a_drain() ->
     assert world.state.workers[extra.generation].kill_ms == world.now_ms + 5_000
 
 
+def test_ft_d2_an_agent_that_leaves_hastens_what_is_being_stopped_there() -> None:
+    world = World({"n1": 2})
+    a_slow_stop(world)
+    world.held.clear()
+    node = world.state.nodes["n1"]
+    leaves = ev.NodeSuspected(now_ms=world.now_ms, node_id="n1", epoch=node.epoch, leaving=True, kill_within_ms=2_000)
+    world.send(leaves)
+    assert {worker.kill_ms for worker in world.workers("j")} == {world.now_ms + 2_000}
+    assert stops(world, "j") == [], "it knows"
+    told = [event.reason for event in world.log if event.type == "worker.hastened"]
+    assert told == ["its agent leaves; killed at the latest in 2 s instead of 8 min"] * 2
+
+
 # ---- what is said of it ----
 
 

@@ -113,7 +113,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if heartbeat.HasField("ray"):
             self._sessions.ray_changed(session, heartbeat.ray)
         if heartbeat.leaving:
-            self._sessions.leaves(session)
+            self._sessions.leaves(session, heartbeat.kill_within_ms if heartbeat.HasField("kill_within_ms") else None)
         reply = agent_pb2.HeartbeatReply(sequence=heartbeat.sequence)
         session.send(agent_pb2.SessionResponse(heartbeat_reply=reply))
 

@@ -156,11 +156,11 @@ class Sessions:
         """Whether the session is its node's newest (I9)."""
         return self.live.get(session.node_id) is session
 
-    def leaves(self, session: AgentSession) -> None:
+    def leaves(self, session: AgentSession, kill_within_ms: int | None = None) -> None:
         """The agent began to leave: until its goodbye the node counts as one that takes nothing new."""
         if not session.leaving:
             session.leaving = True
-            self.suspected(session.node_id, session.epoch, suspected=True)
+            self.suspected(session.node_id, session.epoch, suspected=True, kill_within_ms=kill_within_ms)
 
     def ray_changed(self, session: AgentSession, ray: agent_pb2.RayNode) -> None:
         """The node's part in Ray is another than before."""
@@ -207,15 +207,21 @@ class Sessions:
 
     # ---- silence ----
 
-    def suspected(self, node_id: str, epoch: int, *, suspected: bool) -> None:
-        """A node has been silent for long, or is heard of again."""
+    def suspected(self, node_id: str, epoch: int, *, suspected: bool, kill_within_ms: int | None = None) -> None:
+        """A node has been silent for long, or is heard of again, or leaves and kills in so many ms what runs there."""
         session = self.live.get(node_id)
         leaving = session is not None and session.leaving
         if leaving and not suspected:
             return
         self._tell(
             lambda now_ms, cause: NodeSuspected(
-                now_ms=now_ms, cause=cause, node_id=node_id, epoch=epoch, suspected=suspected, leaving=leaving
+                now_ms=now_ms,
+                cause=cause,
+                node_id=node_id,
+                epoch=epoch,
+                suspected=suspected,
+                leaving=leaving,
+                kill_within_ms=kill_within_ms,
             ),
             source="lease",
         )

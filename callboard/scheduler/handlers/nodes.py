@@ -139,6 +139,12 @@ def suspected(tx: Transaction, event: NodeSuspected) -> None:
     node = _current(tx, event.node_id, event.epoch)
     if node is None:
         return
+    if event.leaving and event.kill_within_ms is not None:
+        for worker in tx.state.workers_on(node.node_id):
+            if worker.state is WorkerState.STOPPING:
+                bounds = (max(0, event.kill_within_ms), worker.kill_timeout_ms)
+                kind = worker.stop_kind or StopKind.DRAIN
+                stopping.hasten(tx, worker, "its agent leaves", kind, bounds, known=True)
     if event.suspected and node.state in (NodeState.READY, NodeState.JOINING, NodeState.DRAINING):
         why = "its agent leaves" if event.leaving else "not heard of lately"
         tx.move_node(node.node_id, NodeState.SUSPECT, f"{why}; nothing new is placed there")

@@ -90,8 +90,20 @@ def stop_one(
     tx.command(orders.stop_worker(stopping, tx.now_ms))
 
 
-def hasten(tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, bounds: tuple[int, int]) -> None:
-    """Stops a worker a second time, while it is being stopped: the earlier end holds, and its agent is told."""
+def hasten(
+    tx: Transaction,
+    worker: WorkerRecord,
+    reason: str,
+    kind: StopKind,
+    bounds: tuple[int, int],
+    *,
+    known: bool = False,
+) -> None:
+    """Stops a worker a second time, while it is being stopped: the earlier end holds, and its agent is told.
+
+    Args:
+        known: its agent need not be told: it is what hastens.
+    """
     cancel_ms, kill_ms = bounds
     before_ms = worker.kill_ms or worker.deadline_ms - worker.kill_timeout_ms - groups.ANSWER_MARGIN_MS
     at_ms = tx.now_ms + cancel_ms
@@ -118,7 +130,8 @@ def hasten(tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, b
         revision=revision,
     )
     tx.put(hastened)
-    tx.command(orders.stop_worker(hastened, tx.now_ms))
+    if not known:
+        tx.command(orders.stop_worker(hastened, tx.now_ms))
 
 
 def hasten_job(tx: Transaction, uid: str, reason: str, kind: StopKind, within_ms: int | None = None) -> None:

@@ -213,12 +213,14 @@ class NodeSuspected(Event):
 
     Attributes:
         leaving: it is no silence: its agent says that it leaves.
+        kill_within_ms: when it kills what runs there, in ms, while it leaves; None: it didn't say.
     """
 
     node_id: str
     epoch: int
     suspected: bool = True
     leaving: bool = False
+    kill_within_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
