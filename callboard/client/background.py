@@ -23,6 +23,15 @@ _STOP_S = 2.0
 _starting = threading.Lock()
 
 
+def in_a_loop() -> bool:
+    """Whether the caller runs on an event loop, which must not be held up."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class BackgroundLoop:
     """An event loop in a daemon thread. Every method may be called from any thread but its own."""
 

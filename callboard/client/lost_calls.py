@@ -19,6 +19,7 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from callboard.client.background import in_a_loop
 from callboard.client.errors import WorkerGone
 from callboard.client.following import why_gone
 
@@ -28,9 +29,6 @@ _KNOWN = 4096
 _WAIT_S = 5.0
 """For the controller to hear why: its agent proves the whole tree gone first, and a first failure is told from those
 that follow it."""
-
-_WAIT_IN_LOOP_S = 1.0
-"""The same where an event loop stands still meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +47,8 @@ class CallLost(WorkerGone, ActorDiedError):
 
     Attributes:
         worker: which worker, "job/component/rank".
-        reason: what became of it, as its controller says; reading it may wait for some seconds.
+        reason: what became of it, as its controller says; reading it may wait for some seconds, except where an event
+            loop runs: there it is what is known by now, and `await error.explained()` waits.
     """
 
     def __init__(self, called: Called, cause: Any = None, reason: str = "") -> None:
@@ -65,21 +64,22 @@ class CallLost(WorkerGone, ActorDiedError):
         if self._answer is None:
             return self._reason
         try:
-            asyncio.get_running_loop()
-            wait_s = _WAIT_IN_LOOP_S
-        except RuntimeError:
-            wait_s = _WAIT_S
-        try:
-            return self._answer.result(wait_s)
+            return self._answer.result(0.0 if in_a_loop() else _WAIT_S)
         except TimeoutError:
             return "its process ended; its controller has not said why yet"
+
+    async def explained(self) -> str:
+        """Wait for what became of the worker; the event loop goes on meanwhile."""
+        if self._answer is not None:
+            await asyncio.wait([asyncio.wrap_future(self._answer)], timeout=_WAIT_S)
+        return self.reason
 
     def __str__(self) -> str:
         return f"worker {self.worker} ended in the middle of a call: {self.reason}"
 
     def __reduce__(self) -> Any:
-        # In another process, which needn't ask again.
-        return CallLost, (self._called, None, self.reason)
+        # In another process, which asks again only where this one doesn't know yet.
+        return CallLost, (self._called, None, self.reason if self._answer is None or self._answer.done() else "")
 
 
 class CallUnsure(ActorUnavailableError):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from callboard.client.background import background_loop
+from callboard.client.background import background_loop, in_a_loop
 from callboard.client.errors import WorkerGone
 from callboard.client.following import next_generation
 from callboard.model.faults import guess
@@ -125,9 +125,7 @@ class RemoteMethod:
         actor = self.handle._living()  # noqa: SLF001 - of this module, and no name taken from the user
         if actor is not None:
             return self._call(actor, args, kwargs)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not in_a_loop():
             return self._call(self.handle.actor(), args, kwargs)
         self.handle._check_follows()  # noqa: SLF001
         return self._later(args, kwargs)

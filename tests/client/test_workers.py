@@ -86,6 +86,25 @@ def test_every_public_name_is_where_it_is_said_to_be() -> None:
         assert getattr(callboard.client, name).__name__ == name
 
 
+async def test_ft_a7_a_lost_call_never_holds_up_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from callboard.client import lost_calls
+
+    looked = threading.Event()
+
+    def why_gone(**_: object) -> str:
+        assert looked.wait(90)
+        return "exit code 7"
+
+    monkeypatch.setattr(lost_calls, "why_gone", why_gone)
+    called = lost_calls.Called(label="j/w/0", uid="u-a7", controller="nowhere:1", actor_name="cb/u-a7/w/0/g1")
+    error = lost_calls.CallLost(called)
+    assert str(error).endswith("its controller has not said why yet")
+    again = pickle.loads(pickle.dumps(error))
+    looked.set()  # Had it waited for the reason, it would never have come here.
+    assert await error.explained() == await again.explained() == "exit code 7"
+    assert str(pickle.loads(pickle.dumps(error))) == "worker j/w/0 ended in the middle of a call: exit code 7"
+
+
 def test_options_are_rays_and_the_handle_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = FakeActor()
     monkeypatch.setattr(workers, "_actor", lambda _: actor)
