@@ -109,6 +109,34 @@ def test_ft_e7_a_text_that_does_not_say_how_many_nodes_waits_for_as_many_as_it_n
     assert world.status("j") is JobState.RUNNING
 
 
+@pytest.mark.parametrize("stated", [None, 4])
+@pytest.mark.parametrize("named", ["late", ["late"], "late, later"], ids=str)
+def test_ft_e7_node_groups_with_which_nodes_are_still_to_join(named: Any, stated: int | None) -> None:
+    world = World({"n0": 2})
+    world.pool()
+    cluster = {"num_nodes": stated, "component_placement": {"a": {"node_group": named, "placement": "0-3"}}}
+    world.submit(waiting_job(world, cluster=cluster))
+    assert world.status("j") is JobState.PENDING
+    assert sum(entry.count for entry in demand(world.state)) == 4
+    world.join("n1", 4)  # of no group
+    assert world.status("j") is JobState.PENDING
+    groups = ["late", "later" if "later" in named else "late"]
+    for number, group in enumerate(groups, 2):
+        world.join(f"n{number}", 2, node_group=group)
+    assert world.status("j") is JobState.RUNNING
+    assert [worker.node_id for worker in world.workers("j")] == ["n2", "n2", "n3", "n3"]
+
+
+def test_ft_e7_at_the_end_of_its_time_it_names_the_node_group_that_never_joined() -> None:
+    world = World({"n0": 2})
+    world.pool()
+    cluster = {"num_nodes": 2, "component_placement": {"a": {"node_group": "late", "placement": "0-1"}}}
+    world.submit(waiting_job(world, cluster=cluster))
+    world.join("n1", 4)
+    world.tick(300_000)
+    assert "its placement needs the node group late, with which no node joined" in world.job("j").reason
+
+
 def test_ft_e7_without_a_wait_and_with_another_fault_it_is_refused() -> None:
     world = World({"n0": 2})
     with pytest.raises(InvalidInput, match="num_nodes is 3, but 1 nodes are there"):

@@ -6,9 +6,10 @@ demand and is accounted for like any other job. Once they are there, the text is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
+from typing import Any
 
 import yaml
 
@@ -17,6 +18,7 @@ from callboard.model.faults import InvalidInput
 from callboard.model.inputs.located import Misfits
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
+from callboard.placement.cluster import RESERVED_LABELS
 from callboard.placement.jobs import place_job
 from callboard.scheduler.records.asks import AWAITED
 from callboard.scheduler.records.job_records import SpecRecord
@@ -74,7 +76,7 @@ def awaiting(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec | None:
     for wanted in (stated,) if stated else range(here + 1, here + 1 + MOST_GUESSED):
         if not here < wanted <= MAX_AWAITED:
             break
-        models = _padded(cluster, wanted)
+        models = _padded(cluster, wanted, _absent_groups(spec.placement_config, cluster))
         for padded in models if stated or not here else islice(models, 1):
             try:
                 found = place_job(spec, padded)
@@ -86,15 +88,48 @@ def awaiting(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec | None:
 
 def _nodes_of(text: str) -> int:
     """``num_nodes`` of a placement text; 0: it doesn't say."""
-    try:
-        found = yaml.safe_load(text)["cluster"]["num_nodes"]
-    except (yaml.YAMLError, KeyError, TypeError):
-        return 0
+    found = _section(text).get("num_nodes")
     return found if type(found) is int else 0
 
 
-def _padded(cluster: Cluster, wanted: int) -> Iterator[Cluster]:
-    """The cluster with as many nodes as are wanted; the first guess is that those to come are as the largest there."""
+def _section(text: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(text)["cluster"]
+    except (yaml.YAMLError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _absent_groups(text: str, cluster: Cluster) -> list[str]:
+    """Node groups that a text names, gives no nodes, and with which no node has joined."""
+    section = _section(text)
+    named = list(_labels(section.get("component_placement")))
+    defined = section.get("node_groups")
+    for group in defined if isinstance(defined, list) else ():
+        if isinstance(group, dict) and isinstance(label := group.get("label"), str):
+            if group.get("node_ranks") is None:
+                named.append(label)
+            else:
+                named = [each for each in named if each != label]
+    known = {*RESERVED_LABELS, *(node.node_group for node in cluster.nodes)}
+    return [label for label in dict.fromkeys(named) if label and label not in known]
+
+
+def _labels(placement: object) -> Iterator[str]:
+    """What stands at ``node_group`` in placements: a label, several with commas between them, or a list."""
+    if isinstance(placement, dict):
+        said = placement.get("node_group")
+        for each in said if isinstance(said, list) else [said]:
+            if isinstance(each, str):
+                yield from (label.strip() for label in each.split(","))
+        placement = list(placement.values())
+    for inner in placement if isinstance(placement, list) else ():
+        yield from _labels(inner)
+
+
+def _padded(cluster: Cluster, wanted: int, absent: Sequence[str]) -> Iterator[Cluster]:
+    """The cluster with as many nodes as are wanted; the first guess is that those to come are as the largest there.
+    They join with the node groups that are absent, in turn."""
     taken = {node.rank for node in cluster.nodes}
     ranks = [rank for rank in range(wanted) if rank not in taken][: wanted - len(cluster.nodes)]
     largest = max(cluster.nodes, key=lambda node: len(node.accelerators), default=None)
@@ -104,7 +139,10 @@ def _padded(cluster: Cluster, wanted: int) -> Iterator[Cluster]:
         for count in _LIKELY_GPUS
     ]
     for model in likely:
-        to_come = (replace(model, node_id=f"{AWAITED}{rank}", rank=rank) for rank in ranks)
+        to_come = (
+            replace(model, node_id=f"{AWAITED}{rank}", rank=rank, node_group=label)
+            for rank, label in zip(ranks, cycle(absent or [model.node_group]))
+        )
         yield Cluster(nodes=(*cluster.nodes, *to_come), groups=cluster.groups)
 
 
@@ -159,10 +197,12 @@ def _with_env(found: ComponentSpec, before: ComponentSpec) -> ComponentSpec:
 
 def waited_in_vain(nodes: Iterable[NodeRecord], spec: JobSpec) -> str:
     """Which nodes joined of those that a placement waits for, and how many did not; empty: all did."""
-    there = [node.node_id for node in cluster_of(nodes).nodes]
+    cluster = cluster_of(nodes)
+    there = [node.node_id for node in cluster.nodes]
+    absent = _absent_groups(spec.placement_config, cluster)
     short = spec.placement_nodes - len(there)
     if short <= 0:
-        return ""
+        return f"its placement needs the node group {', '.join(absent)}, with which no node joined" if absent else ""
     more = f" and {len(there) - 20} more" if len(there) > 20 else ""
     joined = f"{', '.join(there[:20])}{more} joined" if there else "none joined"
     return (
