@@ -207,29 +207,33 @@ class TestPlacementGroups:
                 assert await cluster.told_in(group, gpus=milli / 1000) == [[index], [str(index)], milli / 1000]
 
     async def test_ft_b2_a_device_that_ray_gave_to_somebody_else_is_named(self, cluster: Cluster) -> None:
-        node = cluster.nodes["n1"].ray_node_id
-        assert await cluster.probe.ask("foreign hold", ray_node=node)
         bundle = cluster.bundle("n1", gpu_milli=1000)
         bundle.devices.add(index=0, milli=1000)
         create = agent_pb2.CreatePlacementGroup(
-            placement_group_id="pg-b2f", attempt=1, timeout_ms=12_000, bundles=[bundle], certain_devices=True
+            placement_group_id="pg-b2f", attempt=0, timeout_ms=6_000, bundles=[bundle], certain_devices=True
         )
-        report = await cluster.controller.do("n1", create_placement_group=create)
-        assert "GPU 0 to something that callboard doesn't know of" in report.placement_group_failed.message
-        # One that may have any device gets the other, and says so.
-        create.attempt, create.certain_devices = 2, False
-        ready = (await cluster.controller.do("n1", create_placement_group=create)).placement_group_ready
-        assert [list(each.indexes) for each in ready.devices] == [[1]]
-        remove = agent_pb2.RemovePlacementGroup(
-            placement_group_id="pg-b2f", attempt=2, ray_placement_group_id=ready.ray_placement_group_id
-        )
-        await cluster.controller.do("n1", remove_placement_group=remove)
-        # The other device is there all the same, and this one once it is given back.
-        async with cluster.group("pg-b2g", ((1, 1000),)) as group:
-            assert (await cluster.told_in(group))[0] == [1]
-            await cluster.probe.ask("foreign release")
-            async with cluster.group("pg-b2h", ((0, 1000),)) as lower:
-                assert (await cluster.told_in(lower))[0] == [0]
+        async with cluster.foreign("n1"):
+            message = "is slow to tell"
+            while "is slow to tell" in message:  # Each time with twice the time.
+                create.attempt += 1
+                create.timeout_ms *= 2
+                report = await cluster.controller.do("n1", create_placement_group=create)
+                message = report.placement_group_failed.message
+            assert "GPU 0 to something that callboard doesn't know of" in message
+            # One that may have any device gets the other, and says so.
+            create.attempt, create.timeout_ms, create.certain_devices = create.attempt + 1, 120_000, False
+            ready = (await cluster.controller.do("n1", create_placement_group=create)).placement_group_ready
+            assert [list(each.indexes) for each in ready.devices] == [[1]]
+            remove = agent_pb2.RemovePlacementGroup(
+                placement_group_id="pg-b2f", attempt=create.attempt, ray_placement_group_id=ready.ray_placement_group_id
+            )
+            await cluster.controller.do("n1", remove_placement_group=remove)
+            # The other device is there all the same.
+            async with cluster.group("pg-b2g", ((1, 1000),)) as group:
+                assert (await cluster.told_in(group))[0] == [1]
+        # And this one, now that it was given back.
+        async with cluster.group("pg-b2h", ((0, 1000),)) as lower:
+            assert (await cluster.told_in(lower))[0] == [0]
 
 
 class TestObjectStores:

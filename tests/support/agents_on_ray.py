@@ -84,14 +84,25 @@ class Cluster:
         for bundle, each in zip(asked, bundles, strict=True):
             bundle.devices.extend(common_pb2.DeviceShare(index=index, milli=milli) for index, milli in each)
         create = agent_pb2.CreatePlacementGroup(
-            placement_group_id=name, attempt=1, timeout_ms=20_000, bundles=asked, certain_devices=True
+            placement_group_id=name, attempt=1, timeout_ms=120_000, bundles=asked, certain_devices=True
         )
         report = await self.controller.do("n1", create_placement_group=create)
         assert report.HasField("placement_group_ready"), report
         ray_id = report.placement_group_ready.ray_placement_group_id
-        yield ray_id
-        remove = agent_pb2.RemovePlacementGroup(placement_group_id=name, attempt=1, ray_placement_group_id=ray_id)
-        await self.controller.do("n1", remove_placement_group=remove)
+        try:
+            yield ray_id
+        finally:
+            remove = agent_pb2.RemovePlacementGroup(placement_group_id=name, attempt=1, ray_placement_group_id=ray_id)
+            await self.controller.do("n1", remove_placement_group=remove)
+
+    @asynccontextmanager
+    async def foreign(self, node: str) -> AsyncIterator[None]:
+        """A GPU of a node is somebody else's."""
+        assert await self.probe.ask("foreign hold", ray_node=self.nodes[node].ray_node_id)
+        try:
+            yield
+        finally:
+            await self.probe.ask("foreign release")
 
     async def told_in(self, group: str, bundle: int = 0, gpus: float = 1) -> Any:
         """What Ray tells a plain actor that it gives a bundle's devices to."""
