@@ -32,7 +32,7 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
         if wide:
             head = " (head)" if node.ray_head else ""
             row += [node.hostname, node.address + head, node.runtime, str(node.epoch), node.version, node.ray_node_id]
-        rows.append([*row, "" if words.node_state(node) == "READY" else words.node_why(node)])
+        rows.append([*row, words.kill_in(node) if words.node_state(node) == "READY" else words.node_why(node)])
     return screen.table(columns, rows, right=("RANK", "EPOCH"))
 
 

@@ -206,7 +206,17 @@ def kill_in(shown: Job | Worker | Node, now: datetime | None = None) -> str:
     )
 
 
-def _with_kill(reason: str, shown: Job | Node) -> str:
+def worker_why(worker: Worker) -> str:
+    """Why a worker is in its state, and when it is gone if it is being stopped."""
+    return "" if worker_state(worker) == "READY" else _with_kill(worker.state_reason, worker)
+
+
+def and_kill(state: str, job: Job) -> str:
+    """ "STOPPING, killed at the latest in 12 s"."""
+    return ", ".join(part for part in (state, kill_in(job)) if part)
+
+
+def _with_kill(reason: str, shown: Job | Worker | Node) -> str:
     return "; ".join(part for part in (reason, kill_in(shown)) if part)
 
 

@@ -28,7 +28,7 @@ def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
             words.amounts(worker.allocation.resources),
             started(worker),
             str(worker.pid or ""),
-            "" if words.worker_state(worker) == "READY" else worker.state_reason,
+            words.worker_why(worker),
         ]
         if wide:
             row += [str(worker.generation), str(worker.attempt), worker.allocation.placement_group_id]

@@ -82,6 +82,23 @@ class TestVerbs:
         assert states.decode().splitlines()[-1].startswith("Job talk is SUCCEEDED")
         assert lines.decode() == "goodbye\n"
 
+    async def test_ft_c10_every_verb_says_when_what_is_being_stopped_is_killed(self, cluster: RealCluster) -> None:
+        stubborn = job("stubborn", "tests.support.actors:Hanging", args=["sleep"], entry="run")
+        handle = await cluster.client.submit(stubborn)
+        await handle.running(timeout=90)
+        canceled = await verb(cluster, "job", "cancel", "stubborn", "--grace", "9m")
+        said = re.compile(r"killed at the latest in (\d+ s|[89] min)")
+        missing = []
+        verbs = ("job get stubborn", "job list", "job explain stubborn", "worker list", "node get n0", "node list")
+        assert said.search(canceled.stderr)
+        for line in (*verbs, "status"):
+            shown = await verb(cluster, *line.split())
+            if not said.search(" ".join(shown.stdout.split())):
+                missing.append(line)
+        assert missing == []
+        await verb(cluster, "node", "drain", "n0", "--deadline", "1s")
+        assert (await handle.finished(timeout=60)).state == job_pb2.JOB_STATE_CANCELLED
+
     async def test_ft_a1_output_of_a_job_that_ended_is_read_from_anywhere(
         self, cluster: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -197,7 +197,7 @@ def preempt(name: str, *, for_job: str, reason: str, controller: str, quiet: boo
         await job.preempt(for_job=for_job, reason=reason)
         if not quiet:
             to = f" to {for_job}" if for_job else ""
-            screen.stderr().print(f"Job {job.name} yields{to}; it is {job.state}.")
+            screen.stderr().print(f"Job {job.name} yields{to}; it is {words.and_kill(job.state, job.job)}.")
 
     with_client(controller, action)
 
@@ -254,7 +254,7 @@ async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) 
         async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
             await job.finished(timeout_s)
     if not quiet:
-        screen.stderr().print(f"Job {job.name} is {job.state}.")
+        screen.stderr().print(f"Job {job.name} is {words.and_kill(job.state, job.job)}.")
 
 
 def _print_job(job: JobHandle, output: Output, *, done: str, quiet: bool) -> None:
