@@ -128,6 +128,10 @@ class TestVerbs:
         assert (refused.exit_code, "--force" in refused.stderr) == (1, True)
         assert (await verb(cluster, "pool", "delete", "rlhf", "--force")).exit_code == 0
         await (await cluster.client.get_job("holds")).finished(timeout=90)
+        # The job has ended; its placement group goes after it, and the pool last.
+        async for event in cluster.client.watch(start_revision=1, types=["pool."]):
+            if event.state == "DELETED":
+                break
         with pytest.raises(NotFound):
             await cluster.client.get_pool("rlhf")
 
