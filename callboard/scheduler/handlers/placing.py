@@ -18,7 +18,7 @@ from callboard.model.faults import InvalidInput
 from callboard.model.inputs.located import Misfits
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
-from callboard.placement.cluster import RESERVED_LABELS
+from callboard.placement.cluster.cluster import RESERVED_LABELS
 from callboard.placement.jobs import place_job
 from callboard.scheduler.records.asks import AWAITED
 from callboard.scheduler.records.job_records import SpecRecord
