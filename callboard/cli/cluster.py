@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import QuietOption
+from callboard.cli.options import Output, OutputOption, QuietOption
 
 
 class Runtime(StrEnum):
@@ -175,6 +175,7 @@ def up(
         ),
     ] = False,
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a whole cluster on this machine: controller, agents, Ray. Ctrl-C ends it and leaves nothing behind."""
     sources = {name: context.get_parameter_source(name) for name in ("agents", "gpus_per_node")}
@@ -211,6 +212,7 @@ def down(
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="End every cluster of this user on this machine.")] = False,
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a cluster that `callboard up` started on this machine: exactly its own processes, and its files."""
     actions.local.down(name=name, every=every, quiet=quiet)

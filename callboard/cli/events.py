@@ -17,7 +17,8 @@ def add_to(app: typer.Typer) -> None:
 
 def events(
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as things happen, until Ctrl-C.", show_default=False)
+        bool,
+        typer.Option("--follow", "-f", "--watch", help="Go on as things happen, until Ctrl-C.", show_default=False),
     ] = False,
     last: Annotated[
         int, typer.Option("--last", "-n", metavar="N", help="Start with the last N.", min=0, max=1000)

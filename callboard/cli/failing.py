@@ -6,10 +6,11 @@ a client's errors (:mod:`callboard.cli.failures` puts those into words), for ver
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from callboard.model.faults import InvalidInput
+from callboard.model.faults import Fault, InvalidInput
 
 OK = 0
 FAILED = 1
@@ -51,6 +52,34 @@ def lines(failure: Failure, controller: str) -> Iterator[str]:
     yield f"   do: {failure.remedy}"
     if controller:
         yield f"   at: controller {controller}"
+
+
+def as_json(
+    failure: Failure, *, controller: str = "", reason: str = "", faults: Iterable[Fault] = (), file: str = ""
+) -> str:
+    """The failure as one line of JSON, for programs that asked for JSON or YAML.
+
+    Args:
+        failure: the failure.
+        controller: the controller that was asked; empty: none.
+        reason: the controller's reason, such as "NOT_FOUND"; empty: it has none.
+        faults: fields of the input that are wrong.
+        file: the file they are in; empty: none.
+    """
+    listed = [
+        {"field": each.field, "message": each.message, "line": each.line, "column": each.column} for each in faults
+    ]
+    told = {
+        "what": failure.what,
+        "why": failure.why,
+        "do": failure.remedy,
+        "controller": controller,
+        "reason": reason,
+        "file": file,
+        "faults": listed,
+        "exit_code": failure.exit_code,
+    }
+    return json.dumps({"error": told}, ensure_ascii=False)
 
 
 def of_faults(error: InvalidInput) -> Failure:

@@ -11,8 +11,9 @@ import typer
 from rich.text import Text
 
 from callboard.cli import screen
-from callboard.cli.failing import BAD_INPUT
+from callboard.cli.failing import BAD_INPUT, Failure, as_json
 from callboard.cli.file_secrets import Span, secret_spans
+from callboard.cli.options import wishes
 from callboard.model.faults import Fault
 
 _LONGEST = 160
@@ -25,6 +26,12 @@ def refuse(name: str, text: str, faults: Sequence[Fault]) -> NoReturn:
     """Shows every fault of a text and ends with 2."""
     console = screen.stderr()
     count = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
+    if wishes.for_program:
+        failure = Failure(
+            f"{name} has {count}; nothing was done.", _said(faults[0]), "Correct them and try again.", BAD_INPUT
+        )
+        typer.echo(as_json(failure, faults=faults, file=name), err=True)
+        raise typer.Exit(BAD_INPUT)
     for line in fault_lines(name, text, faults):
         console.print(line, soft_wrap=True)
     console.print(f"error: {name} has {count}; nothing was done.", style="bold red", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 ClusterOption = Annotated[
     str,
@@ -52,12 +52,13 @@ def add_worker(
         typer.Option("--lock-pause", metavar="SECONDS", help="Between the 10 attempts to get the lock.", min=0.01),
     ] = 3.0,
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Add a node to a running cluster of this machine, on the lowest free GPU, and wait until it takes work."""
     actions.growing.add(name=name, timeout_s=timeout, lock_pause_s=lock_pause, quiet=quiet)
 
 
-def demand(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def demand(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:
     """Show workers that have no place: their shapes, how many, of which pools, since when. For autoscalers."""
     actions.autoscaling.show_demand(controller=controller, output=output)
 

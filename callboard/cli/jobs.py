@@ -15,6 +15,7 @@ from callboard.cli.options import (
     PoolOption,
     QuietOption,
     TimeoutOption,
+    WatchOption,
 )
 
 app = typer.Typer(help="Submit, follow, steer and end jobs; ask why they wait.", no_args_is_help=True)
@@ -106,13 +107,19 @@ def list_jobs(
     every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.", show_default=False)] = False,
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
 ) -> None:
     """List jobs, newest first."""
     actions.jobs.show_list(pool=pool, states=state or [], every=every, controller=controller, output=output)
 
 
 @app.command("get", epilog="Example: callboard job get train-00 -o yaml")
-def get(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def get(
+    job: JobArgument,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
+) -> None:
     """Show one job: its workers, its past, what it waits for."""
     actions.jobs.show(job, controller=controller, output=output)
 
@@ -138,6 +145,7 @@ def cancel(
     timeout: TimeoutOption = 60.0,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a job as cancelled. Does nothing if it has ended."""
     actions.jobs.cancel(
@@ -160,6 +168,7 @@ def complete(
     timeout: TimeoutOption = 60.0,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a job as succeeded. Does nothing if it has ended."""
     actions.jobs.complete(job, reason=reason, wait=wait, timeout_s=timeout, controller=controller, quiet=quiet)
@@ -174,13 +183,19 @@ def preempt(
     reason: ReasonOption = "",
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Make a job yield now; it waits again with its first submit time."""
     actions.jobs.preempt(job, for_job=for_job, reason=reason, controller=controller, quiet=quiet)
 
 
 @app.command("explain", epilog="Example: callboard job explain rollout-00")
-def explain(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def explain(
+    job: JobArgument,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
+) -> None:
     """Say why a job is where it is, and what would unblock it."""
     actions.jobs.explain(job, controller=controller, output=output)
 
@@ -256,6 +271,7 @@ def env(
     ] = -1,
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
 ) -> None:
     """Show the environment of a job's workers.
 
@@ -271,6 +287,7 @@ def scale(
     workers: Annotated[int, typer.Argument(metavar="N", help="How many workers it should have.", min=0)],
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Say how many workers an elastic component should have.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, WatchOption
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,7 +44,7 @@ def top(
     actions.looking.top(job=job, once=once, interval_s=interval, controller=controller, output=output)
 
 
-def doctor(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def doctor(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:
     """Say what is not as it should be: foreign users of GPUs, actors and placement groups that the ledger doesn't know,
     workers that don't use their GPU, calls that queue, workers lost for lack of memory, jobs that wait.
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard._version import __version__
+from callboard.cli.options import wishes
 from callboard.cli.verbs import Verbs
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ def _global_options(
     ] = False,
 ) -> None:
     """A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom."""
+    wishes.reset()
 
 
 def main() -> None:

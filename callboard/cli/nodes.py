@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Look at nodes, take them out of use and back.", no_args_is_help=True)
 
@@ -15,25 +15,42 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the nod
 
 
 @app.command("list", epilog="Example: callboard node list")
-def list_nodes(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def list_nodes(
+    controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False
+) -> None:
     """List nodes with what is used on each."""
     actions.nodes.show_list(controller=controller, output=output)
 
 
 @app.command("get", epilog="Example: callboard node get node-0 -o yaml")
-def get(node: NodeArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def get(
+    node: NodeArgument,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
+) -> None:
     """Show one node: what it has, and who is on which device."""
     actions.nodes.show(node, controller=controller, output=output)
 
 
 @app.command("cordon", epilog="Example: callboard node cordon node-0")
-def cordon(node: NodeArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+def cordon(
+    node: NodeArgument,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
+) -> None:
     """Start nothing new on a node; what runs there goes on."""
     actions.nodes.cordon(node, controller=controller, quiet=quiet)
 
 
 @app.command("uncordon", epilog="Example: callboard node uncordon node-0")
-def uncordon(node: NodeArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+def uncordon(
+    node: NodeArgument,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
+) -> None:
     """Take a cordon or a drain back."""
     actions.nodes.uncordon(node, controller=controller, quiet=quiet)
 
@@ -55,12 +72,18 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs there any more.")] = True,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Start nothing new on a node; what runs there yields, with notice."""
     actions.nodes.drain(node, within=within, reason=reason, wait=wait, controller=controller, quiet=quiet)
 
 
 @app.command("remove", epilog="Example: callboard node remove node-0")
-def remove(node: NodeArgument, controller: ControllerOption = "", quiet: QuietOption = False) -> None:
+def remove(
+    node: NodeArgument,
+    controller: ControllerOption = "",
+    quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
+) -> None:
     """Forget a node that is lost or has left."""
     actions.nodes.remove(node, controller=controller, quiet=quiet)

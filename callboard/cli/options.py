@@ -17,9 +17,60 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
+class Wishes:
+    """What this command line asks of how things are shown, known as soon as its options are read. Errors and the
+    results of writes go by it, wherever they are made.
+
+    Attributes:
+        output: how results and errors are shown.
+        watch: show a read again whenever something changes.
+    """
+
+    output = Output.TABLE
+    watch = False
+
+    @property
+    def for_program(self) -> bool:
+        """Whether a program reads the result."""
+        return self.output in (Output.JSON, Output.YAML)
+
+    def reset(self) -> None:
+        """A new command line begins."""
+        self.output, self.watch = Output.TABLE, False
+
+
+wishes = Wishes()
+
+
+def _keep_output(value: Output) -> Output:
+    wishes.output = value
+    return value
+
+
+def _keep_watch(value: bool) -> bool:
+    wishes.watch = value
+    return value
+
+
 OutputOption = Annotated[
     Output,
-    typer.Option("--output", "-o", help="How to show it; wide adds internal ids.", case_sensitive=False),
+    typer.Option(
+        "--output",
+        "-o",
+        help="How to show the result, and errors; wide adds internal ids.",
+        case_sensitive=False,
+        callback=_keep_output,
+    ),
+]
+
+WatchOption = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        help="Show it again whenever something changes, until Ctrl-C; with -o json one line each time.",
+        show_default=False,
+        callback=_keep_watch,
+    ),
 ]
 
 ControllerOption = Annotated[

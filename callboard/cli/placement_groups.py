@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption, QuietOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Look at what is booked in Ray, and for whom; remove it.", no_args_is_help=True)
 
@@ -17,13 +17,23 @@ GroupArgument = Annotated[
 
 
 @app.command("list", epilog="Example: callboard pg list --pool rlhf -o wide")
-def list_groups(pool: PoolOption = "", controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def list_groups(
+    pool: PoolOption = "",
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
+) -> None:
     """List placement groups."""
     actions.groups.show_list(pool=pool, controller=controller, output=output)
 
 
 @app.command("get", epilog="Example: callboard pg get pg-7")
-def get(group: GroupArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def get(
+    group: GroupArgument,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
+) -> None:
     """Show one placement group: what it books where, and who uses it."""
     actions.groups.show(group, controller=controller, output=output)
 
@@ -36,6 +46,7 @@ def delete(
     ] = False,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Remove an idle placement group.
 

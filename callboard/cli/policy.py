@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Read and set the preemption policy: who yields to whom.", no_args_is_help=True)
 
 
 @app.command("get", epilog="Example: callboard policy get -o yaml > policy.yaml")
-def get(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def get(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:
     """Show the policy, every default filled in. The YAML form can be given to `policy set`."""
     actions.policy.show(controller=controller, output=output)
 

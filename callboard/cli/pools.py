@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
 
@@ -43,7 +43,9 @@ def create(
 
 
 @app.command("list", epilog="Example: callboard pool list")
-def list_pools(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+def list_pools(
+    controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False
+) -> None:
     """List pools with what is used of their quota."""
     actions.pools.show_list(controller=controller, output=output)
 
@@ -53,6 +55,7 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
 ) -> None:
     """Show one pool: quota, usage, placement groups."""
     actions.pools.show(name, controller=controller, output=output)
@@ -89,6 +92,7 @@ def delete(
     force: Annotated[bool, typer.Option("--force", help="Cancel the jobs that are in it.", show_default=False)] = False,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a pool. Refused while jobs are in it, unless forced."""
     actions.pool_changes.delete(name, force=force, controller=controller, quiet=quiet)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from google.protobuf.message import Message
 from rich.console import RenderableType
 
 from callboard.cli import printing, screen
-from callboard.cli.options import Output
+from callboard.cli.options import Output, wishes
+from callboard.cli.plain import plain
+
+
+def done(value: Message | Mapping[str, Any], text: str, *, quiet: bool) -> None:
+    """Tells what a write did.
+
+    Args:
+        value: what programs get: the object as it is now.
+        text: what people get.
+        quiet: people get nothing.
+    """
+    if wishes.for_program:
+        show(plain(value) if isinstance(value, Message) else value, wishes.output, lambda _: "")
+    elif not quiet:
+        screen.stderr().print(text, markup=False)
 
 
 def show(value: Any, output: Output, picture: Callable[[bool], RenderableType]) -> None:

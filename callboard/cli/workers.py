@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption
+from callboard.cli.options import ControllerOption, Output, OutputOption, WatchOption
 
 app = typer.Typer(help="Look at workers: which process of which job is where.", no_args_is_help=True)
 
@@ -22,6 +22,7 @@ def list_workers(
     ] = "",
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
 ) -> None:
     """List the workers of every job that has not ended.
 

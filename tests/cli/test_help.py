@@ -65,6 +65,25 @@ def test_every_read_can_be_shown_in_four_ways(path: tuple[str, ...]) -> None:
     assert "--output <table|wide|json|yaml>" in " ".join(CliRunner().invoke(app, [*path, "--help"]).output.split())
 
 
+WITHOUT_OUTPUT = {"agent", "autoscale", "controller", "demo elastic", "demo rlhf", "job logs"}
+"""Verbs that run until they are ended, or whose result is a text of its own."""
+
+
+def options_of(command: Any) -> set[str]:
+    return {option for each in command.params for option in each.opts}
+
+
+@pytest.mark.parametrize(("path", "command"), VERBS, ids=[" ".join(path) for path, _ in VERBS])
+def test_every_verb_answers_programs_in_json(path: tuple[str, ...], command: Any) -> None:
+    assert ("--output" in options_of(command)) == (" ".join(path) not in WITHOUT_OUTPUT)
+
+
+@pytest.mark.parametrize("path", [path for path in READS if path[-1] != "watch"], ids=" ".join)
+def test_every_read_can_be_watched(path: tuple[str, ...]) -> None:
+    (command,) = (command for each, command in VERBS if each == path)
+    assert "--watch" in options_of(command)
+
+
 def test_the_version_is_said() -> None:
     from callboard import __version__
 

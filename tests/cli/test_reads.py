@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from callboard.cli import session, words
 from callboard.cli.actions import status
 from callboard.client import methods, watching
 from callboard.v1.common_pb2 import Resources
-from callboard.v1.event_pb2 import ListEventsResponse
+from callboard.v1.event_pb2 import ListEventsResponse, WatchRequest, WatchResponse
 from callboard.v1.inspection_pb2 import NodeInspection, RayObjectStore
 from callboard.v1.job_pb2 import (
     ExplainJobResponse,
@@ -36,7 +38,7 @@ from callboard.v1.node_pb2 import (
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
-from callboard.wire.errors import ErrorReason, Unavailable
+from callboard.wire.errors import ErrorReason, NotFound, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
 from tests.support import nvml_library
@@ -318,3 +320,37 @@ class TestAReasonThatWasSent:
             assert "o controller answers" not in output
             if verb != ("status",):
                 assert "the agent of node node-1 did not answer within 10 s" in output, verb
+
+
+class TestWatching:
+    """`--watch` shows a read again after every change."""
+
+    def test_programs_get_a_line_per_change_and_an_error_as_json(self, run: Run, api: FakeApi) -> None:
+        streams = iter([WatchResponse(events=[objects.event()])])
+
+        async def watch(request: WatchRequest) -> AsyncIterator[WatchResponse]:
+            response = next(streams, None)
+            if response is None:
+                raise NotFound("there is no more")
+            yield response
+
+        api.on(methods.WATCH, watch)
+        shown = run("pool", "list", "--watch", "-o", "json")
+        assert shown.exit_code == 1
+        first, second = (json.loads(line) for line in shown.stdout.splitlines())
+        assert first == second == json.loads(run("pool", "list", "-o", "json").stdout)
+        error = json.loads(shown.stderr)["error"]
+        assert (error["what"], error["reason"], error["exit_code"]) == ("There is no more.", "NOT_FOUND", 1)
+        assert api.address in error["controller"]
+
+    def test_a_later_command_line_is_not_watched(self, run: Run) -> None:
+        assert run("pool", "list").stdout.startswith("NAME")
+
+
+def test_faults_of_a_file_are_data_for_programs(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("pool: rlhf\ncomponents: [{name: a, actor: 'm:C', wrokers: 2}]\n")
+    shown = run("job", "submit", str(tmp_path / "job.yaml"), "-o", "json")
+    assert shown.exit_code == 2
+    assert shown.stdout == ""
+    faults = json.loads(shown.stderr)["error"]["faults"]
+    assert ("components[0].wrokers", 2) in [(fault["field"], fault["line"]) for fault in faults]

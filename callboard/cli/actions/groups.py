@@ -6,6 +6,7 @@ from callboard.cli import pool_views, printing, screen
 from callboard.cli.options import Output
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
+from callboard.cli.showing import done
 from callboard.cli.showing import show as show_result
 from callboard.client.client import Client
 
@@ -42,15 +43,14 @@ def delete(group_id: str, *, when_free: bool, controller: str, quiet: bool) -> N
 
     async def action(client: Client) -> None:
         group = await client.delete_placement_group(_bare(group_id), when_free=when_free)
-        if not quiet:
-            what = f"Placement group {_bare(group_id)}"
-            if group is None:
-                done = "is gone"
-            elif group.job:
-                done = f"is removed once job {group.job} has left it"
-            else:
-                done = "is being removed"
-            screen.stderr().print(f"{what} {done}.")
+        if group is None:
+            became = "is gone"
+        elif group.job:
+            became = f"is removed once job {group.job} has left it"
+        else:
+            became = "is being removed"
+        gone = {"name": f"placementGroups/{_bare(group_id)}", "removed": True}
+        done(group or gone, f"Placement group {_bare(group_id)} {became}.", quiet=quiet)
 
     with_client(controller, action)
 

@@ -12,6 +12,7 @@ from callboard.cli.local.growth import Added, add_worker
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.session import failing_in_words
+from callboard.cli.showing import done
 from callboard.client.clusters import run_directory, running_clusters
 
 
@@ -29,11 +30,10 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> Non
             raise typer.Exit(INTERRUPTED) from None
         except LOCAL_ERRORS as error:
             raise in_words(error) from error
-    if not quiet:
-        has = words.amounts(added.node.capacity)
-        on = f" on GPU {', '.join(added.gpus)}" if added.gpus else ""
-        missing = "" if added.node.devices else "; it joined without a GPU"
-        screen.stderr().print(f"Node {words.node_id(added.node)} is READY{on}: {has}{missing}.", markup=False)
+    has = words.amounts(added.node.capacity)
+    on = f" on GPU {', '.join(added.gpus)}" if added.gpus else ""
+    missing = "" if added.node.devices else "; it joined without a GPU"
+    done(added.node, f"Node {words.node_id(added.node)} is READY{on}: {has}{missing}.", quiet=quiet)
 
 
 def cluster_to_grow(name: str) -> Path:

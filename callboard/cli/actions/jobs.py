@@ -18,6 +18,7 @@ from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain, unprinted_job
 from callboard.cli.session import with_client
+from callboard.cli.showing import done
 from callboard.cli.waiting import waiting
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
@@ -80,7 +81,7 @@ def submit(
         if wait:
             async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
                 await job.running(timeout_s)
-        _print_job(job, output, done=f"Job {job.name} is {job.state}.", quiet=quiet)
+        _print_job(job, output, said=f"Job {job.name} is {job.state}.", quiet=quiet)
 
     with_client(controller, action)
 
@@ -152,7 +153,7 @@ def show(name: str, *, controller: str, output: Output) -> None:
     """Shows one job."""
 
     async def action(client: Client) -> None:
-        _print_job(await client.get_job(name), output, done="", quiet=False)
+        _print_job(await client.get_job(name), output, said="", quiet=False)
 
     with_client(controller, action)
 
@@ -195,9 +196,8 @@ def preempt(name: str, *, for_job: str, reason: str, controller: str, quiet: boo
     async def action(client: Client) -> None:
         job = await client.get_job(name)
         await job.preempt(for_job=for_job, reason=reason)
-        if not quiet:
-            to = f" to {for_job}" if for_job else ""
-            screen.stderr().print(f"Job {job.name} yields{to}; it is {words.and_kill(job.state, job.job)}.")
+        to = f" to {for_job}" if for_job else ""
+        done(job.job, f"Job {job.name} yields{to}; it is {words.and_kill(job.state, job.job)}.", quiet=quiet)
 
     with_client(controller, action)
 
@@ -208,8 +208,7 @@ def scale(name: str, *, component: str, workers: int, controller: str, quiet: bo
     async def action(client: Client) -> None:
         job = await client.get_job(name)
         await job.scale(component, workers)
-        if not quiet:
-            screen.stderr().print(f"Job {job.name} goes to {workers} × {component}; it is {job.state}.")
+        done(job.job, f"Job {job.name} goes to {workers} × {component}; it is {job.state}.", quiet=quiet)
 
     with_client(controller, action)
 
@@ -253,19 +252,18 @@ async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) 
     if wait:
         async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
             await job.finished(timeout_s)
-    if not quiet:
-        screen.stderr().print(f"Job {job.name} is {words.and_kill(job.state, job.job)}.")
+    done(job.job, f"Job {job.name} is {words.and_kill(job.state, job.job)}.", quiet=quiet)
 
 
-def _print_job(job: JobHandle, output: Output, *, done: str, quiet: bool) -> None:
+def _print_job(job: JobHandle, output: Output, *, said: str, quiet: bool) -> None:
     if output is Output.JSON:
         printing.print_json(plain(job.job))
     elif output is Output.YAML:
         printing.print_yaml(plain(job.job))
-    elif not done:
+    elif not said:
         screen.stdout(wide=output is Output.WIDE).print(job_views.job_view(job.job, wide=output is Output.WIDE))
     elif not quiet:
-        screen.stderr().print(done)
+        screen.stderr().print(said)
         screen.stdout(wide=output is Output.WIDE).print(job_views.job_table([job.job], wide=output is Output.WIDE))
 
 

@@ -24,7 +24,10 @@ from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.options import wishes
+from callboard.cli.plain import plain
 from callboard.cli.session import failing_in_words
+from callboard.cli.showing import done, show
 from callboard.cli.start_progress import StartProgress
 from callboard.client.client import Client
 from callboard.client.clusters import (
@@ -133,8 +136,8 @@ def up(
                 ready = True
                 if owned:
                     typer.echo(json.dumps({"controller": plan.controller}))
-                elif not quiet:
-                    _print_ready(plan, there, said.pools, figures)
+                else:
+                    _tell_ready(plan, there, said.pools, figures, quiet=quiet)
                 keep = detach
                 await (cluster.let_go() if detach else cluster.run())
             finally:
@@ -163,9 +166,10 @@ def down(*, name: str, every: bool, quiet: bool) -> None:
                 screen.stderr().print(f"Ending cluster {record.name} at {record.controller} …")
             with interrupts.cleaning(hurry_at_once=True):
                 await take_down(record, hurry=interrupts.hurry)
-        if not quiet:
-            screen.stderr().print("Ended; nothing is left running.")
+            ended.append(record.name)
+        done({"ended": ended}, "Ended; nothing is left running.", quiet=quiet)
 
+    ended: list[str] = []
     with failing_in_words():
         try:
             run_interruptible(main)
@@ -248,7 +252,13 @@ def _runs(record: ClusterRecord) -> bool:
     return any(entry.process.is_running() for entry in record.processes)
 
 
-def _print_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str) -> None:
+def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str, *, quiet: bool) -> None:
+    if wishes.for_program:
+        facts = {"name": plan.name, "controller": plan.controller, "directory": str(plan.directory)}
+        show({**facts, "nodes": [plain(node) for node in nodes]}, wishes.output, lambda _: "")
+        return
+    if quiet:
+        return
     out = screen.stdout()
     out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
     out.print(gpu_picture(nodes))

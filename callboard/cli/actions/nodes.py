@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from callboard.cli import node_views, printing, screen, words
 from callboard.cli.failing import CommandFailed, Failure
-from callboard.cli.options import Output
+from callboard.cli.options import Output, wishes
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
+from callboard.cli.showing import done
 from callboard.cli.showing import show as show_result
 from callboard.client.client import Client
 from callboard.model.durations import parse_duration_ms
@@ -66,7 +67,8 @@ def drain(node_id: str, *, within: str, reason: str, wait: bool, controller: str
     async def action(client: Client) -> None:
         revision = (await client.stats()).revision if wait else 0
         node = await client.drain_node(node_id, within=_at_once(within), reason=reason)
-        _say(node, "nothing new starts there, and what runs there yields", quiet=quiet)
+        if not (wait and wishes.for_program):
+            _say(node, "nothing new starts there, and what runs there yields", quiet=quiet)
         if wait:
             await _emptied(client, node, revision, quiet=quiet)
 
@@ -87,8 +89,7 @@ def remove(node_id: str, *, controller: str, quiet: bool) -> None:
                     f"`callboard node drain {node_id}`, end its agent (SIGTERM), then try again.",
                 )
             ) from error
-        if not quiet:
-            screen.stderr().print(f"Node {node_id} is forgotten.")
+        done({"name": f"nodes/{node_id}", "removed": True}, f"Node {node_id} is forgotten.", quiet=quiet)
 
     with_client(controller, action)
 
@@ -122,10 +123,8 @@ async def _emptied(client: Client, node: Node, revision: int, *, quiet: bool) ->
                 f"Look at it on the machine; `callboard node get {node_id}` shows the devices.",
             )
         )
-    if not quiet:
-        screen.stderr().print(f"Nothing runs on {node_id} any more.")
+    done(node, f"Nothing runs on {node_id} any more.", quiet=quiet)
 
 
 def _say(node: Node, meaning: str, *, quiet: bool) -> None:
-    if not quiet:
-        screen.stderr().print(f"Node {words.node_id(node)} is {words.node_state(node)}: {meaning}.")
+    done(node, f"Node {words.node_id(node)} is {words.node_state(node)}: {meaning}.", quiet=quiet)

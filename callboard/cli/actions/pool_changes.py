@@ -11,6 +11,7 @@ from callboard.cli.actions.pools import print_pool, read_pool
 from callboard.cli.changes import changed, is_file, read_changes
 from callboard.cli.options import Output
 from callboard.cli.session import with_client
+from callboard.cli.showing import done
 from callboard.client.client import Client
 from callboard.model.describe import pool_to_mapping
 from callboard.v1.pool_pb2 import Pool
@@ -41,9 +42,8 @@ def delete(name: str, *, force: bool, controller: str, quiet: bool) -> None:
 
     async def action(client: Client) -> None:
         pool = await client.delete_pool(name, force=force)
-        if not quiet:
-            rest = "is gone" if pool is None else "takes no more jobs and goes with the last of those in it"
-            screen.stderr().print(f"Pool {name} {rest}.")
+        rest = "is gone" if pool is None else "takes no more jobs and goes with the last of those in it"
+        done(pool or {"name": f"pools/{name}", "removed": True}, f"Pool {name} {rest}.", quiet=quiet)
 
     with_client(controller, action)
 
