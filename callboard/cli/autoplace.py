@@ -22,7 +22,7 @@ class PlanOutput(StrEnum):
 
 PlanOutputOption = Annotated[
     PlanOutput,
-    typer.Option("--output", "-o", help="How to show it; yaml is the section to paste alone.", case_sensitive=False),
+    typer.Option("--output", "-o", help="Output format; yaml prints only the section to paste.", case_sensitive=False),
 ]
 
 
@@ -36,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "profile",
         epilog="Example: callboard profile runs.jsonl --warmup 2",
-        short_help="Average measured timings into profile_data.",
+        short_help="Turn measured timings into profile_data.",
     )(profile)
 
 
@@ -58,7 +58,7 @@ def autoplace(
         typer.Option(
             "--nodes",
             metavar="TEXT",
-            help="The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: what the config says of its own.",
+            help="The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: the cluster that the config describes.",
             show_default=False,
         ),
     ] = "",
@@ -73,7 +73,7 @@ def autoplace(
         ),
     ] = "",
     time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", help="Most time of each search.", min=0.01)
+        float, typer.Option("--time-limit", metavar="SECONDS", help="Time limit of each search.", min=0.01)
     ] = 10.0,
     mixed: Annotated[
         bool,
@@ -83,7 +83,7 @@ def autoplace(
     ] = False,
     apply: Annotated[
         bool,
-        typer.Option("--apply", help="Change the placement in the file itself; the old one is kept as .bak."),
+        typer.Option("--apply", help="Change the placement in the file itself; the old file is kept as .bak."),
     ] = False,
     write: Annotated[
         Path | None,
@@ -125,7 +125,7 @@ def profile(
         ),
     ],
     warmup: Annotated[
-        int, typer.Option("--warmup", metavar="N", help="Iterations to leave out at each start.", min=0)
+        int, typer.Option("--warmup", metavar="N", help="Warm-up iterations to leave out of each run.", min=0)
     ] = 1,
     workflow: Annotated[
         bool,

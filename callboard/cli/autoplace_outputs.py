@@ -129,7 +129,7 @@ def _apply(answer: Answer, source: ConfigSource) -> None:
     if source.composed and not _has(source, answer):
         backup.replace(source.file.resolve())
         raise _bad(
-            f"The placement would have no effect in {source.file}; it is as it was.",
+            f"The placement would have no effect in {source.file}; the file was left unchanged.",
             "Another file of its defaults states components of its own, and both are merged.",
             "Change that file, or let _self_ come last in defaults.",
         )

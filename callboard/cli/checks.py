@@ -23,7 +23,10 @@ MAX_STARTED = 64
 def check_name(name: str) -> None:
     """Raises BadParameter for what can't name a cluster."""
     if not is_name(name):
-        raise typer.BadParameter(f"{name!r} is no name: a letter, then letters, digits, _ . -", param_hint="--name")
+        raise typer.BadParameter(
+            f"{name!r} is not a valid name: names start with a letter, followed by letters, digits, _ . -",
+            param_hint="--name",
+        )
 
 
 def deal_gpus(

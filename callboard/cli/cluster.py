@@ -27,7 +27,7 @@ WarmSparesOption = Annotated[
     typer.Option(
         "--warm-spares",
         metavar="N",
-        help="Idle worker processes kept ready on a node while work is about.",
+        help="Idle worker processes kept ready on each node while any job or placement group exists.",
         min=0,
         max=64,
     ),
@@ -91,7 +91,7 @@ def up(
         int, typer.Option("--gpus-per-node", metavar="N", help="GPUs of each node.", min=0, max=64)
     ] = 2,
     cpus_per_node: Annotated[
-        str, typer.Option("--cpus-per-node", metavar="N", help="CPUs of each node, as far as jobs are concerned.")
+        str, typer.Option("--cpus-per-node", metavar="N", help="CPUs of each node for jobs.")
     ] = "3",
     memory_per_node: Annotated[
         str, typer.Option("--memory-per-node", metavar="SIZE", help="Memory of each node for jobs.")
@@ -115,7 +115,7 @@ def up(
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once it is ready; `callboard down` ends it.")
+        bool, typer.Option("--detach", "-d", help="Return once the cluster is ready; `callboard down` ends it.")
     ] = False,
     warm_spares: WarmSparesOption = 1,
     runtime: RuntimeOption = Runtime.RAY,
@@ -164,7 +164,7 @@ def up(
     ] = "",
     name: NameOption = "local",
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this long.", min=1)
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this time.", min=1)
     ] = 120.0,
     owned: Annotated[
         bool,
@@ -227,7 +227,8 @@ def controller(
         typer.Option("--state-dir", metavar="DIR", help="Where the journal is kept. Default: $CALLBOARD_STATE_DIR."),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it writes its address and pid.")
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Folder for the file with the controller's address and pid."),
     ] = None,
     metrics: Annotated[
         str,
@@ -255,7 +256,9 @@ def controller(
     orphan_grace: Annotated[
         str,
         typer.Option(
-            "--orphan-grace", metavar="TIME", help="How long workers run on without a controller once the lease ended."
+            "--orphan-grace",
+            metavar="TIME",
+            help="How long workers keep running without a controller after the lease has ended.",
         ),
     ] = "1h",
     reconcile_grace: Annotated[
@@ -265,10 +268,13 @@ def controller(
         ),
     ] = "20s",
     stop_grace: Annotated[
-        str, typer.Option("--stop-grace", metavar="TIME", help="Time for calls in flight when it stops.")
+        str,
+        typer.Option(
+            "--stop-grace", metavar="TIME", help="Time for calls in progress to finish when the controller stops."
+        ),
     ] = "3s",
     call_timeout: Annotated[
-        str, typer.Option("--call-timeout", metavar="TIME", help="Longest time that one call of a client may take.")
+        str, typer.Option("--call-timeout", metavar="TIME", help="Time limit of one call of a client.")
     ] = "1m",
     progress: Annotated[
         str, typer.Option("--progress", metavar="TIME", help="Time between marks of progress on an idle watch.")
@@ -278,7 +284,8 @@ def controller(
         typer.Option(
             "--limit",
             metavar="NAME=N",
-            help="Bound of a queue or a history, e.g. ended_jobs=5000; may be repeated. A wrong name lists all.",
+            help="Limit of a queue or a history, e.g. ended_jobs=5000; may "
+            "be repeated. An unknown name lists them all.",
         ),
     ] = None,
     loop: Annotated[str, typer.Option("--loop", help="Event loop: auto, uvloop or asyncio.")] = "auto",
@@ -313,16 +320,20 @@ def controller(
 
 def agent(
     controller: Annotated[
-        str, typer.Option("--controller", "-c", metavar="HOST:PORT", help="Controller to join. Default: as all verbs.")
+        str,
+        typer.Option(
+            "--controller",
+            "-c",
+            metavar="HOST:PORT",
+            help="Controller to join. Default: the same as for every other command.",
+        ),
     ] = "",
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="NAME", help="Name of the cluster, for paths on this machine.")
     ] = "default",
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file", metavar="FILE", help="File with the join token, where the controller asks for one."
-        ),
+        typer.Option("--token-file", metavar="FILE", help="File with the join token, if the controller requires one."),
     ] = None,
     node_id: Annotated[
         str, typer.Option("--node-id", metavar="ID", help="Stable id of the node. Default: the host name.")
@@ -330,18 +341,22 @@ def agent(
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", help="Rank of the node. Default: the lowest free.", min=0)
     ] = None,
-    cpus: Annotated[str, typer.Option("--cpus", metavar="N", help="CPUs for jobs. Default: all it may use.")] = "",
+    cpus: Annotated[
+        str, typer.Option("--cpus", metavar="N", help="CPUs for jobs. Default: all that the agent may use.")
+    ] = "",
     memory: Annotated[
         str,
         typer.Option(
-            "--memory", metavar="SIZE", help="Memory for jobs. Default: what it may use, less Ray's object store."
+            "--memory",
+            metavar="SIZE",
+            help="Memory for jobs. Default: all that the agent may use, minus Ray's object store.",
         ),
     ] = "",
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="N", help="GPUs for jobs. Default: all that are visible.", min=0)
     ] = None,
     simulate_gpus: Annotated[
-        int | None, typer.Option("--simulate-gpus", metavar="N", help="GPUs that are ids without hardware.", min=0)
+        int | None, typer.Option("--simulate-gpus", metavar="N", help="Number of simulated GPUs.", min=0)
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of the node; may be repeated.")
@@ -366,13 +381,15 @@ def agent(
         typer.Option(
             "--output-per-worker",
             metavar="SIZE",
-            help="Output kept of each stream of a worker; the oldest goes.",
+            help="Output to keep of each stream of a worker; the oldest is deleted first.",
         ),
     ] = "64MiB",
     output_total: Annotated[
         str,
         typer.Option(
-            "--output-total", metavar="SIZE", help="Output kept of all workers; what ended longest ago goes first."
+            "--output-total",
+            metavar="SIZE",
+            help="Output to keep of all workers; the workers that ended first lose theirs first.",
         ),
     ] = "2GiB",
     warm_spares: WarmSparesOption = 1,
@@ -402,44 +419,56 @@ def agent(
         typer.Option(
             "--notice-command",
             metavar="COMMAND",
-            help="Asked whether this machine is about to go: exit code 0 with output drains the node, for that reason.",
+            help="Command that reports an upcoming shutdown of this machine: exit code 0 with output "
+            "drains the node and gives the output as the reason.",
             show_default=False,
         ),
     ] = "",
-    notice_every: Annotated[str, typer.Option("--notice-every", metavar="TIME", help="How often it is asked.")] = "5s",
+    notice_every: Annotated[
+        str, typer.Option("--notice-every", metavar="TIME", help="Time between runs of that command.")
+    ] = "5s",
     notice_timeout: Annotated[
-        str, typer.Option("--notice-timeout", metavar="TIME", help="Longest time that it may take.")
+        str, typer.Option("--notice-timeout", metavar="TIME", help="Time limit of that command.")
     ] = "10s",
     notice_deadline: Annotated[
         str,
         typer.Option(
             "--notice-deadline",
             metavar="TIME",
-            help="By when what runs must be gone then. Default: by its own timeouts.",
+            help="Deadline for running work to leave in that case. Default: each job's own timeouts.",
             show_default=False,
         ),
     ] = "0s",
     leave_hooks: Annotated[
         str,
-        typer.Option("--leave-hooks", metavar="TIME", help="Time for the hooks of workers when the agent leaves."),
+        typer.Option(
+            "--leave-hooks",
+            metavar="TIME",
+            help="Time for the hooks of workers (cancel, checkpoint) when the agent leaves.",
+        ),
     ] = "2s",
     leave_timeout: Annotated[
         str,
-        typer.Option("--leave-timeout", metavar="TIME", help="After this long, a leaving agent gives up on the rest."),
+        typer.Option(
+            "--leave-timeout", metavar="TIME", help="Time limit for leaving; then the agent gives up on the rest."
+        ),
     ] = "20s",
     successor: Annotated[
         str,
         typer.Option(
             "--successor",
             metavar="TIME",
-            help="How long plain worker processes outlive their agent and wait for its successor. Default: 60s.",
+            help="How long plain worker processes keep running after their agent "
+            "died, waiting for the next agent. Default: 60s.",
             show_default=False,
         ),
     ] = "",
     http_proxy: Annotated[
-        bool, typer.Option("--http-proxy", help="Reach the controller through the proxy that the environment names.")
+        bool, typer.Option("--http-proxy", help="Reach the controller through the proxy set in the environment.")
     ] = False,
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Where it keeps its files.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Folder for the agent's files.")
+    ] = None,
     log_format: Annotated[str, typer.Option("--log-format", help="auto, console or json.")] = "auto",
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
     exit_with_parent: ExitWithParentOption = None,

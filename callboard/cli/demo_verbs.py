@@ -65,13 +65,15 @@ def rlhf(
 
 @app.command("elastic", epilog="Example: callboard demo elastic --json")
 def elastic(
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON: what was seen.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON at the end.")] = False,
     actor: Annotated[
         str, typer.Option("--actor", metavar="PKG.MODULE:CLASS", help="Your own class in place of the sample.")
     ] = "callboard.cli.demo.training:TrainingActor",
     role: Annotated[
         Role,
-        typer.Option("--role", help="What it is; a step calls train_step(n), generate(n) or rollout(n) of it."),
+        typer.Option(
+            "--role", help="Role of that class; each step calls its train_step(n), generate(n) or rollout(n)."
+        ),
     ] = Role.TRAINER,
     agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes to start with.", min=2, max=7)] = 2,
     pace: Annotated[float, typer.Option("--pace", metavar="SECONDS", help="Pause between steps.", min=0, max=10)] = 0.2,

@@ -18,21 +18,21 @@ def add_to(app: typer.Typer) -> None:
 def events(
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", "--watch", help="Go on as things happen, until Ctrl-C.", show_default=False),
+        typer.Option("--follow", "-f", "--watch", help="Keep printing new events until Ctrl-C.", show_default=False),
     ] = False,
     last: Annotated[
-        int, typer.Option("--last", "-n", metavar="N", help="Start with the last N.", min=0, max=1000)
+        int, typer.Option("--last", "-n", metavar="N", help="Start with the last N events.", min=0, max=1000)
     ] = 20,
     kind: Annotated[
         list[str] | None,
         typer.Option(
             "--type",
             metavar="TYPE",
-            help="Only this type; a trailing dot selects all below (job.). May be repeated.",
+            help="Only events of this type; a trailing dot selects a family (job.). May be repeated.",
             show_default=False,
         ),
     ] = None,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only this job and its workers.")] = "",
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only events of this job and its workers.")] = "",
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:

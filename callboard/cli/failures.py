@@ -195,7 +195,11 @@ def _limit(error: CallboardError) -> Failure:
 
 
 def _internal(error: CallboardError) -> Failure:
-    return Failure("The controller failed inside.", str(error), "This is a defect: look at the controller's log.")
+    return Failure(
+        "Internal error in the controller.",
+        str(error),
+        "This is a bug in callboard: look at the controller's log and report it.",
+    )
 
 
 def _refused(error: CallboardError) -> Failure:

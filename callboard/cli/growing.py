@@ -26,12 +26,12 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "demand",
         epilog="Example: callboard demand -o json",
-        short_help="Show what is wanted beyond what there is.",
+        short_help="Show the demand that the cluster can't serve yet.",
     )(demand)
     app.command(
         "autoscale",
         epilog="Example: callboard autoscale --provider local --min 1 --max 4",
-        short_help="Add and remove nodes as they are wanted.",
+        short_help="Add and remove nodes as demand changes.",
     )(autoscale)
 
 
@@ -45,11 +45,11 @@ class ProviderName(StrEnum):
 def add_worker(
     name: ClusterOption = "",
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this long.", min=1)
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this time.", min=1)
     ] = 120.0,
     lock_pause: Annotated[
         float,
-        typer.Option("--lock-pause", metavar="SECONDS", help="Between the 10 attempts to get the lock.", min=0.01),
+        typer.Option("--lock-pause", metavar="SECONDS", help="Time between the 10 attempts to get the lock.", min=0.01),
     ] = 3.0,
     quiet: QuietOption = False,
     _output: OutputOption = Output.TABLE,
@@ -66,14 +66,16 @@ def demand(controller: ControllerOption = "", output: OutputOption = Output.TABL
 def autoscale(
     provider: Annotated[
         ProviderName,
-        typer.Option("--provider", help="local: agents on this machine; command: what --up and --down do."),
+        typer.Option("--provider", help="local: agents on this machine; command: the commands --up and --down."),
     ] = ProviderName.LOCAL,
     least: Annotated[int, typer.Option("--min", metavar="N", help="Fewest nodes.", min=0)] = 1,
     most: Annotated[int, typer.Option("--max", metavar="N", help="Most nodes.", min=1, max=10_000)] = 4,
     idle: Annotated[
-        str, typer.Option("--idle", metavar="TIME", help="Remove a node on which nothing ran for so long.")
+        str, typer.Option("--idle", metavar="TIME", help="Remove a node after it was idle for this time.")
     ] = "60s",
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="Look so often.")] = "5s",
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="Time between two checks of the demand.")
+    ] = "5s",
     notice: Annotated[
         str, typer.Option("--notice", metavar="TIME", help="Deadline of the drain before a node is removed.")
     ] = "30s",
@@ -81,17 +83,26 @@ def autoscale(
         bool, typer.Option("--grow-elastic", help="Add nodes also for elastic components that could grow.")
     ] = False,
     up: Annotated[
-        str, typer.Option("--up", metavar="COMMAND", help="Starts one node; gets CALLBOARD_NODE.", show_default=False)
+        str,
+        typer.Option(
+            "--up",
+            metavar="COMMAND",
+            help="Command that starts one node; its name is in CALLBOARD_NODE.",
+            show_default=False,
+        ),
     ] = "",
     down: Annotated[
-        str, typer.Option("--down", metavar="COMMAND", help="Ends node CALLBOARD_NODE.", show_default=False)
+        str,
+        typer.Option(
+            "--down", metavar="COMMAND", help="Command that ends the node named in CALLBOARD_NODE.", show_default=False
+        ),
     ] = "",
     node: Annotated[
         str,
         typer.Option(
             "--node",
             metavar="cpu=N,gpu=N,memory=SIZE",
-            help="What one more node has, where none shows it.",
+            help="Size of a new node, needed while no node has joined yet.",
             show_default=False,
         ),
     ] = "",

@@ -18,10 +18,10 @@ from callboard.cli.options import (
     WatchOption,
 )
 
-app = typer.Typer(help="Submit, follow, steer and end jobs; ask why they wait.", no_args_is_help=True)
+app = typer.Typer(help="Submit, follow, change and end jobs; ask why they wait.", no_args_is_help=True)
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is done.", show_default=False)]
 
 
@@ -55,7 +55,7 @@ def submit(
         typer.Option(
             "--planned-at",
             metavar="REVISION",
-            help="Refuse it if a node changed since this revision, which autoplace told.",
+            help="Refuse the job if any node has changed since this revision (printed by `autoplace`).",
             show_default=False,
             min=0,
         ),
@@ -66,11 +66,15 @@ def submit(
     timeout: TimeoutOption = 300.0,
     validate: Annotated[
         bool,
-        typer.Option("--validate", help="Only check and plan: say where it would run.", show_default=False),
+        typer.Option("--validate", help="Only check the job and show where it would run.", show_default=False),
     ] = False,
     request_id: Annotated[
         str,
-        typer.Option("--request-id", help="Makes a repeated submit return the first job.", show_default=False),
+        typer.Option(
+            "--request-id",
+            help="Id of this request: a submit that repeats it returns the first job.",
+            show_default=False,
+        ),
     ] = "",
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
@@ -178,7 +182,7 @@ def complete(
 def preempt(
     job: JobArgument,
     for_job: Annotated[
-        str, typer.Option("--for", metavar="JOB", help="Job that gets the room. Default: whoever is next.")
+        str, typer.Option("--for", metavar="JOB", help="Job that gets the room. Default: the next one in the queue.")
     ] = "",
     reason: ReasonOption = "",
     controller: ControllerOption = "",

@@ -28,9 +28,9 @@ def top(
     job: Annotated[
         str, typer.Option("--job", metavar="JOB", help="Only workers of this job.", show_default=False)
     ] = "",
-    once: Annotated[bool, typer.Option("--once", help="Show it once and end.", show_default=False)] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, then exit.", show_default=False)] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=3600)
+        float, typer.Option("--interval", metavar="SECONDS", help="Refresh interval.", min=0.5, max=3600)
     ] = 2.0,
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,

@@ -34,7 +34,7 @@ def _print_version(wanted: bool) -> None:
 def _global_options(
     _version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True),
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom."""

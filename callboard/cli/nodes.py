@@ -9,7 +9,7 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
-app = typer.Typer(help="Look at nodes, take them out of use and back.", no_args_is_help=True)
+app = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.")]
 
@@ -64,11 +64,11 @@ def drain(
             "--deadline",
             "--within",
             metavar="TIME",
-            help="By when what runs must be gone, e.g. 30s; 0s: now. Default: by its own timeouts.",
+            help="Deadline for running work to leave, e.g. 30s; 0s: at once. Default: each job's own timeouts.",
             show_default=False,
         ),
     ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why, for people.", show_default=False)] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)] = "",
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs there any more.")] = True,
     controller: ControllerOption = "",
     quiet: QuietOption = False,

@@ -32,7 +32,10 @@ def show(
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also draw it into this file.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--svg", metavar="FILE", help="Also draw the placement as SVG into this file.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Show which component's ranks are on which GPU of which node.

@@ -9,7 +9,7 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption, QuietOption, WatchOption
 
-app = typer.Typer(help="Look at what is booked in Ray, and for whom; remove it.", no_args_is_help=True)
+app = typer.Typer(help="Show and remove placement groups, which book room in Ray.", no_args_is_help=True)
 
 GroupArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.")
@@ -42,7 +42,7 @@ def get(
 def delete(
     group: GroupArgument,
     when_free: Annotated[
-        bool, typer.Option("--when-free", help="Also one that is used: remove it once its job has left it.")
+        bool, typer.Option("--when-free", help="Also remove a group that is in use, once its job has left it.")
     ] = False,
     controller: ControllerOption = "",
     quiet: QuietOption = False,

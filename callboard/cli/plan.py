@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "plan",
         epilog='Example: callboard plan job.yaml --nodes "8x(8gpu,32cpu)+16x(32cpu)"',
-        short_help="Say what a job needs and whether it fits, offline.",
+        short_help="Show what a job needs and whether it fits, without a controller.",
     )(plan)
 
 

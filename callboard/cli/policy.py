@@ -27,7 +27,9 @@ def set_policy(
             help="A YAML file with the whole policy, or single fields to change; values are YAML.",
         ),
     ],
-    validate: Annotated[bool, typer.Option("--validate", help="Only check.", show_default=False)] = False,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
+    ] = False,
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
     quiet: QuietOption = False,

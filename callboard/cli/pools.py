@@ -25,7 +25,9 @@ def create(
         str, typer.Option("--memory", metavar="SIZE", help="Memory quota, e.g. 8GiB.", show_default=False)
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", metavar="N", help="GPU quota.", show_default=False)] = "",
-    validate: Annotated[bool, typer.Option("--validate", help="Only check.", show_default=False)] = False,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
+    ] = False,
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
     quiet: QuietOption = False,
@@ -73,9 +75,13 @@ def set_pool(
     ],
     etag: Annotated[
         str,
-        typer.Option("--etag", help="Refuse if the pool changed since this was read.", show_default=False),
+        typer.Option(
+            "--etag", help="Refuse the change if the pool has changed since this etag was read.", show_default=False
+        ),
     ] = "",
-    validate: Annotated[bool, typer.Option("--validate", help="Only check.", show_default=False)] = False,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
+    ] = False,
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
     quiet: QuietOption = False,
@@ -89,7 +95,9 @@ def set_pool(
 @app.command("delete", epilog="Example: callboard pool delete rlhf --force")
 def delete(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
-    force: Annotated[bool, typer.Option("--force", help="Cancel the jobs that are in it.", show_default=False)] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also cancel the jobs in the pool.", show_default=False)
+    ] = False,
     controller: ControllerOption = "",
     quiet: QuietOption = False,
     _output: OutputOption = Output.TABLE,

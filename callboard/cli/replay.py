@@ -16,7 +16,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "replay",
         epilog="Example: callboard replay ~/.callboard/state --explain 1234",
-        short_help="Decide again what a controller decided.",
+        short_help="Rerun the decisions of a controller from its journal.",
     )(replay)
 
 

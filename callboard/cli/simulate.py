@@ -15,12 +15,14 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "simulate",
         epilog="Example: callboard simulate --seed 7 --hours 24 --nodes 100 --faults all",
-        short_help="Try the scheduler in a virtual cluster with faults.",
+        short_help="Run the controller and agents in a virtual cluster with faults.",
     )(simulate)
 
 
 def simulate(
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="All chance comes from it; a seed replays.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Seed of all random choices; the same seed gives the same run.")
+    ] = 1,
     hours: Annotated[
         float | None,
         typer.Option(

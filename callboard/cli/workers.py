@@ -9,7 +9,7 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import ControllerOption, Output, OutputOption, WatchOption
 
-app = typer.Typer(help="Look at workers: which process of which job is where.", no_args_is_help=True)
+app = typer.Typer(help="Show workers: which process of which job runs where.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: callboard worker list --job train-00 -o wide")
@@ -33,4 +33,4 @@ def list_workers(
 
 @app.callback()
 def _group() -> None:
-    """Look at workers: which process of which job is where."""
+    """Show workers: which process of which job runs where."""

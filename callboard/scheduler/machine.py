@@ -250,7 +250,7 @@ def _job_due(tx: Transaction, uid: str) -> None:
         else:
             short = waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
             why = short or explaining.explain_spec(tx.state, spec, tx.now_ms).summary
-            ending.end(tx, uid, JobState.FAILED, f"waited for nodes in vain: {why}")
+            ending.end(tx, uid, JobState.FAILED, f"timed out waiting for nodes: {why}")
 
 
 def _group_due(tx: Transaction, group_id: str) -> None:

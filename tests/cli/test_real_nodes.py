@@ -60,7 +60,7 @@ async def test_pg_17_one_that_waited_in_vain_leaves_no_ghost(bare: RealCluster) 
     waiting = await bare.client.submit(needing(2, "early", "300ms"))
     ended = await waiting.finished(timeout=WAIT_S)
     assert ended.state == job_pb2.JobState.JOB_STATE_FAILED
-    assert "waited for nodes in vain" in ended.state_reason
+    assert "timed out waiting for nodes" in ended.state_reason
     assert "room for 1 of 2 workers" in ended.state_reason
     await bare.add_node("n1")
     for node_id in ("n0", "n1"):

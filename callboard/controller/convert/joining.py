@@ -145,7 +145,7 @@ def check_hello(hello: agent_pb2.Hello) -> None:
 
 def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if not is_name(hello.node_id):
-        yield Fault("node_id", f"{hello.node_id[:80]!r} is no name; allowed is {NAME_PATTERN}")
+        yield Fault("node_id", f"{hello.node_id[:80]!r} is not a valid name; names must match {NAME_PATTERN}")
     if not hello.instance or len(hello.instance) > MAX_TEXT:
         yield Fault("instance", f"must have 1 to {MAX_TEXT} characters")
     if hello.HasField("rank") and not 0 <= hello.rank <= MAX_RANK:
@@ -156,7 +156,7 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
         yield Fault("warm_spares", f"{hello.warm_spares} is not 0 … {MAX_SPARES}")
     yield from _label_faults(hello)
     if hello.node_group and not is_name(hello.node_group):
-        yield Fault("node_group", f"{hello.node_group[:80]!r} is no name; allowed is {NAME_PATTERN}")
+        yield Fault("node_group", f"{hello.node_group[:80]!r} is not a valid name; names must match {NAME_PATTERN}")
     yield from _hardware_faults(hello)
     if len(hello.output_jobs) > MAX_OUTPUT_JOBS or any(len(job) > MAX_TEXT for job in hello.output_jobs):
         yield Fault("output_jobs", f"at most {MAX_OUTPUT_JOBS} ids of at most {MAX_TEXT} characters")
@@ -214,7 +214,7 @@ def _inventory_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
             yield Fault("inventory.capacity.custom_milli", f"{name[:64]!r}: {milli} is no amount of a resource")
     yield from _device_faults(inventory)
     if inventory.visibility_variable and not _VARIABLE.fullmatch(inventory.visibility_variable):
-        yield Fault("inventory.visibility_variable", "is no name of an environment variable")
+        yield Fault("inventory.visibility_variable", "is not a valid name of an environment variable")
     if len(inventory.interpreters) > MAX_INTERPRETERS or any(
         not path.startswith("/") or len(path) > 4_096 for path in inventory.interpreters
     ):

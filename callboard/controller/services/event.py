@@ -40,7 +40,7 @@ class EventService(event_pb2_grpc.EventServiceServicer):
     async def ListEvents(self, request: event_pb2.ListEventsRequest, context: Context) -> event_pb2.ListEventsResponse:
         """A page of the log."""
         if not 0 <= request.page_size <= LARGEST_PAGE:
-            raise invalid("page_size", f"{request.page_size} is out of bounds; allowed is 1 to {LARGEST_PAGE}")
+            raise invalid("page_size", f"{request.page_size} is out of bounds; use 1 to {LARGEST_PAGE}")
         if request.start_revision < 0:
             raise invalid("start_revision", "must not be negative")
         size, wanted = request.page_size or DEFAULT_PAGE, _filter(request.filter)

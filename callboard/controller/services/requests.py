@@ -42,7 +42,9 @@ def id_of(name: str, collection: str, field: str = "name") -> str:
     """
     prefix, slash, found = name.partition("/")
     if prefix != collection or not slash or not is_name(found):
-        raise invalid(field, f"{name[:100]!r} is no name; write {collection}/ID, where ID matches {NAME_PATTERN}")
+        raise invalid(
+            field, f"{name[:100]!r} is not a valid name; write {collection}/ID, where ID matches {NAME_PATTERN}"
+        )
     return found
 
 
@@ -71,7 +73,9 @@ def output_selection(selection: common_pb2.OutputSelection) -> common_pb2.Output
         InvalidRequest: a number or a name that can't be meant.
     """
     if selection.component and not is_name(selection.component):
-        raise invalid("selection.component", f"{selection.component[:80]!r} is no name; allowed is {NAME_PATTERN}")
+        raise invalid(
+            "selection.component", f"{selection.component[:80]!r} is not a valid name; names must match {NAME_PATTERN}"
+        )
     for field in ("rank", "first_attempt", "last_attempt", "since_ms", "tail_lines"):
         if getattr(selection, field) < 0:
             raise invalid(f"selection.{field}", f"{getattr(selection, field)} is negative")
@@ -120,7 +124,7 @@ def page_of(page_size: int, page_token: str, collection: str, filters: Iterable[
         InvalidRequest: a size out of bounds, or (BAD_PAGE_TOKEN) a token that is not one of this list.
     """
     if not 0 <= page_size <= LARGEST_PAGE:
-        raise invalid("page_size", f"{page_size} is out of bounds; allowed is 1 to {LARGEST_PAGE}, 0: the default")
+        raise invalid("page_size", f"{page_size} is out of bounds; use 1 to {LARGEST_PAGE}, 0: the default")
     list_id = json.dumps([collection, *(str(one) for one in filters)])
     after = _read_token(page_token, list_id) if page_token else None
     return Page(page_size or DEFAULT_PAGE, after, list_id)
