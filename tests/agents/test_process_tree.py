@@ -124,7 +124,7 @@ def test_a_reused_pid_is_left_alone(children: Children) -> None:
     assert wait_gone([stranger], time.monotonic()) == {stranger}
 
 
-@pytest.mark.parametrize("pid", [0, 1, os.getpid()])
+@pytest.mark.parametrize("pid", [0, 1, pytest.param(os.getpid(), id="the agent")])
 def test_pid_1_and_the_agent_itself_are_refused(pid: int, children: Children) -> None:
     """SE-07: a rogue stop must not reach what the agent didn't start."""
     root = children.sleeper()
