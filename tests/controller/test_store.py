@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -54,6 +55,14 @@ def job(uid: str, state: JobState = JobState.PENDING) -> JobRecord:
 
 def submission(number: int, *, secret: str = "") -> list[Change]:
     return [Put(spec(f"j{number}", secret=secret)), Put(job(f"j{number}")), Put(MetaRecord(revision=number))]
+
+
+def sealed_by_the_first_version(key: bytes, value: str) -> bytes:
+    """A stream of SHAKE-256 over key and nonce, and a keyed BLAKE2b over nonce and text."""
+    nonce, text = bytes(range(16)), value.encode(errors="surrogatepass")
+    stream = hashlib.shake_256(key + nonce).digest(len(text))
+    said = nonce + bytes(a ^ b for a, b in zip(text, stream, strict=True))
+    return said + hashlib.blake2b(said, key=key, digest_size=16, person=b"callboard.secret").digest()
 
 
 class Opened:
@@ -303,9 +312,32 @@ class TestSecrets:
         sealed = seal.close(secret)
         assert Seal.of(tmp_path / "secrets.key").open(sealed) == secret
         assert seal.close(secret) != sealed
-        for wrong in (other.close(secret), sealed[:-1], sealed[:20] + bytes([sealed[20] ^ 1]) + sealed[21:], b""):
+        changed = [sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :] for at in (0, 20, len(sealed) - 1)]
+        cut = [sealed[:length] for length in (0, 3, 18, 25, len(sealed) - 1)]
+        for wrong in (other.close(secret), *changed, *cut):
             with pytest.raises(Unsealable):
                 seal.open(wrong)
+
+    @pytest.mark.parametrize("secret", ["x", "Zeile 1\nline 2\x00", "s3cret" * 20_000, "half \udcff", ""])
+    def test_values_of_earlier_versions_are_read_and_sealed_anew(self, opened: Opened, secret: str) -> None:
+        opened.store.commit(submission(1, secret=SECRET), [])
+        opened.store.commit(submission(2, secret=SECRET), [])
+        opened.store.close()
+        earlier = sealed_by_the_first_version((opened.directory.path / "secrets.key").read_bytes(), secret)
+        with closing(sqlite3.connect(opened.directory.path / "secrets.sqlite", isolation_level=None)) as database:
+            database.execute("UPDATE secret SET value = ? WHERE uid = 'j1'", (earlier,))
+            database.execute("UPDATE secret SET value = ? WHERE uid = 'j2'", ("never sealed",))
+        for _ in range(2):  # The second time, what the first wrote.
+            opened.store = Store(opened.directory, events_kept=10)
+            records = [change.record for change in opened.store.load() if isinstance(change, Put)]
+            specs = [record for record in records if isinstance(record, SpecRecord)]
+            found = {each.uid: dict(each.spec.components[0].env)["WANDB_API_KEY"] for each in specs}
+            assert found == {"j1": secret, "j2": "never sealed"}
+            with closing(sqlite3.connect(opened.directory.path / "secrets.sqlite")) as database:
+                kept = [value for (value,) in database.execute("SELECT value FROM secret")]
+            assert not any(Seal.is_old(value) for value in kept)
+            opened.store.close()
+        opened.store = Store(opened.directory, events_kept=10)
 
     @pytest.mark.parametrize("lost", ["secrets.sqlite", "secrets.key"])
     def test_lost_ones_are_refused_in_words(self, opened: Opened, lost: str) -> None:

@@ -1,4 +1,4 @@
-"""Sealed secrets: values written down under a key that lies in a file of its own.
+"""The seal on secret values at rest: AES-256-GCM with a key that lies in a file of its own.
 
 Protects what is copied, searched or mailed without that file. Not against whoever may read both: a controller that
 starts again by itself has nobody to ask for the key.
@@ -11,12 +11,18 @@ import os
 import secrets
 from pathlib import Path
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from callboard.controller.journal.state_dir import make_private_file
 
 _KEY_BYTES = 32
-_NONCE_BYTES = 16
-_TAG_BYTES = 16
-_PURPOSE = b"callboard.secret"
+_FORM = b"callboard.secret.1"
+"""First bytes of a sealed value. They are authenticated, too, and no value of the older form begins like this: those
+begin with 16 random bytes."""
+_NONCE_BYTES = 12
+_OLD_NONCE_BYTES = 16
+_OLD_TAG_BYTES = 16
 
 
 class Unsealable(Exception):
@@ -24,10 +30,12 @@ class Unsealable(Exception):
 
 
 class Seal:
-    """Seals and opens values: a stream of SHAKE-256 over key and nonce, and a keyed BLAKE2b over the result."""
+    """Seals and opens values."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        # A key of its own for each cipher: the older form used the one in the file as it is.
+        self._cipher = AESGCM(hashlib.blake2b(_FORM, key=key, digest_size=_KEY_BYTES).digest())
 
     @classmethod
     def of(cls, path: Path) -> Seal:
@@ -46,25 +54,35 @@ class Seal:
             draft.replace(path)
         return cls(path.read_bytes())
 
+    @staticmethod
+    def is_old(kept: bytes | str) -> bool:
+        """Whether a value was written by an earlier version: sealed in another form, or not at all."""
+        return isinstance(kept, str) or not kept.startswith(_FORM)
+
     def close(self, value: str) -> bytes:
         """The value, sealed."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        body = self._mixed(nonce, value.encode(errors="surrogatepass"))
-        return nonce + body + self._tag(nonce + body)
+        return _FORM + nonce + self._cipher.encrypt(nonce, value.encode(errors="surrogatepass"), _FORM)
 
     def open(self, sealed: bytes) -> str:
         """
         Raises:
             Unsealable: this key did not seal it.
         """
-        said, tag = sealed[:-_TAG_BYTES], sealed[-_TAG_BYTES:]
-        if len(said) < _NONCE_BYTES or not secrets.compare_digest(self._tag(said), tag):
+        if not sealed.startswith(_FORM):
+            return self._open_old(sealed).decode(errors="surrogatepass")
+        nonce, said = sealed[len(_FORM) :][:_NONCE_BYTES], sealed[len(_FORM) + _NONCE_BYTES :]
+        try:
+            return self._cipher.decrypt(nonce, said, _FORM).decode(errors="surrogatepass")
+        except (InvalidTag, ValueError):  # ValueError: cut off inside the nonce.
+            raise Unsealable from None
+
+    def _open_old(self, sealed: bytes) -> bytes:
+        """What the first version sealed, which had no library: a stream of SHAKE-256, and a keyed BLAKE2b."""
+        said, tag = sealed[:-_OLD_TAG_BYTES], sealed[-_OLD_TAG_BYTES:]
+        expected = hashlib.blake2b(said, key=self._key, digest_size=_OLD_TAG_BYTES, person=b"callboard.secret").digest()
+        if len(said) < _OLD_NONCE_BYTES or not secrets.compare_digest(expected, tag):
             raise Unsealable
-        return self._mixed(said[:_NONCE_BYTES], said[_NONCE_BYTES:]).decode(errors="surrogatepass")
-
-    def _mixed(self, nonce: bytes, text: bytes) -> bytes:
-        stream = hashlib.shake_256(self._key + nonce).digest(len(text))
-        return (int.from_bytes(text) ^ int.from_bytes(stream)).to_bytes(len(text))
-
-    def _tag(self, said: bytes) -> bytes:
-        return hashlib.blake2b(said, key=self._key, digest_size=_TAG_BYTES, person=_PURPOSE).digest()
+        nonce, body = said[:_OLD_NONCE_BYTES], said[_OLD_NONCE_BYTES:]
+        stream = hashlib.shake_256(self._key + nonce).digest(len(body))
+        return (int.from_bytes(body) ^ int.from_bytes(stream)).to_bytes(len(body))

@@ -47,10 +47,11 @@ class SecretStore:
         self._database.execute("PRAGMA journal_mode=DELETE")
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.execute(_SCHEMA)
+        self._seal_again()
 
     def keep(self, record: SpecRecord) -> SpecRecord:
         """Stores the secrets of a spec, durably, and returns the spec without their values."""
-        rows = [
+        rows: list[tuple[object, ...]] = [
             (record.uid, owner, name, self._seal.close(value))
             for owner, env, declared in _environments(record)
             for name, value in env
@@ -58,6 +59,23 @@ class SecretStore:
         ]
         if not rows:
             return record
+        self._write(rows)
+        return without_values(record)
+
+    def _seal_again(self) -> None:
+        """Seals anew what earlier versions wrote, so that their form goes with the first start of this one."""
+        self._write(
+            [
+                (*owner, self._seal.close(value))
+                for *owner, kept in self._database.execute("SELECT uid, component, name, value FROM secret").fetchall()
+                if Seal.is_old(kept) and (value := self._opened(kept)) is not None
+            ]
+        )
+
+    def _write(self, rows: list[tuple[object, ...]]) -> None:
+        """Stores uid, component, name and sealed value: all rows, durably, or none."""
+        if not rows:
+            return
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._database.executemany("INSERT OR REPLACE INTO secret VALUES (?, ?, ?, ?)", rows)
@@ -66,7 +84,6 @@ class SecretStore:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
-        return without_values(record)
 
     def restore(self, record: SpecRecord, *, needed: bool) -> SpecRecord:
         """The spec with its secret values.
