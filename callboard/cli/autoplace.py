@@ -91,7 +91,7 @@ def autoplace(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the iteration; .svg, or .png with Pillow installed."),
+        typer.Option("--plot", metavar="FILE", help="Draw the iteration into this .svg file."),
     ] = None,
     output: PlanOutputOption = PlanOutput.TEXT,
     quiet: QuietOption = False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,14 @@ from callboard.autoplace.answer.accepted import Answer
 from callboard.autoplace.answer.applying import with_placement
 from callboard.autoplace.answer.gantt import bars_of
 from callboard.autoplace.answer.picture import draw
-from callboard.autoplace.answer.png import to_png
 from callboard.autoplace.answer.report import nodes_of, placement_of, section_of, summary_line
-from callboard.autoplace.answer.svg import to_svg
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.rlinf.paths import Config
 from callboard.cli import screen
 from callboard.cli.config_source import ConfigSource, load_config
 from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.file_replacing import replace_file, write_new
-
-PICTURES = (".svg", ".png")
+from callboard.cli.svg import to_svg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +49,11 @@ class Outputs:
             )
         if self.write is not None and self.write.exists():
             raise _bad(f"{self.write} is there already.", "--write makes a new file.", "Name another, or remove it.")
-        if self.plot is None:
-            return
-        suffix = self.plot.suffix.lower()
-        if suffix not in PICTURES:
-            why = f"Its name ends with {suffix or 'nothing'}."
-            raise _bad(f"{self.plot} is no kind of picture.", why, f"End it with {' or '.join(PICTURES)}.")
-        if suffix == ".png" and find_spec("PIL") is None:
+        if self.plot is not None and self.plot.suffix.lower() != ".svg":
             raise _bad(
-                "PNG can't be drawn here.", "Pillow is not installed.", "pip install pillow, or name an .svg file."
+                f"{self.plot} can't be drawn.",
+                f"Pictures are SVG files; this name ends with {self.plot.suffix or 'no suffix'}.",
+                f"Name {self.plot.with_suffix('.svg')} instead; browsers and editors show it, and convert it to PNG.",
             )
 
     def check_source(self, source: ConfigSource, *, general: bool) -> None:
@@ -103,7 +95,7 @@ class Outputs:
                 write_new(self.write, text.encode())
                 screen.stderr().print(f"{self.write} is written.", markup=False)
             if self.plot is not None:
-                self.plot.write_bytes(_picture(answer.plan, self.plot.suffix.lower()))
+                self.plot.write_text(_picture(answer.plan))
                 screen.stderr().print(f"{self.plot} is drawn.", markup=False)
         except OSError as error:
             raise CommandFailed(
@@ -155,9 +147,8 @@ def _changed(answer: Answer, source: ConfigSource) -> str:
     return with_placement(source.text, nodes_of(answer), placement_of(answer))
 
 
-def _picture(plan: Plan, suffix: str) -> bytes:
-    picture = draw(bars_of(plan), gpus=plan.problem.gpus, seconds=length_of(plan), title=summary_line(plan))
-    return to_png(picture) if suffix == ".png" else to_svg(picture).encode()
+def _picture(plan: Plan) -> str:
+    return to_svg(draw(bars_of(plan), gpus=plan.problem.gpus, seconds=length_of(plan), title=summary_line(plan)))
 
 
 def _bad(what: str, why: str, remedy: str) -> CommandFailed:

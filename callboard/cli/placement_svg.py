@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
+from callboard.cli import svg
 from callboard.placement import DevicePicture, Holder, NodePicture, PlacementPlan, picture
 from callboard.placement.source.fields import rank_list
 
@@ -50,17 +50,13 @@ def draw(plan: PlacementPlan, *, title: str) -> str:
         y += 28
     total = plan.cluster.num_accelerators
     said = f"{plan.mode.value} · {len(plan.demand)} of {plan.cluster.num_nodes} nodes · {plan.gpus} of {total} GPUs"
-    size = f'width="{width}" height="{y + 10}" viewBox="0 0 {width} {y + 10}"'
-    font = 'font-family="Inter, Helvetica, Arial, sans-serif" font-size="12"'
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
-        f"<title>Placement of {escape(title)}</title>",
-        f'<rect width="{width}" height="{y + 10}" fill="#ffffff"/>',
         _text(24, 34, title, size=18, weight="600"),
         _text(24, 56, said, fill=_FAINT),
         *_legend(plan, fills, width),
     ]
-    return "\n".join([*head, *body, "</svg>"]) + "\n"
+    font = "Inter, Helvetica, Arial, sans-serif"
+    return svg.document(width, y + 10, [*head, *body], font=font, title=f"Placement of {title}")
 
 
 def _legend_places(names: Sequence[str], width: int) -> Iterator[tuple[str, int, int]]:
@@ -145,20 +141,10 @@ def _fit(text: str, width: int) -> str:
 
 
 def _rect(x: int, y: int, width: int, height: int, fill: str, *, stroke: str = "none", radius: int = 3) -> str:
-    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="{radius}" fill="{fill}" stroke="{stroke}"/>'
+    return svg.rect(x, y, width, height, fill, stroke=stroke, rx=radius)
 
 
 def _text(
-    x: int,
-    y: int,
-    text: str,
-    *,
-    fill: str = _INK,
-    size: int = 12,
-    weight: str = "400",
-    anchor: str = "start",
+    x: int, y: int, said: str, *, fill: str = _INK, size: int = 12, weight: str = "400", anchor: str = "start"
 ) -> str:
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" fill="{fill}">'
-        f"{escape(text)}</text>"
-    )
+    return svg.text(x, y, said, font_size=size, font_weight=weight, text_anchor=anchor, fill=fill)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import xml.etree.ElementTree as ET
 from itertools import combinations
 
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from callboard.autoplace.answer.gantt import Bar, chart_lines, nice_step, seconds_text
 from callboard.autoplace.answer.picture import FONT_WIDTH, Label, Picture, draw
-from callboard.autoplace.answer.png import to_png
-from callboard.autoplace.answer.svg import to_svg
+from callboard.cli.svg import to_svg
 
 GPUS, SECONDS = 64, 140.0
 NAMES = ("rollout", "reward", "reference", "old_logprob", "value", "actor", "critic", "env")
@@ -158,13 +156,6 @@ class TestSvg:
     def test_equal_plans_give_equal_bytes(self) -> None:
         first, second = (to_svg(draw(EIGHT, gpus=GPUS, seconds=SECONDS, title="t")) for _ in range(2))
         assert first == second
-
-
-def test_png_has_twice_the_pixels_of_the_picture() -> None:
-    picture = draw(EIGHT, gpus=GPUS, seconds=SECONDS, title="One iteration")
-    image = to_png(picture)
-    assert image[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", image[16:24]) == (2 * picture.width, 2 * picture.height)
 
 
 class TestChartOfText:
