@@ -36,6 +36,7 @@ from callboard._version import __version__ as __version__
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
     from callboard.agents.worker_process import StopNotice as StopNotice
+    from callboard.agents.worker_program import Program as Program
     from callboard.client import CallOptions as CallOptions
     from callboard.client import Client as Client
     from callboard.client import ClusterFailed as ClusterFailed
@@ -94,6 +95,9 @@ _PUBLIC = public_names(
     {
         "callboard.agents.worker_process": """
             StopNotice
+        """,
+        "callboard.agents.worker_program": """
+            Program
         """,
         "callboard.client": """
             CallOptions Client ClusterFailed JobEnded JobHandle LogLine NoActor NoController NoRay NoResult

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from callboard.agents.memory_watch import Held
+from callboard.agents.worker_process import signal_name
 from callboard.model.quantities import format_memory
 
 _KILLED = ("signal 9", "SIGKILL")
@@ -64,7 +65,7 @@ def how_it_ended(code: int) -> str:
     """What the exit status of a process says: "exit code 42", "killed by signal 9 (SIGKILL)"."""
     if code >= 0:
         return f"exit code {code}"
-    return f"killed by signal {-code} ({_signal_name(-code)})"
+    return f"killed by signal {-code} ({signal_name(-code)})"
 
 
 def usual_causes(code: int | None) -> str:
@@ -77,7 +78,7 @@ def usual_causes(code: int | None) -> str:
         return _CODE_CAUSES[code]
     if _SHELL < code < _SHELL + signal.NSIG:
         causes = _causes_of_signal(code - _SHELL)
-        return f"as a shell says {_signal_name(code - _SHELL)}" + (f": {causes}" if causes else "")
+        return f"as a shell says {signal_name(code - _SHELL)}" + (f": {causes}" if causes else "")
     return "its code called sys.exit() or os._exit(), or a library did; its stderr may say why"
 
 
@@ -91,13 +92,6 @@ def _causes_of_signal(number: int) -> str:
         if shared.f_bavail * 100 < shared.f_blocks:
             return f"{_SHARED_MEMORY} is full: give its container more (--shm-size), or use fewer loader workers"
     return causes
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a real-time signal"
 
 
 def exit_verdict(

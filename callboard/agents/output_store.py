@@ -27,6 +27,7 @@ from typing import ClassVar, TypeAlias
 import structlog
 
 from callboard.agents.worker_output import RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
+from callboard.agents.worker_output import FILES, STDERR, STDOUT, TIMINGS, first_kept, trim
 from callboard.agents.worker_secrets import Hide
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -349,6 +350,8 @@ class OutputStore:
         if output is not None and not output.ended_ms:
             self._look(output, self.bounds.worker_bytes)
             output.ended_ms, output.looks = _now_ms(), []
+            if (files := output.folder / FILES).exists():
+                self._deleting.add(asyncio.get_running_loop().run_in_executor(None, _delete, files))
             self._look_again.set()
             self._tell()
 

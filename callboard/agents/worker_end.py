@@ -13,7 +13,6 @@ from dataclasses import replace
 import structlog
 
 from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
-from callboard.agents.exit_verdict import exit_verdict
 from callboard.agents.process_tree import NotOurProcess, ProcessId, send_signal
 from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
 from callboard.agents.usage import oom_kills
@@ -66,20 +65,17 @@ async def end_stopped(facts: WorkerFacts) -> str:
 async def end_alone(facts: WorkerFacts) -> str:
     """It died, or lost its host."""
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
-    kills = oom_kills() - facts.oom_kills
+    kills = oom_kills()
     died_s = asyncio.get_running_loop().time()
     left = await _end_tree(facts, UNASKED_KILL_S, alone=True)
     message = facts.exit_message()
     if facts.hosted is not None:
         facts.peak_bytes = max(facts.peak_bytes, facts.hosted.peak_bytes)
-    verdict = exit_verdict(
+    verdict = facts.verdict(
         message,
-        oom_kills=kills,
+        facts.signals.code if not facts.signals.over.done() or not facts.signals.over.result() else None,
+        oom_kills_then=kills,
         ray_says=await _oom_of(facts),
-        code=facts.signals.code if not facts.signals.over.done() or not facts.signals.over.result() else None,
-        peak_bytes=facts.peak_bytes,
-        asked_bytes=facts.order.command.allocation.resources.memory_bytes,
-        larger=facts.site.memory.larger_than(facts.told_name, asyncio.get_running_loop().time()),
     )
     ago_s = asyncio.get_running_loop().time() - died_s
     facts.reports.exited(verdict, left, facts.stderr_tail(), ago_s)

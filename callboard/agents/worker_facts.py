@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
-from callboard.agents.exit_verdict import how_it_ended, usual_causes
+from callboard.agents.exit_verdict import ExitVerdict, exit_verdict, how_it_ended, usual_causes
 from callboard.agents.memory_watch import Held
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted
@@ -134,6 +134,18 @@ class WorkerFacts:
             return self.signals.over.result()
         told = "ended" if self.hosted is None else self.hosted.exit_message()
         return how_it_ended(self.signals.code) if self.signals.code is not None else told
+
+    def verdict(self, message: str, code: int | None, *, oom_kills_then: int, ray_says: str = "") -> ExitVerdict:
+        """Why it, or the command that it runs, ended as `message` says."""
+        return exit_verdict(
+            message,
+            oom_kills=oom_kills_then - self.oom_kills,
+            ray_says=ray_says,
+            code=code,
+            peak_bytes=self.peak_bytes,
+            asked_bytes=self.order.command.allocation.resources.memory_bytes,
+            larger=self.site.memory.larger_than(self.told_name, asyncio.get_running_loop().time()),
+        )
 
     def stderr_tail(self) -> str:
         """The end of what it wrote to stderr, its secrets masked, also where a child of it wrote them. Empty where they

@@ -226,8 +226,8 @@ class WorkerHost:
     async def report(self) -> dict[str, Any]:
         """Begin the entry methods, once, and wait for all of them, or for the first that fails.
 
-        Returns {"succeeded", "traceback"}. Not begun by `assign`: an entry that holds the GIL would keep its answer
-        from leaving this process.
+        Returns {"succeeded", "traceback"}, of a command that failed its "exit_code" too. Not
+        begun by `assign`: an entry that holds the GIL would keep its answer from leaving this process.
         """
         assert self._members is not None, "asked for the end of an entry before the worker was ready"
         having = [each for each in self._members.all if each.entry is not None]
@@ -241,7 +241,9 @@ class WorkerHost:
             done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             for run in done:
                 if traceback := _failure_of(run):
-                    return {"succeeded": False, "traceback": told_traceback(runs[run].named(traceback), self._hide)}
+                    told = told_traceback(runs[run].named(traceback), self._hide)
+                    code = getattr(None if run.cancelled() else run.exception(), "exit_code", 0)
+                    return {"succeeded": False, "traceback": told} | ({"exit_code": code} if code else {})
         if not self._results_kept:
             self._results_kept = True  # asked again by the next agent, it keeps what it has
             for run, member in runs.items():

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
 import sysconfig
 import time
@@ -44,6 +45,22 @@ _MEMBERS = "callboard.members"
 """Key of a group's checkpoint: what each member left."""
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+class ProgramFailed(Exception):
+    """A command could not be started, or failed; the text says all, and where in our code says nothing."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def signal_name(number: int) -> str:
+    """ "SIGTERM"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
 
 
 def enter_environment(variables: Mapping[str, str]) -> None:
@@ -224,6 +241,8 @@ def fitting(function: Callable[..., object], offered: tuple[object, ...]) -> tup
 
 def format_error(error: BaseException) -> str:
     """The traceback as text, without our own frames. Of any length: cut it once it is masked."""
+    if isinstance(error, ProgramFailed):
+        return str(error)
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(_OUR_FRAMES):
         frame = frame.tb_next
@@ -270,7 +289,7 @@ def failed(failure: str, error: BaseException) -> dict[str, Any]:
     return {
         "ok": False,
         "failure": failure,
-        "message": f"{type(error).__name__}: {error}",
+        "message": str(error) if isinstance(error, ProgramFailed) else f"{type(error).__name__}: {error}",
         "traceback": format_error(error),
     }
 

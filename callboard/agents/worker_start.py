@@ -10,6 +10,7 @@ import structlog
 from callboard.agents.framing import Json
 from callboard.agents.process_tree import start_ms
 from callboard.agents.runtime import Hosted, HostError
+from callboard.agents.usage import oom_kills
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted
@@ -17,6 +18,9 @@ from callboard.agents.worker_signals import First
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
+
+_SIGNALLED = 128
+"""Exit code of a command that a signal ended, less its number."""
 
 _EXIT_SETTLE_S = 1.0
 """The socket of a dying process closes before its pidfd says so; a host that hangs up without dying is broken."""
@@ -167,4 +171,10 @@ class WorkerStart:
             # How the process ended is told by the one who watches it.
             _log.info("entry_end_unknown", worker=self._facts.order.launch.name, why=str(error))
             return
+        if code := answer.get("exit_code", 0):
+            if self._facts.stopping is not None:
+                return  # A command that was asked to end may do so as it likes.
+            killed = _SIGNALLED - code if code > _SIGNALLED else None
+            verdict = self._facts.verdict(answer["traceback"], killed, oom_kills_then=oom_kills())
+            answer = {**answer, "traceback": verdict.message}
         self._facts.reports.finished(answer, "" if answer["succeeded"] else self._facts.stderr_tail())

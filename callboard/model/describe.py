@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from callboard.model.colocation import unfused
@@ -18,6 +19,7 @@ from callboard.model.quantities import MILLI, Resources, format_memory
 from callboard.model.specs import (
     COLOCATED_CONCURRENCY,
     NO_PG_POOL,
+    PROGRAM_SIGNAL,
     ComponentSpec,
     JobSpec,
     Labels,
@@ -136,7 +138,8 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         if spec.elastic
         else {"workers": spec.min_workers}
     )
-    head = {"name": spec.name, "actor": spec.actor, **counts}
+    work = {"command": list(spec.command)} if spec.command else {"actor": spec.actor}
+    head = {"name": spec.name, **work, **counts}
     stated = {
         "role": spec.role or None,
         "args": json.loads(spec.args_json),
@@ -162,9 +165,13 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "stop_signal": spec.stop_signal or None,
         "places": [_place(place, secrets=secrets) for place in spec.places],
     }
+    if spec.command:
+        for key in ("args", "kwargs", "entry", "max_concurrency"):
+            del stated[key]
     if not defaults:
         # Without a role a component of a group has a default of its own; with one, whatever is stated is no default.
         base = ComponentSpec(name="", actor="", max_concurrency=_default_concurrency(spec))
+        base = replace(base, stop_signal=PROGRAM_SIGNAL) if spec.command else base
         stated = _differing(stated, _component(base, defaults=True, secrets=True))
     return head | _without_none(stated)
 

@@ -82,12 +82,14 @@ class ComponentSpec(_Request):
         component_placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
             ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
+        command: a program and its arguments, instead of ``actor``: ``["python", "train.py"]`` (docs/programs.md).
+        script: the same as text for a shell.
 
     The other fields are those of :class:`callboard.model.specs.ComponentSpec`.
     """
 
     name: str
-    actor: str | type | Any  # Ray's type of a decorated class is known to Ray only
+    actor: str | type | Any = None  # Ray's type of a decorated class is known to Ray only
     workers: int | None = None
     resources: Mapping[str, Amount] | None = None
     args: Sequence[Any] | None = None
@@ -115,6 +117,8 @@ class ComponentSpec(_Request):
     stop_signal: str | None = None
     component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
+    command: Sequence[str] | None = None
+    script: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

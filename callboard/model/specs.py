@@ -6,6 +6,7 @@ Amounts are integers (milli-units, bytes, milliseconds); docs/scheduling.md says
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -18,6 +19,13 @@ Labels = tuple[tuple[str, str], ...]
 
 COLOCATED_CONCURRENCY = 10
 """Calls at once of a member of a colocation group that neither says so nor has a role (docs/roles.md, Presets)."""
+
+
+PROGRAM = "callboard:Program"
+"""The actor of a component that runs a command. By its public name, which never moves: it is in journals."""
+
+PROGRAM_SIGNAL = "SIGTERM"
+"""Signal that the stop of a command begins with, unless it says another: it is what `cancel()` is to an actor."""
 
 
 class StopPolicy(StrEnum):
@@ -281,6 +289,11 @@ class ComponentSpec:
     stop_signal: str = ""
     places: tuple[WorkerPlace, ...] = ()
     members: tuple[ComponentSpec, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program and its arguments, of a component that runs one instead of an actor; else empty."""
+        return tuple(json.loads(self.args_json)[0]) if self.actor == PROGRAM else ()
 
     @property
     def elastic(self) -> bool:

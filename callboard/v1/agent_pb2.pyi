@@ -1912,6 +1912,7 @@ class WorkerFinished(_message.Message):
     SUCCEEDED_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
     STDERR_TAIL_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     succeeded: _builtins.bool
@@ -1920,6 +1921,8 @@ class WorkerFinished(_message.Message):
     """Traceback when it raised, at most 64 KiB."""
     stderr_tail: _builtins.str
     """End of what it wrote to stderr when it raised, at most 4 KiB, secrets masked; empty: nothing."""
+    exit_code: _builtins.int
+    """Exit code of the command that it ran, 128 and the number for a signal; 0: none failed."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1932,10 +1935,11 @@ class WorkerFinished(_message.Message):
         succeeded: _builtins.bool = ...,
         traceback: _builtins.str = ...,
         stderr_tail: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "stderr_tail", b"stderr_tail", "succeeded", b"succeeded", "traceback", b"traceback", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "generation", b"generation", "stderr_tail", b"stderr_tail", "succeeded", b"succeeded", "traceback", b"traceback", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -359,13 +359,14 @@ class ComponentSpec(_message.Message):
     NODE_SELECTOR_SOFT_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
     """Role whose preset fills in resources and concurrency that are not stated; empty: none."""
     actor: _builtins.str
-    """Import path "pkg.module:Class", imported only inside the worker process."""
+    """Import path "pkg.module:Class", imported only inside the worker process; empty where command is stated."""
     args_json: _builtins.str
     """Positional arguments of the constructor: a JSON array as text, at most 1 MiB. Text, because Struct turns 4 into 4.0."""
     kwargs_json: _builtins.str
@@ -450,6 +451,10 @@ class ComponentSpec(_message.Message):
     def scaling(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScalingRule]:
         """When an elastic component grows and shrinks by itself; the first rule that matches decides."""
 
+    @_builtins.property
+    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """A program and its arguments, instead of actor: it runs in each worker, whose result is its exit code. At most 4096."""
+
     def __init__(
         self,
         *,
@@ -481,11 +486,12 @@ class ComponentSpec(_message.Message):
         node_selector_soft: _builtins.bool = ...,
         placement: Global___PlacementStrategy.ValueType = ...,
         ports: _builtins.int = ...,
+        command: _abc.Iterable[_builtins.str] | None = ...,
         stop_signal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
@@ -1060,6 +1066,7 @@ class Job(_message.Message):
     CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
     KILL_TIME_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "jobs/{job}"."""
     uid: _builtins.str
@@ -1086,6 +1093,8 @@ class Job(_message.Message):
     """End of what the worker that failed it wrote to stderr, at most 4 KiB; empty: nothing, or no worker failed."""
     checkpoint_lost: _builtins.str
     """Why a checkpoint was lost when it was last asked for one; empty: none was."""
+    exit_code: _builtins.int
+    """Exit code of the command that it failed by, 128 and the number for a signal; 0: it failed by none."""
     @_builtins.property
     def spec(self) -> Global___JobSpec:
         """What was asked."""
@@ -1162,10 +1171,11 @@ class Job(_message.Message):
         checkpoint_lost: _builtins.str = ...,
         kill_time: _timestamp_pb2.Timestamp | None = ...,
         failures: _abc.Iterable[Global___WorkerFailure] | None = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "kill_time", b"kill_time", "running_time", b"running_time", "spec", b"spec", "submit_time", b"submit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_lost", b"checkpoint_lost", "end_time", b"end_time", "failures", b"failures", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "kill_time", b"kill_time", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "stderr_tail", b"stderr_tail", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_lost", b"checkpoint_lost", "end_time", b"end_time", "exit_code", b"exit_code", "failures", b"failures", "gauges", b"gauges", "has_checkpoint", b"has_checkpoint", "history", b"history", "kill_time", b"kill_time", "name", b"name", "nominated", b"nominated", "placement_groups", b"placement_groups", "preemptions", b"preemptions", "restarts", b"restarts", "revision", b"revision", "running_time", b"running_time", "spec", b"spec", "state", b"state", "state_reason", b"state_reason", "stderr_tail", b"stderr_tail", "submit_time", b"submit_time", "traceback", b"traceback", "uid", b"uid", "victims", b"victims", "waiting_for", b"waiting_for", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

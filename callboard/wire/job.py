@@ -6,7 +6,7 @@ from typing import Any
 
 from callboard.model.colocation import unfused
 from callboard.model.describe import masked
-from callboard.model.inputs.component import MAX_WORKERS
+from callboard.model.inputs.component import MAX_COMMAND, MAX_WORKERS
 from callboard.model.inputs.compounds import MAX_ENTRIES
 from callboard.model.inputs.exact import Exact, JsonText
 from callboard.model.inputs.job import MAX_COMPONENTS, JobInput
@@ -117,21 +117,24 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
 
 def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.ComponentSpec:
     """The message of one component; see :func:`job_spec_to_proto`."""
-    counts = (
+    counts: dict[str, Any] = (
         {"min_workers": spec.min_workers, "max_workers": spec.max_workers}
         if spec.elastic
         else {"workers": spec.min_workers}
     )
+    work: dict[str, Any] = {
+        "actor": spec.actor,
+        "args_json": spec.args_json,
+        "kwargs_json": spec.kwargs_json,
+        "entry": spec.entry,
+        "max_concurrency": spec.max_concurrency or None,
+    }
     return job_pb2.ComponentSpec(
         name=spec.name,
         role=spec.role,
-        actor=spec.actor,
-        args_json=spec.args_json,
-        kwargs_json=spec.kwargs_json,
-        entry=spec.entry,
+        **({"command": spec.command} if spec.command else work),
         resources=resources_to_proto(spec.resources),
         zero_resources=spec.zero_resources,
-        max_concurrency=spec.max_concurrency or None,
         env=masked(spec.env, secrets=not mask),
         secret_env=masked(spec.secret_env, secrets=not mask, declared=True),
         pass_env=spec.pass_env,
@@ -186,7 +189,9 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
     for key in foreign:
         why = "is refused: memory and max_concurrency have their own fields, the scheduler decides about the rest"
         reader.misfits.append(Misfit((*place, "ray_options", key), why))
-    return {"name": message.name, "actor": message.actor} | given(
+    return {"name": message.name} | given(
+        actor=message.actor,
+        command=list(message.command[: MAX_COMMAND + 1]),
         role=message.role,
         args=JsonText(message.args_json) if message.args_json else None,
         kwargs=JsonText(message.kwargs_json) if message.kwargs_json else None,

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from callboard.model.describe import MASK
+from callboard.model import requests
+from callboard.model.describe import MASK, job_to_mapping
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs import job_spec
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, StopPolicy
@@ -231,3 +233,54 @@ class TestWhatIsRefused:
             "spec.name",
             "spec.components[0].workers",
         }
+
+
+class TestCommands:
+    """A component runs an actor, a command or a script, and says so once."""
+
+    @staticmethod
+    def component(**keys: object) -> ComponentSpec:
+        return job_spec({"name": "j", "pool": "p", "components": [{"name": "c", **keys}]}).components[0]
+
+    def test_a_command_is_the_same_from_a_file_python_and_a_message(self) -> None:
+        written = ["python", "-m", "pkg", "--lr", "1e-5"]
+        spec = self.component(command=written)
+        assert spec.command == tuple(written)
+        assert (spec.actor, spec.entry, spec.stop_signal) == ("callboard:Program", "run", "SIGTERM")
+        job = job_spec(requests.JobSpec(name="j", pool="p", components=[requests.ComponentSpec("c", command=written)]))
+        assert job.components == (spec,)
+        message = job_spec_to_proto(job)
+        assert (list(message.components[0].command), message.components[0].actor) == (written, "")
+        assert job_spec_from_proto(message) == job
+        assert job_to_mapping(job)["components"] == [{"name": "c", "command": written, "workers": 1}]
+        assert job_spec(job_to_mapping(job, defaults=True)) == job
+
+    def test_a_script_is_run_by_a_shell_that_stops_at_the_first_error(self) -> None:
+        assert self.component(script="cd x\n./train").command == ("/bin/sh", "-ec", "cd x\n./train")
+        assert self.component(script="#!/usr/bin/env bash\n./train", stop_signal="SIGINT").stop_signal == "SIGINT"
+
+    REFUSED = (
+        ({}, "actor", "is required; or state command or script"),
+        ({"actor": "a:B", "command": ["x"]}, "command", "is stated beside actor; state one of them"),
+        ({"command": ["x"], "script": "y"}, "script", "is stated beside command"),
+        ({"actor": "callboard:Program"}, "actor", "runs a command; state command"),
+        ({"command": []}, "command", "names no program"),
+        ({"command": "python train.py"}, "command", "list"),
+        ({"command": ["sleep", 3]}, "command[1]", "put it in quotes"),
+        ({"command": ["x", "y" * 131_072]}, "command[1]", "131072 bytes are too many for one argument"),
+        ({"command": ["x" * 100_000] * 3}, "command", "is 300000 characters long"),
+        ({"script": "#!/usr/bin/env python3\nprint()"}, "script", "is run by a shell"),
+        ({"script": " "}, "script", "an empty script does nothing"),
+        ({"command": ["x"], "kwargs": {"lr": 1}}, "kwargs", "is for actors"),
+        ({"script": "x", "colocation_group": "g"}, "colocation_group", "is for actors"),
+    )
+
+    @pytest.mark.parametrize(("keys", "field", "why"), REFUSED)
+    def test_what_makes_no_sense_is_refused_where_it_stands(
+        self, keys: dict[str, object], field: str, why: str
+    ) -> None:
+        with pytest.raises(InvalidInput) as caught:
+            self.component(**keys)
+        fault = caught.value.faults[0]
+        assert fault.field == f"components[0].{field}"
+        assert why in fault.message

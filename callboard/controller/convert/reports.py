@@ -141,6 +141,7 @@ def _finished(report: agent_pb2.Report, node_id: str, now_ms: int, cause: str) -
         succeeded=finished.succeeded,
         traceback=finished.traceback[-MAX_TRACEBACK:],
         stderr_tail=finished.stderr_tail[-MAX_STDERR_TAIL:],
+        exit_code=finished.exit_code,
     )
 
 

@@ -58,6 +58,7 @@ def job_message(job: JobRecord, state: State, waiting_for: tuple[Reason, ...] = 
         revision=job.revision,
         has_checkpoint=bool(state.checkpoints_of(job.uid)),
         stderr_tail=job.stderr_tail,
+        exit_code=job.exit_code,
         checkpoint_lost=job.checkpoint_lost,
         kill_time=kill_time(state.workers_of(job.uid)),
         failures=_failures(job),

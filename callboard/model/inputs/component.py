@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, model_validator
 
-from callboard.model.inputs.arguments import ArgsJson, KwargsJson
-from callboard.model.inputs.compounds import Env, LabelMap, PassEnv, StatedAmounts, Total, resources
-from callboard.model.inputs.located import Misfit, Misfits, shown_text
+from callboard.model.inputs.arguments import MAX_ARGUMENTS_BYTES, ArgsJson, KwargsJson
+from callboard.model.inputs.compounds import Env, LabelMap, PassEnv, StatedAmounts, Total, list_of, resources
+from callboard.model.inputs.located import Misfit, Misfits, Refused, shown_text
 from callboard.model.inputs.places import places_of
 from callboard.model.inputs.reading import Input, check
-from callboard.model.inputs.scalars import Actor, Duration, Flag, Interpreter, Method, Name, StopSignal, choice, whole
+from callboard.model.inputs.scalars import (
+    Actor,
+    Duration,
+    Flag,
+    Interpreter,
+    Method,
+    Name,
+    StopSignal,
+    choice,
+    text,
+    whole,
+)
 from callboard.model.inputs.scaling import Scaling
 from callboard.model.quantities import NOTHING, Resources
-from callboard.model.specs import COLOCATED_CONCURRENCY, ComponentSpec, Strategy, WorkerPlace
+from callboard.model.specs import COLOCATED_CONCURRENCY, PROGRAM, PROGRAM_SIGNAL, ComponentSpec, Strategy, WorkerPlace
 
 MAX_WORKERS = 100_000
 """Most workers of a component, and of a job."""
@@ -24,6 +36,41 @@ MAX_WORKERS = 100_000
 MAX_PORTS = 64
 """Most ports of one worker."""
 
+MAX_COMMAND = 4096
+"""Most arguments of a command."""
+
+MAX_ARGUMENT_BYTES = 128 * 1024 - 1
+"""Longest argument of a command."""
+
+_OF_ACTORS = {
+    "args": "args_json",
+    "kwargs": "kwargs_json",
+    "entry": "entry",
+    "max_concurrency": "max_concurrency",
+    "colocation_group": "colocation_group",
+    "progress_timeout": "progress_timeout_ms",
+}
+"""Keys that say nothing of a command, and their fields."""
+
+
+def _script(value: object) -> str:
+    read = _argument(value)
+    if not read.strip():
+        raise Refused("an empty script does nothing; write the commands of a shell")
+    if read.startswith("#!") and read.split("\n", 1)[0].split("/")[-1].split(" ")[-1] not in ("sh", "bash"):
+        raise Refused("a script is run by a shell; write command: [INTERPRETER, -c, TEXT] for another interpreter")
+    return read
+
+
+def _argument(value: object) -> str:
+    read = text(value)
+    if (size := len(read.encode())) > MAX_ARGUMENT_BYTES:
+        raise Refused(f"{size} bytes are too many for one argument; Linux takes {MAX_ARGUMENT_BYTES}. Put it in a file")
+    return read
+
+
+Command = Annotated[tuple[str, ...], list_of(_argument, "e.g. [python, -m, pkg, --lr, '0.1']", MAX_COMMAND)]
+Script = Annotated[str, PlainValidator(_script)]
 Workers = Annotated[int, whole(1, MAX_WORKERS)]
 Concurrency = Annotated[int, whole(1, 10_000)]
 
@@ -53,7 +100,9 @@ class ComponentInput(Input):
     internal = frozenset({"places"})
 
     name: Name
-    actor: Actor
+    actor: Actor | None = None
+    command: Command | None = None
+    script: Script | None = None
     role: Name | None = None
     args_json: ArgsJson | None = Field(None, alias="args")
     kwargs_json: KwargsJson | None = Field(None, alias="kwargs")
@@ -85,6 +134,7 @@ class ComponentInput(Input):
     @model_validator(mode="after")
     def _consistent(self) -> ComponentInput:
         misfits = [
+            *self._wrong_work(),
             *self._wrong_counts(),
             *self._wrong_options(),
             *self._wrong_places(),
@@ -94,6 +144,23 @@ class ComponentInput(Input):
         if misfits:
             raise Misfits(misfits)
         return self
+
+    def _wrong_work(self) -> list[Misfit]:
+        stated = [key for key in ("actor", "command", "script") if getattr(self, key) is not None]
+        if not stated:
+            return [Misfit(("actor",), "is required; or state command or script, for a program")]
+        size = sum(len(each) for each in self.command or ())
+        misfits = [Misfit((key,), f"is stated beside {stated[0]}; state one of them") for key in stated[1:]]
+        if self.actor == PROGRAM:
+            misfits.append(Misfit(("actor",), "runs a command; state command: [PROGRAM, ARGUMENT, …] instead"))
+        if self.command is not None and not (self.command and self.command[0]):
+            misfits.append(Misfit(("command",), "names no program; write e.g. [python, train.py]"))
+        if size > MAX_ARGUMENTS_BYTES // 4:
+            misfits.append(Misfit(("command",), f"is {size} characters long; {MAX_ARGUMENTS_BYTES // 4} are allowed"))
+        if self.actor is None:
+            why = f"is for actors; a {stated[0]} has its own arguments and runs until it ends"
+            misfits += [Misfit((key,), why) for key, field in _OF_ACTORS.items() if getattr(self, field) is not None]
+        return misfits
 
     def _wrong_counts(self) -> list[Misfit]:
         low, high = self.min_workers, self.max_workers
@@ -160,7 +227,12 @@ class ComponentInput(Input):
 
     def spec(self) -> ComponentSpec:
         """The frozen form. What is not stated and has a preset is left open, for the controller to fill in."""
-        stated = self.stated("workers", "ray_options", "component_placement")
+        stated = self.stated("workers", "ray_options", "component_placement", "command", "script")
+        if self.actor is None:
+            command = self.command or ("/bin/sh", "-ec", self.script or "")
+            work = {"actor": PROGRAM, "args_json": json.dumps([command], separators=(",", ":")), "entry": "run"}
+            # One call at a time: that of the command, on the main thread of its host.
+            stated |= work | {"max_concurrency": 1, "stop_signal": self.stop_signal or PROGRAM_SIGNAL}
         if self.resources is not None:
             stated["resources"] = self.resources.amounts
             # Which zeros were written matters to presets alone.

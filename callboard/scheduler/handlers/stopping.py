@@ -188,7 +188,9 @@ def finish_if_all_returned(tx: Transaction, uid: str) -> None:
         stop(tx, uid, JobState.STOPPING, reason, StopKind.COMPLETE, target=JobState.SUCCEEDED)
 
 
-def note_failure(tx: Transaction, uid: str, failure: Failure, *, traceback: str = "", stderr_tail: str = "") -> bool:
+def note_failure(
+    tx: Transaction, uid: str, failure: Failure, *, traceback: str = "", stderr_tail: str = "", exit_code: int = 0
+) -> bool:
     """Writes down that a worker failed. Returns whether it is what the job fails by, as far as is known.
 
     It may be the cause also when the job is on its way out: what comes first is not always heard first.
@@ -203,7 +205,7 @@ def note_failure(tx: Transaction, uid: str, failure: Failure, *, traceback: str 
     fields: dict[str, Any] = {"failed": failed}
     is_cause = cause_of(unsurvived(evolve(job, failed=failed))) is failure
     if is_cause:
-        fields |= {"traceback": traceback, "stderr_tail": stderr_tail}
+        fields |= {"traceback": traceback, "stderr_tail": stderr_tail, "exit_code": exit_code}
     if failing and unsurvived(job):
         fields["reason"] = failed_by(unsurvived(evolve(job, failed=failed)))
     tx.change_job(uid, **fields)

@@ -220,8 +220,17 @@ def _raised(tx: Transaction, worker: WorkerRecord, event: WorkerFinished) -> Fai
     """Notes that the entry method of a worker raised."""
     name, said = f"{worker.component}/{worker.rank}", _error_of(event.traceback)
     reason = f"the entry method of {name} raised {said}" if said else f"the entry method of {name} raised"
+    if event.exit_code:
+        reason = f"{name} on {worker.node_id}: {said}"
     failure = _failure(tx, worker, reason, died=False)
-    stopping.note_failure(tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail)
+    stopping.note_failure(
+        tx,
+        worker.job,
+        failure,
+        traceback=event.traceback,
+        stderr_tail=event.stderr_tail,
+        exit_code=event.exit_code,
+    )
     return failure
 
 

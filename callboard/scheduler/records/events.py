@@ -344,6 +344,7 @@ class WorkerFinished(WorkerEvent):
     succeeded: bool
     traceback: str = ""
     stderr_tail: str = ""
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

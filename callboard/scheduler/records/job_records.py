@@ -110,6 +110,7 @@ class JobRecord:
         checkpoint_lost: why checkpoints were lost when it was last asked for them; empty: none was.
         traceback: of the worker that failed it last.
         stderr_tail: end of what that worker wrote to stderr.
+        exit_code: of the command that it ran, should that be what failed.
         destroy_groups: its groups are removed when it lets go of them.
     """
 
@@ -148,6 +149,7 @@ class JobRecord:
     ran: tuple[RanOn, ...] = ()
     traceback: str = ""
     stderr_tail: str = ""
+    exit_code: int = 0
     destroy_groups: bool = False
     request_id: str = ""
     story: tuple[StoryLine, ...] = ()
