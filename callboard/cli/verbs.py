@@ -24,6 +24,7 @@ MODULE_OF = MappingProxyType(
         "demand": "growing",
         "autoscale": "growing",
         "demo": "demo_verbs",
+        "run": "running",
         "status": "status",
         "top": "looking",
         "doctor": "looking",

@@ -28,7 +28,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
     assert {" ".join(path) for path, _ in VERBS} == {
         *("add-worker", "demand", "autoscale", "demo elastic", "node remove"),
         *("up", "down", "controller", "agent", "status", "events", "simulate", "replay", "demo rlhf"),
-        *("autoplace", "profile", "plan", "top", "doctor", "job env"),
+        *("autoplace", "profile", "plan", "run", "top", "doctor", "job env"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
         *("job watch", "job logs", "job scale", "worker list"),
         *("pool create", "pool list", "pool get", "pool set", "pool delete"),

@@ -48,7 +48,6 @@ class TestWhereFaultsAre:
             ("components[0].actor", 5, 3),
             ("components[0].resources.gpu", 6, 23),
             ("components[1].name", 7, 3),
-            ("components[1].actor", 7, 3),
             ("components[1].nam", 7, 3),
         ]
         assert str(caught.value.faults[0]).startswith("5:3: components[0].actor: 'nothing' is not")

@@ -259,7 +259,7 @@ class TestCommands:
         assert self.component(script="cd x\n./train").command == ("/bin/sh", "-ec", "cd x\n./train")
         assert self.component(script="#!/usr/bin/env bash\n./train", stop_signal="SIGINT").stop_signal == "SIGINT"
 
-    REFUSED = (
+    REFUSED: tuple[tuple[dict[str, object], str, str], ...] = (
         ({}, "actor", "is required; or state command or script"),
         ({"actor": "a:B", "command": ["x"]}, "command", "is stated beside actor; state one of them"),
         ({"command": ["x"], "script": "y"}, "script", "is stated beside command"),

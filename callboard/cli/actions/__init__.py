@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from callboard.cli.actions import pools as pools
     from callboard.cli.actions import profile as profile
     from callboard.cli.actions import replaying as replaying
+    from callboard.cli.actions import running as running
     from callboard.cli.actions import simulation as simulation
     from callboard.cli.actions import status as status
     from callboard.cli.actions import watching as watching
@@ -60,6 +61,7 @@ _EXTRA_OF = MappingProxyType(
         "pools": "",
         "profile": "",
         "replaying": "controller",
+        "running": "",
         "simulation": "",
         "status": "",
     }

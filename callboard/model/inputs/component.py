@@ -159,7 +159,7 @@ class ComponentInput(Input):
             misfits.append(Misfit(("command",), f"is {size} characters long; {MAX_ARGUMENTS_BYTES // 4} are allowed"))
         if self.actor is None:
             why = f"is for actors; a {stated[0]} has its own arguments and runs until it ends"
-            misfits += [Misfit((key,), why) for key, field in _OF_ACTORS.items() if getattr(self, field) is not None]
+            misfits += [Misfit((key,), why) for key, field in _OF_ACTORS.items() if getattr(self, field)]
         return misfits
 
     def _wrong_counts(self) -> list[Misfit]:

@@ -1,0 +1,214 @@
+"""Does `callboard run` run a program like the shell does, and say why where it doesn't yet?"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from callboard.cli.actions.running import _indexes, _program
+from callboard.client.jobs import JobHandle
+from tests.cli.cluster import ROOT, RealCluster, job
+
+
+@dataclass
+class Done:
+    """How a run ended."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+
+
+async def started(cluster: RealCluster, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "callboard.cli", "run", "--controller", cluster.address, "--pool", "rlhf", *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def ran(cluster: RealCluster, *arguments: str) -> Done:
+    running = await started(cluster, *arguments)
+    out, err = await running.communicate()
+    return Done(running.returncode, out.decode(), err.decode())
+
+
+async def until_line(stream: asyncio.StreamReader | None, part: str) -> str:
+    assert stream is not None
+    while line := (await stream.readline()).decode():
+        if part in line:
+            return line
+    raise AssertionError(f"no line with {part!r}")
+
+
+async def job_named(cluster: RealCluster, name: str) -> JobHandle:
+    return await cluster.client.get_job(name)
+
+
+@pytest.mark.timeout(300)
+class TestOneProgram:
+    async def test_output_and_exit_code_are_the_programs(self, cluster: RealCluster) -> None:
+        done = await ran(cluster, "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+        assert (done.exit_code, done.stdout) == (7, "out\n")
+        assert "err\n" in done.stderr
+        assert "ended with exit code 7" in done.stderr
+        assert (await ran(cluster, "--quiet", "--", "true")).exit_code == 0
+
+    async def test_what_isnt_there_is_told_at_once(self, cluster: RealCluster) -> None:
+        done = await ran(cluster, "--name", "typo", "pyhton", "train.py")
+        assert done.exit_code == 1
+        assert "callboard: typo is FAILED: main/0 on n0: the command pyhton was not found" in done.stderr
+
+    async def test_it_says_why_it_waits_and_goes_on(self, cluster: RealCluster) -> None:
+        blocker = await cluster.client.submit(job("blocker", resources={"cpu": 1, "gpu": 2}))
+        await blocker.running(timeout=60)
+        running = await started(cluster, "--gpus-per-node", "1", "--name", "later", "--", "sh", "-c", "echo ran")
+        line = await until_line(running.stderr, "later waits")
+        assert "gpu" in line.lower()
+        await blocker.cancel()
+        assert await until_line(running.stdout, "ran") == "ran\n"
+        assert await running.wait() == 0
+
+    async def test_ctrl_c_cancels_and_twice_ends_at_once(self, cluster: RealCluster) -> None:
+        polite = await started(
+            cluster, "--name", "polite", "--", "sh", "-c", "trap 'echo bye; exit' TERM; echo up; sleep 1000 & wait"
+        )
+        await until_line(polite.stdout, "up")
+        polite.send_signal(signal.SIGINT)
+        await until_line(polite.stdout, "bye")
+        assert await polite.wait() == 130
+        assert (await job_named(cluster, "polite")).state == "CANCELLED"
+
+        await cluster.client.set_policy({"cancel_timeout": "10m"})
+        deaf = await started(
+            cluster, "--name", "deaf", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1000; done"
+        )
+        await until_line(deaf.stdout, "up")
+        deaf.send_signal(signal.SIGINT)
+        await until_line(deaf.stderr, "once more ends it at once")
+        deaf.send_signal(signal.SIGINT)
+        assert await deaf.wait() == 130
+        assert (await job_named(cluster, "deaf")).state == "CANCELLED"
+
+
+@pytest.mark.timeout(300)
+class TestSeveral:
+    async def test_an_array_shows_each_with_its_name_and_ends_with_the_first_failure(
+        self, cluster: RealCluster
+    ) -> None:
+        done = await ran(
+            cluster,
+            "--name",
+            "sweep",
+            "--array",
+            "0-2",
+            "--",
+            "sh",
+            "-c",
+            "echo {index} $ARRAY_INDEX; exit {index}",
+        )
+        assert sorted(done.stdout.splitlines()) == [f"sweep-{each}/0 | {each} {each}" for each in range(3)]
+        assert done.exit_code == 1
+
+    async def test_a_file_has_a_run_in_each_line(self, cluster: RealCluster, tmp_path: Path) -> None:
+        (tmp_path / "runs.txt").write_text("# first\necho one\n\nsh -c 'echo two; exit 3'  # second\n")
+        done = await ran(cluster, "--name", "list", "--file", str(tmp_path / "runs.txt"))
+        assert sorted(done.stdout.splitlines()) == ["list-1/0 | one", "list-2/0 | two"]
+        assert done.exit_code == 3
+        (tmp_path / "odd.txt").write_text("echo one\necho 'two\n")
+        refused = await ran(cluster, "--file", str(tmp_path / "odd.txt"))
+        assert refused.exit_code == 2
+        assert "line 2: No closing quotation" in refused.stderr
+
+    async def test_two_nodes_meet_and_detached_runs_print_their_names(self, cluster: RealCluster) -> None:
+        await cluster.add_node("n1")
+        meets = (
+            "import os, socket\n"
+            "where = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+            "if os.environ['RANK'] == '0':\n"
+            "    server = socket.create_server(where)\n"
+            "    print(server.accept()[0].recv(9).decode())\n"
+            "else:\n"
+            "    while True:\n"
+            "        try: other = socket.create_connection(where); break\n"
+            "        except ConnectionRefusedError: pass\n"
+            "    other.sendall(b'met ' + os.environ['NODE_RANK'].encode())\n"
+            "    print(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        )
+        done = await ran(
+            cluster,
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "2",
+            "--tail",
+            "all",
+            "--name",
+            "pair",
+            "--",
+            "python",
+            "-c",
+            meets,
+        )
+        assert done.exit_code == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == ["pair/0 | met 1", "pair/1 | 0,1"]
+        each = await ran(
+            cluster,
+            "--gpus-per-node",
+            "2",
+            "--per-gpu",
+            "--detach",
+            "--",
+            "sh",
+            "-c",
+            "echo $CUDA_VISIBLE_DEVICES",
+        )
+        handle = await job_named(cluster, each.stdout.strip())
+        assert (await handle.finished(timeout=60)).spec.components[0].workers == 2
+        seen = [line.text async for line in handle.logs()]
+        assert len(set(seen)) == len(seen) == 2, "one GPU each"
+
+
+@pytest.mark.parametrize(("text", "indexes"), [("3", [3]), ("0-2", [0, 1, 2]), ("0-6:3,1", [0, 3, 6, 1]), ("4-4", [4])])
+def test_numbers_of_an_array(text: str, indexes: list[int]) -> None:
+    assert _indexes(text) == indexes
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "/x/train_it.py", "--lr", "1"], "train_it"),
+        (["python", "-m", "verl.trainer.main_ppo"], "main_ppo"),
+        (["/usr/bin/vllm", "serve"], "vllm"),
+    ],
+)
+def test_a_job_is_called_like_its_program(command: list[str], name: str) -> None:
+    assert _program(command) == name
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--pool", "p"),
+        ("--file", "x", "--", "echo"),
+        ("--array", "9-0", "--", "echo"),
+        ("--array", "0-5:0", "--", "echo"),
+        ("--array", "0-100000", "--", "echo"),
+        ("--tail", "first", "--", "echo"),
+        ("--per-gpu", "--", "echo"),
+        ("--env", "X", "--", "echo"),
+        ("--memory-per-node", "many", "--", "echo"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(arguments: tuple[str, ...]) -> None:
+    from typer.testing import CliRunner
+
+    from callboard.cli.main import app
+
+    assert CliRunner().invoke(app, ["run", "--controller", "127.0.0.1:1", *arguments]).exit_code == 2
