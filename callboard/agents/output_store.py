@@ -26,8 +26,7 @@ from typing import ClassVar, TypeAlias
 
 import structlog
 
-from callboard.agents.worker_output import RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
-from callboard.agents.worker_output import FILES, STDERR, STDOUT, TIMINGS, first_kept, trim
+from callboard.agents.worker_output import FILES, RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
 from callboard.agents.worker_secrets import Hide
 from callboard.v1 import agent_pb2, common_pb2
 

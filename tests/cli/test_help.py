@@ -65,7 +65,7 @@ def test_every_read_can_be_shown_in_four_ways(path: tuple[str, ...]) -> None:
     assert "--output <table|wide|json|yaml>" in " ".join(CliRunner().invoke(app, [*path, "--help"]).output.split())
 
 
-WITHOUT_OUTPUT = {"agent", "autoscale", "controller", "demo elastic", "demo rlhf", "job logs"}
+WITHOUT_OUTPUT = {"agent", "autoscale", "controller", "demo elastic", "demo rlhf", "job logs", "run"}
 """Verbs that run until they are ended, or whose result is a text of its own."""
 
 
