@@ -5,9 +5,9 @@
     scripts/mutants --list            their names
 
 A mutant replaces a text of one module as that module is imported, in a program of its own. The text must be there
-exactly once: who changes such a line changes its mutant, or takes it off for a reason. The simulator runs seed after
-seed until a promise is broken, and for 20,000 events at most; a mutant that is not found by then shows a hole in the
-checks or in the faults that are injected.
+exactly once, whatever the module is called: who changes such a line changes its mutant, or takes it off for a reason.
+The simulator runs seed after seed until a promise is broken, and for 20,000 events at most; a mutant that is not found
+by then shows a hole in the checks or in the faults that are injected.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ class Mutant:
 
     Attributes:
         what: the fault, in words.
-        path: the module, below the package.
-        old: what the module says, exactly once.
+        area: the package that has the module, below ``callboard``.
+        old: what one of its modules says, and says once.
         new: what it says instead.
     """
 
     name: str
     what: str
-    path: str
+    area: str
     old: str
     new: str
 
-    @property
-    def module(self) -> str:
-        """Its dotted name."""
-        return ".".join(("callboard", *Path(self.path).with_suffix("").parts))
-
-    def apply(self, source: str) -> str:
-        """The module's text with the fault.
+    def find(self) -> tuple[str, CodeType]:
+        """The dotted name of the module, wherever it lies by now, and its code with the fault.
 
         Raises:
             AssertionError: the text isn't there, or more than once.
         """
-        count = source.count(self.old)
-        assert count == 1, f"mutant {self.name}: {self.path} has {count} times, not once:\n{self.old}"
-        return source.replace(self.old, self.new)
+        sources = {path: path.read_text() for path in sorted((ROOT / "callboard" / self.area).rglob("*.py"))}
+        places = [path for path, source in sources.items() for _ in range(source.count(self.old))]
+        assert len(places) == 1, (
+            f"mutant {self.name}: in {self.area} it says {len(places)} times, not once:\n{self.old}"
+        )
+        path = places[0]
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        return name, compile(sources[path].replace(self.old, self.new), path, "exec", dont_inherit=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,56 +102,56 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "believe-past-hello",
         "a Hello that a later one overtook is believed",
-        "controller/sessions/sessions.py",
+        "controller",
         "            check_order(hello, self._driver.state)\n",
         "",
     ),
     Mutant(
         "skip-epoch-check",
         "what an earlier session of a node says counts",
-        "scheduler/handlers/nodes.py",
+        "scheduler",
         "    return node if node is not None and node.epoch == epoch else None\n",
         "    return node\n",
     ),
     Mutant(
         "forget-owed",
         "commands that were not answered are not sent again to an agent that joins",
-        "scheduler/handlers/orders.py",
+        "scheduler",
         "            yield stop_worker(worker, now_ms)\n",
         "            continue\n",
     ),
     Mutant(
         "drop-goodbye",
         "a goodbye is not told to the scheduler",
-        "controller/services/agent.py",
+        "controller",
         "                await self._goodbye(session, request.goodbye.reason)\n",
         "",
     ),
     Mutant(
         "never-lost",
         "a silent node is never given up",
-        "controller/loop/liveness.py",
+        "controller",
         "        if now >= lost_s:\n",
         "        if False:\n",
     ),
     Mutant(
         "unwatched",
         "a node that joined is not expected to be heard of",
-        "controller/sessions/sessions.py",
+        "controller",
         "        self.liveness.watch(session.node_id, session.epoch)\n",
         "",
     ),
     Mutant(
         "lost-too-early",
         "a node is given up as soon as its lease is over, though its strict workers may still be ending",
-        "controller/loop/liveness.py",
+        "controller",
         "return self._lease_ms + self._kill_timeout_ms() + self.margin_ms",
         "return self._lease_ms",
     ),
     Mutant(
         "ack-before-journal",
         "a report is acknowledged before it is on disk",
-        "controller/services/agent.py",
+        "controller",
         "            if place == len(makes):\n                answer.add_done_callback(",
         "            session.acknowledge(report.report_id)\n"
         "            if place == len(makes):\n                answer.add_done_callback(",
@@ -159,14 +159,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "publish-before-commit",
         "commands are sent and calls answered before the batch is on disk",
-        "controller/loop/driver.py",
+        "controller",
         "        await self._commit(decided)\n        self._publish(decided)\n",
         "        self._publish(decided)\n        await self._commit(decided)\n",
     ),
     Mutant(
         "replay-without-log",
         "what was journaled last is not replayed",
-        "controller/loop/driver.py",
+        "controller",
         "        state, events = await self._commits.open(self._newest_events)\n",
         "        state, events = await self._commits.open(self._newest_events)\n"
         "        for name in list(state.checkpoints)[-1:]: del state.checkpoints[name]\n",
@@ -174,14 +174,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stay-closed",
         "after a full disk the controller waits five minutes before it tries again",
-        "controller/loop/driver.py",
+        "controller",
         "        wait_s = RETRY_FIRST_S\n",
         "        wait_s = 300.0\n",
     ),
     Mutant(
         "wait-for-agents",
         "the loop waits for a while when an agent's report comes",
-        "controller/loop/driver.py",
+        "controller",
         "        self._publish(decided)\n        await self._commits.compact",
         "        self._publish(decided)\n"
         "        if any(ask and ask.cause.startswith('join') for ask, _, _ in decided): await asyncio.sleep(20)\n"
@@ -191,35 +191,35 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "renew-on-receipt",
         "the lease counts from when an answer arrives, not from when its question was sent",
-        "agents/session.py",
+        "agents",
         "            self._lease.renew(sent_s)\n",
         "            self._lease.renew(self._lease.now_s())\n",
     ),
     Mutant(
         "lease-for-ever",
         "the end of a lease is not noticed",
-        "agents/lease.py",
+        "agents",
         "        expired, orphaned = now_s >= lease_ends, now_s >= grace_ends\n",
         "        expired, orphaned = False, now_s >= grace_ends\n",
     ),
     Mutant(
         "start-without-lease",
         "a strict worker is started although the lease is over",
-        "agents/lease.py",
+        "agents",
         "        return self._terms is not None and self.now_s() < self._ends(self._terms)[0]\n",
         "        return self._terms is not None\n",
     ),
     Mutant(
         "forget-unacknowledged",
         "reports that were not acknowledged are not sent again in the next session",
-        "agents/outbox.py",
+        "agents",
         "        self._unsent = dict.fromkeys(self._waiting)\n",
         "        self._unsent = {}\n",
     ),
     Mutant(
         "do-twice",
         "a command that comes twice is carried out twice",
-        "agents/outbox.py",
+        "agents",
         "        if answer is not None:\n            self.repeat(answer)\n        return False\n",
         "        return True\n",
     ),
@@ -227,77 +227,77 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "free-when-overdue",
         "a stop that was not answered in time counts as proved",
-        "scheduler/handlers/workers.py",
+        "scheduler",
         '        _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)\n',
         '        leave(tx, worker, "not proved gone in time", StopOutcome.KILLED)\n',
     ),
     Mutant(
         "free-when-stuck",
         "what could not be killed counts as gone",
-        "scheduler/handlers/workers.py",
+        "scheduler",
         "    if outcome is StopOutcome.QUARANTINED:\n        tx.move_worker(",
         "    if False:\n        tx.move_worker(",
     ),
     Mutant(
         "free-while-still-stuck",
         "a quarantined worker counts as gone as soon as its agent says anything of it",
-        "scheduler/handlers/workers.py",
+        "scheduler",
         "    if not _is_proof(event):\n        return\n",
         "",
     ),
     Mutant(
         "reap-unproved",
         "an unwanted worker counts as gone though its agent says that it could not be killed",
-        "scheduler/handlers/workers.py",
+        "scheduler",
         "    return isinstance(event, WorkerExited | WorkerStartFailed) and not event.quarantined\n",
         "    return isinstance(event, WorkerExited | WorkerStartFailed)\n",
     ),
     Mutant(
         "no-ghosts",
         "what a joining agent runs and nobody wants is not noticed",
-        "scheduler/handlers/nodes.py",
+        "scheduler",
         "    ghosts = [running for running in event.running if running.generation not in expected]\n",
         "    ghosts: list[Any] = []\n",
     ),
     Mutant(
         "place-beside-ghosts",
         "a node takes work before its unwanted workers are gone",
-        "scheduler/records/node_record.py",
+        "scheduler",
         "        return self.state is NodeState.READY and not self.cordoned and not self.ghosts\n",
         "        return self.state is NodeState.READY and not self.cordoned\n",
     ),
     Mutant(
         "reuse-generation",
         "the generation of a replacement was given before",
-        "scheduler/handlers/starting.py",
+        "scheduler",
         '    generation = tx.draw("next_generation")\n',
         '    generation = tx.draw("next_generation") - 1\n',
     ),
     Mutant(
         "reuse-generations-after-restart",
         "generations are counted anew when the journal is replayed",
-        "scheduler/machine.py",
+        "scheduler",
         "    term = tx.state.meta.term + 1\n",
         "    term = tx.state.meta.term + 1\n    tx.count(next_generation=max(1, tx.state.meta.next_generation - 3))\n",
     ),
     Mutant(
         "admit-before-reconciliation",
         "jobs start while running work is still counted after a restart",
-        "scheduler/handlers/passes.py",
+        "scheduler",
         "    if meta.reconcile_until_ms:\n        return  # everything",
         "    if False:\n        return  # everything",
     ),
     Mutant(
         "grow-before-reconciliation",
         "jobs grow while running work is still counted after a restart",
-        "scheduler/handlers/elastic.py",
+        "scheduler",
         "    if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):\n",
         "    if starting.a_copy_may_live(tx, uid):\n",
     ),
     Mutant(
         "count-a-joining-node-twice",
         "a node that comes back is booked anew, without what is held there",
-        "scheduler/state/ledger.py",
+        "scheduler",
         "        if book is None:\n            self.nodes[new.node_id] = NodeBook(new)\n",
         "        if book is None or (old is not None and old.epoch != new.epoch):\n"
         "            self.nodes[new.node_id] = NodeBook(new)\n",
@@ -305,70 +305,70 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "second-copy",
         "a strict job starts beside a worker that nobody proved gone",
-        "scheduler/handlers/starting.py",
+        "scheduler",
         "        worker.state is WorkerState.QUARANTINED for worker in tx.state.workers_of(uid)\n",
         "        False for worker in tx.state.workers_of(uid)\n",
     ),
     Mutant(
         "same-request-twice",
         "a submission that is repeated makes another job",
-        "scheduler/handlers/requests.py",
+        "scheduler",
         "    if event.request_id and event.request_id in tx.state.requests:\n",
         "    if False:\n",
     ),
     Mutant(
         "preempt-upwards",
         "a job yields to one of lower priority",
-        "scheduler/plan/preemption.py",
+        "scheduler",
         "    gap = preemptor.priority_milli - spec.priority_milli\n",
         "    gap = abs(preemptor.priority_milli - spec.priority_milli)\n",
     ),
     Mutant(
         "preempt-the-protected",
         "a job yields that may not be preempted",
-        "scheduler/plan/preemption.py",
+        "scheduler",
         "    if not spec.preemptible:\n        return _no(",
         "    if False:\n        return _no(",
     ),
     Mutant(
         "no-deadline",
         "a stop has no deadline",
-        "scheduler/handlers/stopping.py",
+        "scheduler",
         "        deadline_ms=tx.now_ms + cancel_ms + kill_ms + groups.ANSWER_MARGIN_MS,\n",
         "        deadline_ms=0,\n",
     ),
     Mutant(
         "keep-lost-groups",
         "when Ray's head dies its placement groups are not given up",
-        "scheduler/handlers/nodes.py",
+        "scheduler",
         "            if group.ray_session and group.ray_session != event.session:\n                continue\n",
         "            continue\n",
     ),
     Mutant(
         "forget-removal",
         "a placement group that is not needed any more is left in Ray",
-        "scheduler/handlers/orders.py",
+        "scheduler",
         "    yield from going\n",
         "",
     ),
     Mutant(
         "endless-history",
         "jobs that ended are never forgotten",
-        "scheduler/machine.py",
+        "scheduler",
         "        if ended > self._history_limit:\n",
         "        if False:\n",
     ),
     Mutant(
         "give-up-nothing",
         "the workers of a node that was given up are left as they were",
-        "scheduler/handlers/nodes.py",
+        "scheduler",
         "    _give_up(tx, node, event.reason)\n",
         "",
     ),
     Mutant(
         "unproved-rejoin",
         "a worker that a joining agent does not know is taken for running",
-        "scheduler/handlers/nodes.py",
+        "scheduler",
         "        elif worker.state is WorkerState.READY:\n            workers.handle(",
         "        elif False:\n            workers.handle(",
     ),
@@ -379,43 +379,44 @@ MUTANTS: tuple[Mutant, ...] = (
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
+    def __init__(self, name: str, path: str, code: CodeType) -> None:
         super().__init__(name, path)
-        self._mutant = mutant
+        self._code = code
 
     def get_code(self, fullname: str) -> CodeType:
         """Never what was compiled before."""
-        return compile(self._mutant.apply(Path(self.path).read_text()), self.path, "exec", dont_inherit=True)
+        return self._code
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
+    def __init__(self, name: str, code: CodeType) -> None:
+        self._name = name
+        self._code = code
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module with the fault; every other is found as ever."""
-        if fullname != self._mutant.module:
+        if fullname != self._name:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         assert spec is not None
         assert spec.origin is not None
-        spec.loader = _Loader(fullname, spec.origin, self._mutant)
+        spec.loader = _Loader(fullname, spec.origin, self._code)
         return spec
 
 
 def _run_here(name: str, first_seed: int) -> Found:
     """In a program of its own: before anything of callboard was imported."""
-    mutant = named(name)
-    assert mutant.module not in sys.modules
-    sys.meta_path.insert(0, _Finder(mutant))
+    module, code = named(name).find()
+    assert module not in sys.modules
+    sys.meta_path.insert(0, _Finder(module, code))
     from callboard.simulation import SimulationOptions, simulate
 
     events = 0
     for seed in range(first_seed, first_seed + MOST_EVENTS):
         report = simulate(SimulationOptions(seed=seed, events=min(EVENTS, MOST_EVENTS - events), nodes=NODES))
-        assert mutant.module in sys.modules, f"{mutant.module} is no part of what is simulated"
+        assert module in sys.modules, f"{module} is no part of what is simulated"
         events += report.events
         if report.failure is not None:
             return Found(name, events, seed, report.failure.rule, report.failure.message)
@@ -464,7 +465,7 @@ def main() -> int:
         return 0
     if options.list:
         for mutant in MUTANTS:
-            _say(f"{mutant.name:32} {mutant.what} ({mutant.path})")
+            _say(f"{mutant.name:32} {mutant.what} ({mutant.find()[0]})")
         return 0
     known = [mutant.name for mutant in MUTANTS]
     if unknown := [name for name in options.names if name not in known]:
