@@ -57,16 +57,49 @@ def simulate(
             "--faults",
             metavar="all|none|KIND,…",
             help="What goes wrong: drop, duplicate, delay, reorder, partition, agent, node, controller, ray, worker, "
-            "client, clock.",
+            "client, clock, disk, schedule.",
         ),
     ] = "all",
+    schedules: Annotated[
+        int,
+        typer.Option(
+            "--schedules",
+            metavar="N",
+            help="How many interleavings to try: orders in which tasks that could go on at once do so.",
+            min=1,
+            max=1_000_000,
+        ),
+    ] = 1,
+    schedule: Annotated[
+        int, typer.Option("--schedule", metavar="N", help="The first of them; one replays like a seed.", min=0)
+    ] = 0,
+    shrink_s: Annotated[
+        float,
+        typer.Option(
+            "--shrink",
+            metavar="SECONDS",
+            help="How long to look for the fewest faults and events that still break a rule; 0: not at all.",
+            min=0.0,
+            max=86_400.0,
+        ),
+    ] = 60.0,
     output: OutputOption = Output.TABLE,
     quiet: QuietOption = False,
 ) -> None:
     """Run the real scheduler, journal and protocol in a virtual cluster, and check every rule on the way.
 
-    Equal options give equal runs. A broken rule ends it with exit code 1 and the command that replays it.
+    Equal options give equal runs. A broken rule ends it with exit code 1, the command that replays it, and the fewest
+    faults and events that still break it, as a test.
     """
     actions.simulation.run(
-        seed=seed, hours=hours, events=events, jobs=jobs, nodes=nodes, faults=faults, output=output, quiet=quiet
+        seed=seed,
+        hours=hours,
+        events=events,
+        jobs=jobs,
+        nodes=nodes,
+        faults=faults,
+        schedules=range(schedule, schedule + schedules),
+        shrink_s=shrink_s,
+        output=output,
+        quiet=quiet,
     )

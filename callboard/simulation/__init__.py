@@ -19,7 +19,7 @@ controller, disk, watched_logs   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
 audit, witness, promises   what must hold: of every decision, message, and acknowledged request
-simulator      puts them together; report: what came out
+simulator      puts them together; report: what came out; shrinking: the least that still fails
 =============  ==========================================================================
 
 Guaranteed: the same options give the same journal, byte for byte, whatever PYTHONHASHSEED is.
@@ -27,14 +27,17 @@ Guaranteed: the same options give the same journal, byte for byte, whatever PYTH
 
 from callboard.simulation.options import Fault, SimulationOptions, parse_faults
 from callboard.simulation.report import SimulationFailure, SimulationReport
+from callboard.simulation.shrinking import Shrunk, shrink
 from callboard.simulation.simulator import Simulator, simulate
 
 __all__ = [
     "Fault",
+    "Shrunk",
     "SimulationFailure",
     "SimulationOptions",
     "SimulationReport",
     "Simulator",
     "parse_faults",
+    "shrink",
     "simulate",
 ]

@@ -39,7 +39,7 @@ class Calls:
             again: done a while later when no answer came, because it was lost or the controller was away.
             refused: told that the answer was no.
         """
-        lost = self.chance.random() < 0.02 and Fault.CLIENT in self.site.faults
+        lost = self.chance.random() < 0.02 and Fault.CLIENT in self.site.faults and self.site.happens("lose answer")
 
         def then(outcome: Outcome) -> None:
             if not lost:
@@ -58,12 +58,15 @@ class Calls:
         wait_ms = self.chance.randint(1, 20)
         self.site.timeline.after(wait_ms, lambda: self.controller.ask(make, then, fail, source="call"))
 
-    def repeat(self, act: Callable[[], None], mean_ms: float) -> None:
+    def repeat(self, act: Callable[[], None], mean_ms: float, number: int = 1) -> None:
         """Does something again and again, at random times, as long as anybody asks for anything."""
+        what = act.__name__.strip("_").replace("_", " ")
 
         def go() -> None:
             if self.open:
-                act()
-                self.repeat(act, mean_ms)
+                self.repeat(act, mean_ms, number + 1)
+                if self.site.happens(what):
+                    act()
 
+        self.site.chance.renew(self.chance, f"{what}/{number}")
         self.site.timeline.after(1 + self.chance.expovariate(1 / mean_ms), go)

@@ -16,7 +16,8 @@ def stream(seed: int, purpose: str) -> random.Random:
 class Chance:
     """The streams of one simulation."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, schedule: int = 0) -> None:
+        self._seed = seed
         self.network = stream(seed, "network")
         self.workers = stream(seed, "workers")
         self.ray = stream(seed, "ray")
@@ -24,4 +25,9 @@ class Chance:
         self.controller = stream(seed, "controller")
         self.workload = stream(seed, "workload")
         self.chaos = stream(seed, "chaos")
-        self.schedule = stream(seed, "schedule")
+        self.schedule = stream(seed, f"schedule/{schedule}")
+
+    def renew(self, used: random.Random, purpose: str) -> None:
+        """Begins a stream anew for one purpose: what is drawn then depends on nothing that was drawn before, so that
+        what is left out of a shrunk run changes nothing else."""
+        used.seed(f"{self._seed}/{purpose}")

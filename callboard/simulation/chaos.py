@@ -38,7 +38,7 @@ class Chaos:
         ):
             mean_ms = gap_s * 1_000 * (10 / nodes if per_node else 1)
             if fault in self._site.faults:
-                self._again(do, mean_ms)
+                self._again(do, do.__name__.strip("_").replace("_", " "), mean_ms, 1)
 
     def heal(self) -> None:
         """Ends all faults: everything comes back, everything is connected."""
@@ -51,12 +51,14 @@ class Chaos:
         self._controller.disk.full_until_ms = 0
         self._controller.start()
 
-    def _again(self, do: Callable[[], None], mean_ms: float) -> None:
+    def _again(self, do: Callable[[], None], what: str, mean_ms: float, number: int) -> None:
         def go() -> None:
             if self._on:
-                do()
-                self._again(do, mean_ms)
+                self._again(do, what, mean_ms, number + 1)
+                if self._site.happens(what):
+                    do()
 
+        self._site.chance.renew(self._chance, f"{what}/{number}")
         self._site.timeline.after(1 + self._chance.expovariate(1 / mean_ms), go)
 
     def _some(self) -> Supervisor:

@@ -7,6 +7,7 @@ A lost message costs its stream within the keepalive, as on a real connection.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
@@ -25,6 +26,11 @@ started after it was sent, as through a proxy that keeps what it could not pass 
 
 Message = tuple[str, Any]
 """(kind, content); the kinds are the fields of SessionRequest and SessionResponse."""
+
+
+def between(least_ms: int, most_ms: int, part: float) -> int:
+    """A time between two, by a number from 0 to 1."""
+    return least_ms + int((most_ms - least_ms) * part)
 
 
 class End(Protocol):
@@ -61,6 +67,8 @@ class Network:
         self._chance = chance
         self.faults = faults
         self._counts = counts
+        self.happens: Callable[[str], bool] = lambda _: True
+        """Whether the next fault of a kind does."""
         self.cut: dict[tuple[str, str], None] = {}
         """(node, direction) that nothing passes."""
         self._streams: dict[Stream, None] = {}
@@ -81,31 +89,36 @@ class Network:
         """Sends a message up (to the controller) or down (to the agent)."""
         if not (stream.agent_open if way == "up" else stream.controller_open):
             return
-        chance, faults = self._chance, self.faults
+        # As many draws for each message, whatever becomes of it: what is left out of a shrunk run shifts none.
+        draw = self._chance.random
+        dropped, delayed, reordered, duplicated = draw(), draw(), draw(), draw()
+        wait_ms, much = 1 + int(draw() * 4), draw()
         if (stream.node_id, way) in self.cut:
             return
-        if Fault.DROP in faults and chance.random() < 0.002:
-            self._counts["message dropped"] += 1
-            self._timeline.after(chance.randint(10, KEEPALIVE_MS), lambda: self.cut_off(stream, "a message was lost"))
+        now_ms, opening = self._timeline.now_ms, message[0] in ("welcome", "hello")
+        if self._strikes(Fault.DROP, "message dropped", dropped < 0.002):
+            lost_ms = between(10, KEEPALIVE_MS, much)
+            self._timeline.after(lost_ms, lambda: self.cut_off(stream, "a message was lost"))
             return
-        wait_ms = chance.randint(1, 4)
-        if Fault.DELAY in faults and chance.random() < 0.005:
-            self._counts["message delayed"] += 1
-            wait_ms = chance.randint(50, 6_000)
-        if Fault.REORDER in faults and message[0] == "hello" and chance.random() < STUCK_HELLOS:
+        if self._strikes(Fault.DELAY, "message delayed", delayed < 0.005):
+            wait_ms = between(50, 6_000, much)
+        if self._strikes(Fault.REORDER, "Hello overtaken", message[0] == "hello" and reordered < STUCK_HELLOS):
             # A later one may overtake it, also one of a later run of the agent.
-            self._counts["Hello overtaken"] += 1
             stream.stuck = True
-            wait_ms = chance.randint(5_000, 40_000)
-        if Fault.REORDER in faults and message[0] not in ("welcome", "hello") and chance.random() < 0.01:
-            self._counts["message reordered"] += 1
-            self._arrive(stream, way, message, self._timeline.now_ms + chance.randint(1, 2_000))
+            wait_ms = between(5_000, 40_000, much)
+        if self._strikes(Fault.REORDER, "message reordered", not opening and reordered < 0.01):
+            self._arrive(stream, way, message, now_ms + between(1, 2_000, much))
         else:
-            at_ms = stream.last_ms[way] = max(stream.last_ms[way], self._timeline.now_ms + wait_ms)
+            at_ms = stream.last_ms[way] = max(stream.last_ms[way], now_ms + wait_ms)
             self._arrive(stream, way, message, at_ms)
-        if Fault.DUPLICATE in faults and message[0] != "welcome" and message[0] != "hello" and chance.random() < 0.01:
-            self._counts["message duplicated"] += 1
-            self._arrive(stream, way, message, self._timeline.now_ms + chance.randint(1, 3_000))
+        if self._strikes(Fault.DUPLICATE, "message duplicated", not opening and duplicated < 0.01):
+            self._arrive(stream, way, message, now_ms + between(1, 3_000, much))
+
+    def _strikes(self, fault: Fault, what: str, drawn: bool) -> bool:
+        if not (drawn and fault in self.faults and self.happens(what)):
+            return False
+        self._counts[what] += 1
+        return True
 
     def close(self, stream: Stream, way: str, why: str) -> None:
         """One side ends a stream; the other learns of it behind what is under way, or by its keepalive."""

@@ -89,6 +89,8 @@ class SimulationOptions:
         jobs: jobs that clients submit; None: as many as there is time for.
         nodes: machines.
         faults: what may go wrong.
+        schedule: of the orders in which tasks that are ready at once may go on, which one; see :attr:`Fault.SCHEDULE`.
+        only: names of the faults and of the users' acts that happen, as a shrunk run has them; None: all.
         full_check_every: events between checks of every invariant.
         heartbeat_ms, lease_ms, orphan_grace_ms, reconcile_grace_ms: as in the controller's options. The grace for
             orphans is shorter than in production, so that its end is met.
@@ -100,6 +102,8 @@ class SimulationOptions:
     jobs: int | None = None
     nodes: int = 8
     faults: frozenset[Fault] = ALL_FAULTS
+    schedule: int = 0
+    only: tuple[str, ...] | None = None
     full_check_every: int = 1_000
     heartbeat_ms: int = 5_000
     lease_ms: int = 15_000
@@ -120,4 +124,6 @@ class SimulationOptions:
             value = getattr(self, name)
             if value is not None:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        if self.schedule:
+            words += ["--schedule", str(self.schedule)]
         return " ".join([*words, "--faults", faults_text(self.faults)])

@@ -44,6 +44,7 @@ class SimulationReport:
         promises: answers that were given, and held.
         processes: process trees that were started.
         full_checks: how often every invariant was checked.
+        choices: how often several tasks could go on at once, and their order was drawn.
         journal_digest: SHA-256 of everything committed.
         journal_changes: changes committed.
         failure: the broken rule; None: every rule held.
@@ -62,6 +63,7 @@ class SimulationReport:
     promises: int
     processes: int
     full_checks: int
+    choices: int
     journal_digest: str
     journal_changes: int
     failure: SimulationFailure | None = None

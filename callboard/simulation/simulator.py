@@ -54,8 +54,10 @@ class Simulator:
     def __init__(self, options: SimulationOptions, progress: Progress | None = None) -> None:
         self.options = options
         self.steps = 0
+        self.healed_at_ms = 0
+        """When all trouble ended; 0: it has not."""
         self._progress = progress
-        chance = Chance(options.seed)
+        chance = Chance(options.seed, options.schedule)
         self.timeline = Timeline(chance.schedule if Fault.SCHEDULE in options.faults else None)
         places = machines(options.nodes)
         self.disk = Disk()
@@ -71,6 +73,7 @@ class Simulator:
             faults=options.faults,
             counts=counts,
         )
+        network.happens = self.site.happens
         self.audit = Audit(self.site)
         self.promises = Promises()
         self.controller = Controller(self.site, self.disk, self)
@@ -121,6 +124,7 @@ class Simulator:
                 break
 
     def _heal(self) -> None:
+        self.healed_at_ms = self.timeline.now_ms
         self.calls.open = False
         self.chaos.heal()
         for wait_ms in (30_000, 90_000, 180_000):
@@ -233,6 +237,7 @@ class Simulator:
             promises=self.promises.kept,
             processes=self.site.machines.spawned,
             full_checks=self.audit.full_checks,
+            choices=self.timeline.choices,
             journal_digest=self.disk.digest,
             journal_changes=self.disk.changes,
             failure=failure,

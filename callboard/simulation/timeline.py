@@ -160,6 +160,8 @@ class Timeline(asyncio.BaseEventLoop):
         """How far the wall clock was set forward or back."""
         self.ready: deque[_Handle] = deque()
         self.chance = chance
+        self.choices = 0
+        """How often several tasks could go on at once, and which was first was drawn."""
         self.programs: dict[Process, None] = {}
         """Every run of a program that did anything."""
         self._now_us = 0
@@ -242,6 +244,7 @@ class Timeline(asyncio.BaseEventLoop):
         self.ready.clear()
         if self.chance is not None and len(batch) > 1:
             places = [place for place, handle in enumerate(batch) if handle.task]
+            self.choices += len(places) > 1
             drawn = self.chance.sample(places, len(places))
             return [batch[drawn.pop()] if handle.task else handle for handle in batch]
         return batch

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import typer
 from rich.console import RenderableType
@@ -13,7 +14,15 @@ from callboard.cli import printing, screen
 from callboard.cli.failing import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.session import failing_in_words
-from callboard.simulation import SimulationFailure, SimulationOptions, SimulationReport, parse_faults, simulate
+from callboard.simulation import (
+    Shrunk,
+    SimulationFailure,
+    SimulationOptions,
+    SimulationReport,
+    parse_faults,
+    shrink,
+    simulate,
+)
 from callboard.simulation.options import UnknownFault
 
 DEFAULT_EVENTS = 10_000
@@ -29,10 +38,12 @@ def run(
     jobs: int | None,
     nodes: int,
     faults: str,
+    schedules: Sequence[int],
+    shrink_s: float,
     output: Output,
     quiet: bool,
 ) -> None:
-    """Runs one simulation; ends with 1 if a rule was broken."""
+    """Runs one simulation, in one interleaving after the other; ends with 1 if a rule was broken."""
     if hours is None and events is None and jobs is None:
         events = DEFAULT_EVENTS
     with failing_in_words():
@@ -43,19 +54,30 @@ def run(
                 Failure("The faults are not clear.", f"{error}.", "Name some, or say all or none.", BAD_INPUT)
             ) from error
     options = SimulationOptions(seed=seed, hours=hours, events=events, jobs=jobs, nodes=nodes, faults=chosen)
+    shrunk: Shrunk | None = None
+    progress = None if quiet else _progress()
     try:
-        report = simulate(options, None if quiet else _progress())
+        tried = choices = 0
+        while True:
+            options = replace(options, schedule=schedules[tried])
+            report = simulate(options, progress)
+            tried, choices = tried + 1, choices + report.choices
+            if report.failure is not None or tried == len(schedules):
+                break
+        if report.failure is not None and shrink_s:
+            if not quiet:
+                screen.stderr().print(f"a rule was broken; looks for the least that breaks it ({shrink_s:g} s)")
+            shrunk = shrink(options, within_s=shrink_s)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    if output is Output.JSON:
-        printing.print_json(report.as_plain())
-    elif output is Output.YAML:
-        printing.print_yaml(report.as_plain())
+    if output in (Output.JSON, Output.YAML):
+        plain = {**report.as_plain(), "schedules": tried, "scenario": shrunk.scenario if shrunk is not None else ""}
+        (printing.print_json if output is Output.JSON else printing.print_yaml)(plain)
     else:
-        _show(report)
+        _show(report, tried, choices)
+        if report.failure is not None:
+            _show_failure(report.failure, shrunk)
     if report.failure is not None:
-        if output not in (Output.JSON, Output.YAML):
-            _show_failure(report.failure)
         raise typer.Exit(FAILED)
 
 
@@ -74,7 +96,7 @@ def _progress() -> Callable[[int, int], None]:
     return say
 
 
-def _show(report: SimulationReport) -> None:
+def _show(report: SimulationReport, schedules: int, choices: int) -> None:
     verdict = "every rule held" if report.passed else "a rule was broken"
     rows: list[tuple[str, RenderableType]] = [
         ("seed", str(report.seed)),
@@ -86,6 +108,7 @@ def _show(report: SimulationReport) -> None:
         ("preemptions", str(report.preemptions)),
         ("processes", f"{report.processes} started"),
         ("promises", f"{report.promises} answers given and kept"),
+        ("schedules", f"{schedules} tried; {choices} times several tasks could go on, and their order was drawn"),
         ("checks", f"every invariant {report.full_checks} times, what was touched each time"),
         ("journal", f"{report.journal_changes} changes, sha256 {report.journal_digest}"),
         ("faults", ", ".join(f"{what} {count}" for what, count in report.faults) or "none"),
@@ -93,7 +116,7 @@ def _show(report: SimulationReport) -> None:
     screen.stdout().print(screen.facts(rows))
 
 
-def _show_failure(failure: SimulationFailure) -> None:
+def _show_failure(failure: SimulationFailure, shrunk: Shrunk | None) -> None:
     console = screen.stderr()
     shown = [
         f"error: {failure.message}",
@@ -104,6 +127,9 @@ def _show_failure(failure: SimulationFailure) -> None:
         *(f"    {line}" for line in failure.last_events),
         f"  replay: {failure.command}",
     ]
+    if shrunk is not None:
+        least = f"{shrunk.after} of {shrunk.before} faults and acts of users ({shrunk.runs} runs)"
+        shown += [f"  the least that was found to break it: {least}; as a test:", *shrunk.scenario.splitlines()]
     for number, line in enumerate(shown):
         console.print(line, style="bold red" if number == 0 else None, markup=False, soft_wrap=True)
 
