@@ -22,6 +22,7 @@ from typing import Any
 import grpc.aio
 
 from callboard._version import __version__
+from callboard.model.backoff import Backoff
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 
 GPUS = 8
@@ -83,7 +84,8 @@ class Swarm:
 
     async def _agent(self, number: int) -> None:
         stub = agent_pb2_grpc.AgentServiceStub(self._channels[number % len(self._channels)])
-        instance, backoff_s = secrets.token_hex(8), FIRST_BACKOFF_S
+        instance = secrets.token_hex(8)
+        backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S, uniform=random.uniform)  # spreads reconnects
         while True:
             opened = time.perf_counter()
             # Only why it ended is of no interest here.
@@ -92,9 +94,8 @@ class Swarm:
             self.welcome.discard(number)
             self.ends += 1
             if time.perf_counter() - opened > LONGEST_BACKOFF_S:
-                backoff_s = FIRST_BACKOFF_S
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
-            backoff_s = min(LONGEST_BACKOFF_S, backoff_s * 2)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _session(self, stub: Any, number: int, instance: str) -> None:
         call = stub.Session()

@@ -20,6 +20,7 @@ from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId, identify, send_signal
 from callboard.agents.run_dir import RunDir, Started
+from callboard.model.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
 
@@ -159,14 +160,13 @@ class DriverClient:
                 self._connected.clear()
                 await self._end(self._child, process, requests)
             _log.warning("ray_driver_replaced", why=why)
-            pause_s = _RETRY_FIRST_S
+            backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
             while not self._connected.is_set():
                 try:
                     process = await self._start(address, node_ip, environment)
                 except DriverLost as error:
                     _log.warning("ray_driver_not_connected", why=str(error))
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(_RETRY_MAX_S, pause_s * 2)
+                    await asyncio.sleep(backoff.next_s())
 
     async def _until_useless(self, process: ProcessId, requests: Requests) -> str:
         gone = asyncio.create_task(exited(process))

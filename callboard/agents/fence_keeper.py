@@ -14,6 +14,7 @@ import structlog
 from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId, identify, send_signal
 from callboard.agents.run_dir import RunDir, Started
+from callboard.model.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
 
@@ -52,8 +53,9 @@ class FenceKeeper:
             self._keeper = None
 
     async def _keep(self) -> None:
-        pause_s = _RETRY_FIRST_S
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
+            pause_s = backoff.next_s()
             try:
                 code = await self._one_life()
             except OSError as error:
@@ -62,7 +64,6 @@ class FenceKeeper:
             else:
                 _log.warning("fence_ended", code=code, again_s=pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(_RETRY_MAX_S, pause_s * 2)
 
     async def _one_life(self) -> int | None:
         """One fence from its start to its end; returns its exit code."""

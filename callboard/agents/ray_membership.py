@@ -25,6 +25,7 @@ from callboard.agents.ray_faults import PortTaken, RayNodeError, fault_of
 from callboard.agents.ray_node import RayNode
 from callboard.agents.ray_plan import RayPlan, RayTarget
 from callboard.agents.run_dir import RunDir, Started
+from callboard.model.backoff import Backoff
 from callboard.model.ray_fault import NO_RAY_HEAD, RayFault, RayFaultCode
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.enums import to_wire
@@ -151,7 +152,7 @@ class RayMembership:
         Raises:
             PortTaken: the first start found a port in use that was asked for.
         """
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         joined_before = self._adopted is not None
         while True:
             adopted, self._adopted = self._adopted, None
@@ -173,12 +174,12 @@ class RayMembership:
                 if fault.permanent:
                     await self._other_target(target)
                     continue
-                _log.error("ray_not_joined", why=fault.message, retry_s=backoff_s)
-                await asyncio.sleep(backoff_s)
-                known = fault.code is not RayFaultCode.START_FAILED
-                backoff_s = min(_BACKOFF_MAX_S if known else _BACKOFF_UNKNOWN_S, backoff_s * 2)
+                pause_s = backoff.next_s(_BACKOFF_UNKNOWN_S if fault.code is RayFaultCode.START_FAILED else None)
+                _log.error("ray_not_joined", why=fault.message, retry_s=pause_s)
+                await asyncio.sleep(pause_s)
                 continue
-            joined_before, backoff_s = True, _BACKOFF_FIRST_S
+            joined_before = True
+            backoff.reset()
             _log.info("ray_joined", address=connection.gcs_address, ray_node=connection.ray_node_id)
             await self._until_over(target)
 

@@ -15,6 +15,7 @@ from callboard.agents.driver_client import DriverClient, DriverLost
 from callboard.agents.framing import Json, RemoteError
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
+from callboard.model.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
 
@@ -141,14 +142,13 @@ class RayRuntime:
     async def unbook(self, group_id: str, attempt: int, ray_id: str) -> None:
         """Remove the group from Ray, however long that takes."""
         argument = {"name": group_name(self._cluster, group_id, attempt), "ray_id": ray_id}
-        pause_s = _RETRY_FIRST_S
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             try:
                 await self._driver.ask("unbook", argument, within_s=_QUICK_S)
             except (DriverLost, RemoteError) as error:
                 _log.warning("placement_group_removal_retried", group=group_id, why=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(_RETRY_MAX_S, pause_s * 2)
+                await asyncio.sleep(backoff.next_s())
             else:
                 return
 

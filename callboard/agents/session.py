@@ -25,6 +25,7 @@ from callboard.agents.channel import REFUSALS, channel_options
 from callboard.agents.lease import Lease, LeaseTerms
 from callboard.agents.outbox import Outbox
 from callboard.agents.session_handler import SessionHandler
+from callboard.model.backoff import Backoff
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -149,7 +150,7 @@ class Session:
         Raises:
             SessionRefused: the controller refused Hello.
         """
-        backoff_s = _BACKOFF_FIRST_S
+        backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S, uniform=self._uniform)  # spreads reconnects
         while not self._parted.is_set():
             opened_at = asyncio.get_running_loop().time()
             try:
@@ -159,9 +160,8 @@ class Session:
                     return
                 self._log_outage(str(error))
             if asyncio.get_running_loop().time() - opened_at > _BACKOFF_MAX_S:
-                backoff_s = _BACKOFF_FIRST_S
-            await asyncio.sleep(backoff_s * self._uniform(0.5, 1.0))  # spreads reconnects
-            backoff_s = min(_BACKOFF_MAX_S, backoff_s * 2)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def settled(self) -> bool:
         """Whether a session is open, once an attempt that is under way has succeeded or failed: a controller that took

@@ -22,6 +22,7 @@ from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.run_dir import RunDir, Started
 from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
+from callboard.model.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
 
@@ -128,7 +129,7 @@ class Spares:
 
     async def keep(self) -> None:
         """Make and end spares as needed; runs until cancelled."""
-        pause_s = _RETRY_FIRST_S
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             self._changed.clear()
             await self._end(self._surplus())
@@ -137,10 +138,9 @@ class Spares:
             elif (noisy_s := self._quiet_from - asyncio.get_running_loop().time()) > 0:
                 await self._change_within(noisy_s)
             elif await self._make():
-                pause_s = _RETRY_FIRST_S
+                backoff.reset()
             else:
-                await self._change_within(pause_s)
-                pause_s = min(_RETRY_MAX_S, pause_s * 2)
+                await self._change_within(backoff.next_s())
 
     async def close(self) -> None:
         """End all of them; nothing is made any more."""

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
+from callboard.model.backoff import Backoff
 from callboard.wire.errors import (
     CallboardError,
     ErrorReason,
@@ -55,8 +56,12 @@ _OWN_CODES = frozenset(
 )
 """Codes that mean what they say although no controller signed them: they would come again at every try."""
 
-_FIRST_BACKOFF_S = 0.05
-_LAST_BACKOFF_S = 1.0
+
+def reconnect_backoff() -> Backoff:
+    """Pauses before a call or stream is tried again. By chance, so that the clients of a restarted controller don't
+    come back as one."""
+    return Backoff(0.05, 1.0, uniform=random.uniform)
+
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # Shorter than the 40 s a cut link went unnoticed; the server's minimum is set to match (docs/agents.md).
@@ -117,7 +122,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         start = loop.time()
         deadline = start + (self.timeout_s if timeout_s is None else timeout_s)
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = reconnect_backoff()
         failed: grpc.aio.AioRpcError | None = None
         maybe_done = False  # a try got as far as the controller, and its answer was lost
         while True:
@@ -136,9 +141,7 @@ class Connection:
             else:
                 self._answered = True
                 return _decoded(method, response)
-            # Jittered, so that the clients of a restarted controller don't come back as one.
-            await asyncio.sleep(min(backoff_s, give_up - loop.time()) * random.uniform(0.5, 1.0))  # noqa: S311
-            backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
+            await asyncio.sleep(min(backoff.next_s(), give_up - loop.time()))
             await self._ready(give_up - loop.time())
 
     async def stream(

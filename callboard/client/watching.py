@@ -7,11 +7,10 @@ an error, is opened again where it stopped; only a compacted log ends the watch,
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 
 from callboard.client import methods
-from callboard.client.connection import Connection
+from callboard.client.connection import Connection, reconnect_backoff
 from callboard.v1.event_pb2 import Event, EventFilter, ListEventsRequest, WatchRequest
 from callboard.wire.errors import DeadlineExceeded, Unavailable
 
@@ -21,9 +20,6 @@ STREAM_DEADLINE_S = 3600.0
 AWAY_S = 60.0
 """How long a controller may be away before a watch gives up: long enough for a restart by hand."""
 
-_FIRST_BACKOFF_S = 0.05
-_LAST_BACKOFF_S = 1.0
-
 
 class Reopening:
     """The patience of a reader whose stream ends before it should: it opens the next one where the last one stopped."""
@@ -31,11 +27,12 @@ class Reopening:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._away_since: float | None = None
-        self._backoff_s = _FIRST_BACKOFF_S
+        self._backoff = reconnect_backoff()
 
     def heard(self) -> None:
         """The controller sent something."""
-        self._away_since, self._backoff_s = None, _FIRST_BACKOFF_S
+        self._away_since = None
+        self._backoff.reset()
 
     async def wait(self, why: Unavailable | None = None) -> None:
         """Leaves the controller the time to come up.
@@ -53,9 +50,7 @@ class Reopening:
             # One that answers why it can't (it stops, it can't write its journal) is tried again for as long.
             if rest_s <= 0 or not await self._connection.ready(rest_s):
                 raise why
-        # Jittered, so that the readers of a restarted controller don't come back as one.
-        await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
-        self._backoff_s = min(self._backoff_s * 2, _LAST_BACKOFF_S)
+        await asyncio.sleep(self._backoff.next_s())
 
 
 async def watch_events(

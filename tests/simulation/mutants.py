@@ -175,8 +175,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "stay-closed",
         "after a full disk the controller waits five minutes before it tries again",
         "controller",
-        "        wait_s = RETRY_FIRST_S\n",
-        "        wait_s = 300.0\n",
+        "        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)\n",
+        "        backoff = Backoff(300.0, 300.0)\n",
     ),
     Mutant(
         "wait-for-agents",

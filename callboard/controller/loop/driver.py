@@ -26,6 +26,7 @@ from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop.clock import Clock
 from callboard.controller.loop.inbox import Ask, Inbox, Make, new_cause
 from callboard.controller.loop.liveness import HELD_UP_S
+from callboard.model.backoff import Backoff
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.commands import Command
@@ -345,7 +346,8 @@ class Driver:
         self._inbox.closed = store_failed(failure)
         for listener in self._listeners:
             listener.outage()
-        wait_s = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)
+        wait_s = backoff.next_s()
         while not self._stop.is_set():
             self._inbox.drop(self._inbox.closed)
             with contextlib.suppress(TimeoutError):
@@ -354,7 +356,7 @@ class Driver:
             try:
                 await self.start()
             except StoreFailed as again:
-                wait_s = min(wait_s * 2, RETRY_LONGEST_S)
+                wait_s = backoff.next_s()
                 self._inbox.closed = store_failed(again)
                 log.warning("the journal still fails", why=str(again), next_try_s=wait_s)
             else:

@@ -16,6 +16,7 @@ from callboard.controller.options import ControllerOptions
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
+from callboard.model.backoff import Backoff
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
@@ -169,9 +170,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         message = report.command_refused.message
         if not report.HasField("command_refused") or refused_event(command, session.node_id, message, 0, ""):
             return False
-        times = session.refusals.get(command.command_id, 0)
-        session.refusals[command.command_id] = times + 1
-        wait_s = min(self.resend_first_s * 2**times, RESEND_LONGEST_S)
+        fresh = Backoff(self.resend_first_s, RESEND_LONGEST_S)
+        wait_s = session.refusals.setdefault(command.command_id, fresh).next_s()
         asyncio.get_running_loop().call_later(wait_s, self._sessions.send_again, session, command.command_id)
         log.warning("asked again", node=session.node_id, command=command.command_id, in_s=wait_s, why=message[:512])
         return True

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from callboard.model.backoff import Backoff
 from callboard.scheduler.records.commands import Command
 from callboard.v1 import agent_pb2, inspection_pb2
 from callboard.wire.refusals import CallboardError, LimitReached, Unavailable
@@ -31,7 +32,7 @@ class AgentSession:
         address: address the stream comes from, without the port.
         epoch: number of the session; 0 until it is admitted.
         awaited: commands that were sent and not answered, by id.
-        refusals: how often each command was refused, by id.
+        refusals: pauses before a command that was refused is sent again, by its id.
         leaving: the agent said that it is about to go.
         warm_spares: how many its node keeps while work is about, by its own setting.
         warnings: what is unusual about the node and does not keep it out.
@@ -44,7 +45,7 @@ class AgentSession:
         self.address = address
         self.epoch = 0
         self.awaited: dict[str, Command] = {}
-        self.refusals: dict[str, int] = {}
+        self.refusals: dict[str, Backoff] = {}
         self.leaving = False
         self.warm_spares = warm_spares
         # What an earlier session was told isn't known; an agent that keeps none needn't hear of it.
