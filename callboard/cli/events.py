@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption
+from callboard.cli.options import ControllerOption, JobOption, Output, OutputOption
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def events(
             show_default=False,
         ),
     ] = None,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only events of this job and its workers.")] = "",
+    job: JobOption = "",
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:

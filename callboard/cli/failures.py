@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from callboard.cli.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.clusters import UnsafeRunDirectory
 from callboard.client.errors import (
     JobEnded,
     NoController,
+    NoRay,
+    NoResult,
     RequestTooLarge,
     SeveralControllers,
     Unreachable,
@@ -38,6 +41,8 @@ EXPECTED = (
     InvalidInput,
     JobEnded,
     NoController,
+    NoRay,
+    NoResult,
     RequestTooLarge,
     SeveralControllers,
     UnsafeRunDirectory,
@@ -180,10 +185,21 @@ def _would_help(error: CallboardError) -> str:
     return f" The smallest change that would help: {'; '.join(changes)}." if changes else ""
 
 
+_THERE_IS: Mapping[str, str] = MappingProxyType(
+    {
+        "jobs": "`callboard job list --all` shows the jobs there are.",
+        "pools": "`callboard pool create {name}` makes it; `callboard pool list` shows the pools there are.",
+        "nodes": "`callboard node list --all` shows the nodes there are.",
+        "placementGroups": "`callboard pg list` shows the placement groups there are.",
+    }
+)
+"""What helps where something of a kind is not there."""
+
+
 def _not_found(error: CallboardError) -> Failure:
-    return Failure(
-        _sentence(str(error)), "The controller knows nothing of that name.", "List what there is with the `list` verb."
-    )
+    kind, _, name = error.error.metadata.get("subject", "").partition("/")
+    remedy = _THERE_IS.get(kind, "List what there is with the `list` verb.").format(name=name.partition("/")[0])
+    return Failure(_sentence(str(error)), "The controller knows nothing of that name.", remedy)
 
 
 def _exists(error: CallboardError) -> Failure:
@@ -210,9 +226,25 @@ def _job_ended(error: JobEnded) -> Failure:
     trace = f"\n{error.traceback.rstrip()}" if error.traceback else ""
     stderr = f"\nIts stderr ends with:\n{error.stderr_tail.rstrip()}" if error.stderr_tail else ""
     return Failure(
-        f"Job {error.job} ended as {error.state} before it ran.",
+        f"Job {error.job} ended as {error.state}.",
         f"{error.reason}{trace}{stderr}",
         f"`callboard job get {error.job}` shows what it has been through.",
+    )
+
+
+def _no_result(error: NoResult) -> Failure:
+    return Failure(
+        f"Job {error.job} succeeded, and results are missing.",
+        "\n       ".join(error.missing),
+        "Return JSON of at most 64 KiB from `entry`, and write larger results to a file.",
+    )
+
+
+def _no_ray(_: NoRay) -> Failure:
+    return Failure(
+        "This cluster has no Ray.",
+        "Its nodes host workers as plain processes.",
+        "Start one with `callboard up --runtime ray`.",
     )
 
 
@@ -262,6 +294,8 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (InternalError, _internal),
     (CallboardError, _refused),
     (JobEnded, _job_ended),
+    (NoRay, _no_ray),
+    (NoResult, _no_result),
     (WaitTimeout, _wait_timeout),
     (UnsafeRunDirectory, _unsafe),
 )

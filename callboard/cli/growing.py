@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from callboard.cli import actions
+from callboard.cli import actions, completing
 from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 ClusterOption = Annotated[
@@ -23,6 +23,11 @@ def add_to(app: typer.Typer) -> None:
         epilog="Example: callboard add-worker",
         short_help="Add a node to a cluster of this machine.",
     )(add_worker)
+    app.command(
+        "remove-worker",
+        epilog="Example: callboard remove-worker node-3",
+        short_help="Remove a node from a cluster of this machine.",
+    )(remove_worker)
     app.command(
         "demand",
         epilog="Example: callboard demand -o json",
@@ -56,6 +61,26 @@ def add_worker(
 ) -> None:
     """Add a node to a running cluster of this machine, on the lowest free GPU, and wait until it takes work."""
     actions.growing.add(name=name, timeout_s=timeout, lock_pause_s=lock_pause, quiet=quiet)
+
+
+def remove_worker(
+    node: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE",
+            help="Node to remove. Default: the one of the highest rank.",
+            autocompletion=completing.nodes,
+        ),
+    ] = "",
+    deadline: Annotated[
+        str, typer.Option("--deadline", metavar="TIME", help="Deadline for running work to leave.")
+    ] = "30s",
+    name: ClusterOption = "",
+    quiet: QuietOption = False,
+    _output: OutputOption = Output.TABLE,
+) -> None:
+    """Drain a node that this machine runs, end its agent, and give its place back to `callboard add-worker`."""
+    actions.growing.remove(node, deadline=deadline, name=name, quiet=quiet)
 
 
 def demand(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from callboard.cli import actions
+from callboard.cli import actions, completing
 from callboard.cli.options import (
     ControllerOption,
     Output,
@@ -20,12 +21,21 @@ from callboard.cli.options import (
 
 app = typer.Typer(help="Submit, follow, change and end jobs; ask why they wait.", no_args_is_help=True)
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completing.jobs)]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is done.", show_default=False)]
 
 
-@app.command("submit", epilog="Example: callboard job submit train.yaml --wait")
+class _Submit(TyperCommand):
+    """`--wait` is a switch that may be given a value, which options of typer can't be."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the command line."""
+        written = {"--wait=end": "--wait-end", "--wait=running": "--wait"}
+        return super().parse_args(ctx, [written.get(each, each) for each in args])
+
+
+@app.command("submit", cls=_Submit, epilog="Example: callboard job submit train.yaml --wait")
 def submit(
     file: Annotated[
         Path | None,
@@ -45,7 +55,10 @@ def submit(
             help="With --config: the class of a component; may be repeated. Default: a probe that reports itself.",
         ),
     ] = None,
-    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="With --config: pool to charge.")] = "default",
+    pool: Annotated[
+        str,
+        typer.Option("--pool", metavar="POOL", help="With --config: pool to charge.", autocompletion=completing.pools),
+    ] = "default",
     name: Annotated[str, typer.Option("--name", help="With --config: name of the job.", show_default=False)] = "",
     priority: Annotated[
         float | None, typer.Option("--priority", help="With --config: priority of the job.", show_default=False)
@@ -61,8 +74,12 @@ def submit(
         ),
     ] = 0,
     wait: Annotated[
-        bool, typer.Option("--wait", "-w", help="Wait until every worker answers.", show_default=False)
+        bool,
+        typer.Option(
+            "--wait", "-w", help="Wait until every worker answers; --wait=end: until the job ends.", show_default=False
+        ),
     ] = False,
+    wait_end: Annotated[bool, typer.Option("--wait-end", hidden=True, help="The same as --wait=end.")] = False,
     timeout: TimeoutOption = 300.0,
     validate: Annotated[
         bool,
@@ -92,6 +109,7 @@ def submit(
         priority=priority,
         planned_at=planned_at,
         wait=wait,
+        wait_end=wait_end,
         timeout_s=timeout,
         validate=validate,
         request_id=request_id,
@@ -182,7 +200,13 @@ def complete(
 def preempt(
     job: JobArgument,
     for_job: Annotated[
-        str, typer.Option("--for", metavar="JOB", help="Job that gets the room. Default: the next one in the queue.")
+        str,
+        typer.Option(
+            "--for",
+            metavar="JOB",
+            help="Job that gets the room. Default: the next one in the queue.",
+            autocompletion=completing.jobs,
+        ),
     ] = "",
     reason: ReasonOption = "",
     controller: ControllerOption = "",
@@ -211,6 +235,17 @@ def watch(job: JobArgument, controller: ControllerOption = "", output: OutputOpt
     Ends with 0 if the job succeeded, 1 if it failed or was cancelled. JSON and YAML give one event each.
     """
     actions.watching.watch(job, controller=controller, output=output)
+
+
+@app.command("result", epilog="Example: callboard job result train-00 -o json")
+def result(
+    job: JobArgument,
+    timeout: TimeoutOption = 60.0,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Wait until a job ends, and show what its `entry` methods returned."""
+    actions.jobs.result(job, timeout_s=timeout, controller=controller, output=output)
 
 
 @app.command("logs", epilog="Example: callboard job logs train-00 --component actor --rank 0 --follow")

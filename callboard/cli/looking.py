@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, WatchOption
+from callboard.cli.options import ControllerOption, JobOption, Output, OutputOption, WatchOption
 
 
 def add_to(app: typer.Typer) -> None:
@@ -18,6 +18,11 @@ def add_to(app: typer.Typer) -> None:
         short_help="Show CPU, memory, GPU, calls and gauges of workers.",
     )(top)
     app.command(
+        "ray-env",
+        epilog="Example: callboard ray-env > ray.env && . ./ray.env && ray status",
+        short_help="Print the variables by which Ray's own tools find the cluster.",
+    )(ray_env)
+    app.command(
         "doctor",
         epilog="Example: callboard doctor --controller 10.0.0.1:7700",
         short_help="Compare the ledger with what nodes, Ray and GPUs say.",
@@ -25,9 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def top(
-    job: Annotated[
-        str, typer.Option("--job", metavar="JOB", help="Only workers of this job.", show_default=False)
-    ] = "",
+    job: JobOption = "",
     once: Annotated[bool, typer.Option("--once", help="Show it once, then exit.", show_default=False)] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Refresh interval.", min=0.5, max=3600)
@@ -51,3 +54,11 @@ def doctor(controller: ControllerOption = "", output: OutputOption = Output.TABL
     Exit code 1: something was found. Nothing is changed.
     """
     actions.looking.doctor(controller=controller, output=output)
+
+
+def ray_env(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+    """Print `export` lines for a shell, so that `ray status`, `ray list` and `ray.init()` use this cluster's Ray.
+
+    The token of a cluster that runs on this machine is found; elsewhere set RAY_AUTH_TOKEN_PATH yourself.
+    """
+    actions.looking.ray_env(controller=controller, output=output)

@@ -57,7 +57,7 @@ def top_view(jobs: Sequence[Job], seen: Mapping[str, NodeInspection], silent: Ma
 def findings_view(address: str, nodes: int, found: Sequence[Finding]) -> Group:
     """Every finding with what to do."""
     if not found:
-        return Group(Text(f"Nothing found at {address}: {nodes} nodes were asked.", style="green"))
+        return Group(Text(f"Healthy: nothing wrong was found at {address}; {nodes} nodes were asked.", style="green"))
     parts: list[RenderableType] = [Text(f"{len(found)} found at {address}, {nodes} nodes asked.", style="bold")]
     for finding in found:
         parts += ["", Text(f"{finding.kind}: {finding.what}", style="yellow"), Text(f"  do: {finding.remedy}")]

@@ -6,20 +6,23 @@ from typing import Annotated
 
 import typer
 
-from callboard.cli import actions
+from callboard.cli import actions, completing
 from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.")]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", autocompletion=completing.nodes)]
 
 
 @app.command("list", epilog="Example: callboard node list")
 def list_nodes(
-    controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False
+    every: Annotated[bool, typer.Option("--all", "-a", help="Also nodes that have left.", show_default=False)] = False,
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+    _watch: WatchOption = False,
 ) -> None:
     """List nodes with what is used on each."""
-    actions.nodes.show_list(controller=controller, output=output)
+    actions.nodes.show_list(every=every, controller=controller, output=output)
 
 
 @app.command("get", epilog="Example: callboard node get node-0 -o yaml")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from callboard.cli import completing
+
 
 class Output(StrEnum):
     """How a read is shown."""
@@ -87,7 +89,25 @@ ControllerOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.", show_default=False)]
 
 PoolOption = Annotated[
-    str, typer.Option("--pool", metavar="POOL", help="Only what belongs to this pool.", show_default=False)
+    str,
+    typer.Option(
+        "--pool",
+        metavar="POOL",
+        help="Only what belongs to this pool.",
+        show_default=False,
+        autocompletion=completing.pools,
+    ),
+]
+
+JobOption = Annotated[
+    str,
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="Only what belongs to this job.",
+        show_default=False,
+        autocompletion=completing.jobs,
+    ),
 ]
 
 TimeoutOption = Annotated[

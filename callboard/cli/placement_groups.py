@@ -6,13 +6,16 @@ from typing import Annotated
 
 import typer
 
-from callboard.cli import actions
+from callboard.cli import actions, completing
 from callboard.cli.options import ControllerOption, Output, OutputOption, PoolOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Show and remove placement groups, which book room in Ray.", no_args_is_help=True)
 
 GroupArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.")
+    str,
+    typer.Argument(
+        metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.", autocompletion=completing.groups
+    ),
 ]
 
 

@@ -49,6 +49,8 @@ def pool_view(pool: Pool, *, wide: bool) -> Group:
         ("Above the quota", words.amounts(pool.over)),
         ("Jobs", f"{pool.active_jobs} running, {pool.pending_jobs} waiting"),
         ("Cohort", pool.spec.cohort),
+        ("May borrow at most", words.limits(pool.spec.borrow_limit, pool.spec.borrow_limited)),
+        ("Lends at most", words.limits(pool.spec.lend_limit, pool.spec.lend_limited)),
         ("Takes jobs", _stopped(pool)),
         ("Protected", "nobody outside may preempt here" if pool.spec.protected else ""),
         ("Labels", words.labels(pool.spec.labels)),

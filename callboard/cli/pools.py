@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from callboard.cli import actions
+from callboard.cli import actions, completing
 from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
 
 app = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
@@ -25,6 +25,30 @@ def create(
         str, typer.Option("--memory", metavar="SIZE", help="Memory quota, e.g. 8GiB.", show_default=False)
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", metavar="N", help="GPU quota.", show_default=False)] = "",
+    cohort: Annotated[
+        str,
+        typer.Option(
+            "--cohort", metavar="NAME", help="Pools of a cohort lend quota to each other.", show_default=False
+        ),
+    ] = "",
+    borrow_limit: Annotated[
+        str,
+        typer.Option(
+            "--borrow-limit",
+            metavar="cpu=N,gpu=N,memory=SIZE",
+            help="Most that it may borrow. Default: no limit.",
+            show_default=False,
+        ),
+    ] = "",
+    lend_limit: Annotated[
+        str,
+        typer.Option(
+            "--lend-limit",
+            metavar="cpu=N,gpu=N,memory=SIZE",
+            help="Most that it lends. Default: no limit.",
+            show_default=False,
+        ),
+    ] = "",
     validate: Annotated[
         bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
     ] = False,
@@ -37,6 +61,8 @@ def create(
         name,
         file=file,
         nominal={"cpu": cpu, "memory": memory, "gpu": gpu},
+        cohort=cohort,
+        limits={"borrow_limit": borrow_limit, "lend_limit": lend_limit},
         validate=validate,
         controller=controller,
         output=output,
@@ -54,7 +80,7 @@ def list_pools(
 
 @app.command("get", epilog="Example: callboard pool get rlhf -o yaml")
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,
     _watch: WatchOption = False,
@@ -65,7 +91,7 @@ def get(
 
 @app.command("set", epilog="Example: callboard pool set rlhf nominal.cpu=8 pg_pool.max_dynamic=4")
 def set_pool(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
     changes: Annotated[
         list[str],
         typer.Argument(
@@ -94,7 +120,7 @@ def set_pool(
 
 @app.command("delete", epilog="Example: callboard pool delete rlhf --force")
 def delete(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
     force: Annotated[
         bool, typer.Option("--force", help="Also cancel the jobs in the pool.", show_default=False)
     ] = False,

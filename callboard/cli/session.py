@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from callboard.cli import screen
+from callboard.cli import screen, words
 from callboard.cli.failing import INTERRUPTED, as_json, lines
 from callboard.cli.failures import EXPECTED, failure_of
 from callboard.cli.options import wishes
@@ -108,6 +108,7 @@ async def _described(client: Client) -> str:
         nodes = await client.list_nodes()
     except EXPECTED:
         return f"{client.address} ({client.target.source})"
-    names = ", ".join(node.name.removeprefix("nodes/") for node in nodes[:8]) or "no node"
+    nodes = [node for node in nodes if not words.has_left(node)]
+    names = ", ".join(words.node_id(node) for node in nodes[:8]) or "no node"
     more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
     return f"{client.address} ({client.target.source}) with {names}{more}"

@@ -58,6 +58,11 @@ def amounts(message: common_pb2.Resources) -> str:
     return amounts_of(resources_from_proto(message))
 
 
+def has_left(node: Node) -> bool:
+    """Whether a node said goodbye: it is kept for its history, and is no part of the cluster."""
+    return node.state == NodeState.NODE_STATE_LEFT
+
+
 def limits(message: common_pb2.Resources, limited: Collection[str]) -> str:
     """Amounts of the resources that are limited, also where there is nothing of one: "1 CPU, 0 GPU"."""
     held = resources_from_proto(message)

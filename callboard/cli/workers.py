@@ -6,19 +6,24 @@ from typing import Annotated
 
 import typer
 
-from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, WatchOption
+from callboard.cli import actions, completing
+from callboard.cli.options import ControllerOption, JobOption, Output, OutputOption, WatchOption
 
 app = typer.Typer(help="Show workers: which process of which job runs where.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: callboard worker list --job train-00 -o wide")
 def list_workers(
-    job: Annotated[
-        str, typer.Option("--job", metavar="JOB", help="Only workers of this job.", show_default=False)
-    ] = "",
+    job: JobOption = "",
     node: Annotated[
-        str, typer.Option("--node", metavar="NODE", help="Only workers on this node.", show_default=False)
+        str,
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            help="Only workers on this node.",
+            show_default=False,
+            autocompletion=completing.nodes,
+        ),
     ] = "",
     controller: ControllerOption = "",
     output: OutputOption = Output.TABLE,

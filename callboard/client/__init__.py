@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from callboard.client.errors import ClusterFailed as ClusterFailed
     from callboard.client.errors import JobEnded as JobEnded
     from callboard.client.errors import NoController as NoController
+    from callboard.client.errors import NoRay as NoRay
     from callboard.client.errors import NoResult as NoResult
     from callboard.client.errors import RequestTooLarge as RequestTooLarge
     from callboard.client.errors import SeveralControllers as SeveralControllers
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from callboard.client.sync_jobs import SyncJobHandle as SyncJobHandle
     from callboard.client.workers import CallOptions as CallOptions
     from callboard.client.workers import NoActor as NoActor
-    from callboard.client.workers import NoRay as NoRay
     from callboard.client.workers import TypedWorkerHandle as TypedWorkerHandle
     from callboard.client.workers import WorkerHandle as WorkerHandle
     from callboard.client.workers import connect_ray as connect_ray
@@ -52,8 +52,8 @@ _PUBLIC = public_names(
             Client
         """,
         "callboard.client.errors": """
-            ClusterFailed JobEnded NoController NoResult RequestTooLarge SeveralControllers Unreachable WaitTimeout
-            WorkerGone
+            ClusterFailed JobEnded NoController NoRay NoResult RequestTooLarge SeveralControllers
+            Unreachable WaitTimeout WorkerGone
         """,
         "callboard.client.jobs": """
             JobHandle
@@ -68,7 +68,7 @@ _PUBLIC = public_names(
             SyncJobHandle
         """,
         "callboard.client.workers": """
-            CallOptions NoActor NoRay TypedWorkerHandle WorkerHandle connect_ray
+            CallOptions NoActor TypedWorkerHandle WorkerHandle connect_ray
         """,
         "callboard.model.faults": """
             Fault InvalidInput

@@ -82,6 +82,16 @@ class JobEnded(Exception):
         self.stderr_tail = stderr_tail
 
 
+class NoRay(Exception):
+    """The cluster has no Ray: its nodes host workers as plain processes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the nodes host workers as plain processes, so there is no Ray to connect to; start the cluster with "
+            "`callboard up --runtime ray`, or local(runtime='ray'), to call workers"
+        )
+
+
 class NoResult(Exception):
     """A job succeeded, and the results of its entry methods are not all there.
 

@@ -83,7 +83,7 @@ class JobHandle:
         """
         job = await self.until(lambda job: job.state == JobState.JOB_STATE_RUNNING, "RUNNING", timeout)
         if self.state in ENDED:
-            raise self._ended(job)
+            raise self.ended()
         return job
 
     async def finished(self, timeout: float | None = None) -> Job:
@@ -115,7 +115,7 @@ class JobHandle:
         """
         job = await self.finished(timeout)
         if self.state != "SUCCEEDED":
-            raise self._ended(job)
+            raise self.ended()
         selection = OutputSelection(
             first_attempt=job.attempt, last_attempt=job.attempt, streams=[OutputStream.OUTPUT_STREAM_RESULTS]
         )
@@ -369,13 +369,14 @@ class JobHandle:
         handles = [self._handle(worker, member) for worker in found]
         return handles if type is None else [TypedWorkerHandle.of(handle, type) for handle in handles]
 
-    def _ended(self, job: Job) -> JobEnded:
+    def ended(self) -> JobEnded:
+        """The error that says how the job ended, as it was last seen."""
         return JobEnded(
             job=self.name,
             state=self.state,
-            reason=job.state_reason,
-            traceback=job.traceback,
-            stderr_tail=job.stderr_tail,
+            reason=self.job.state_reason,
+            traceback=self.job.traceback,
+            stderr_tail=self.job.stderr_tail,
         )
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from callboard.client.background import BackgroundLoop
+from callboard.client.errors import JobEnded
 from callboard.client.jobs import JobHandle
 from callboard.client.output import LogLine
 from callboard.client.workers import TypedWorkerHandle, WorkerHandle
@@ -58,6 +59,10 @@ class SyncJobHandle:
     def report(self, gauges: Mapping[str, float]) -> dict[str, int]:
         """Reports gauges of the job, by which its elastic components may scale."""
         return self._loop.run(self._handle.report(gauges))
+
+    def ended(self) -> JobEnded:
+        """The error that says how the job ended, as it was last seen."""
+        return self._handle.ended()
 
     def refresh(self) -> Job:
         """The job as it is now."""

@@ -39,16 +39,6 @@ DEFAULT_WAIT_S = 60.0
 """How long a call waits for the next generation of its worker: longer than a cold start."""
 
 
-class NoRay(Exception):
-    """The cluster has no Ray: its nodes host workers as plain processes."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the nodes host workers as plain processes, so there is no Ray to connect to; start the cluster with "
-            "`callboard up --runtime ray`, or local(runtime='ray'), to call workers"
-        )
-
-
 class NoActor(Exception):
     """The worker is no Ray actor: its node hosts workers as plain processes.
 

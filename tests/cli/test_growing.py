@@ -64,8 +64,14 @@ class TestPlaces:
         up, record = small(machine)
         assert machine.run("add-worker", "-q").returncode == 0
         assert gpus_of_nodes(machine) == {"node-0": ["0"], "node-1": ["1"], "node-2": ["2"]}
-        assert machine.run("node", "drain", "node-1", "-q").returncode == 0
-        end_agent(record, "node-1")
+        removed = machine.run("remove-worker", "node-1", "-o", "json")
+        assert removed.stdout.split() == ["{", '"name":', '"nodes/node-1",', '"removed":', "true", "}"]
+        assert "node-1" not in running_workers(record.directory)
+        assert "node-1" not in machine.run("node", "list").stdout
+        assert "LEFT" in machine.run("node", "list", "--all").stdout
+        refused = machine.run("remove-worker", "node-0")
+        assert refused.returncode == 2
+        assert "node-0 can't be removed" in refused.stderr
         shown = machine.run("add-worker")
         assert shown.returncode == 0, shown.stderr
         assert "Node node-1 is READY on GPU 1" in shown.stderr

@@ -26,7 +26,7 @@ VERBS = list(verbs())
 
 def test_the_verbs_of_the_design_are_there() -> None:
     assert {" ".join(path) for path, _ in VERBS} == {
-        *("add-worker", "demand", "autoscale", "demo elastic", "node remove"),
+        *("add-worker", "remove-worker", "ray-env", "job result", "demand", "autoscale", "demo elastic", "node remove"),
         *("up", "down", "controller", "agent", "status", "events", "simulate", "replay", "demo rlhf"),
         *("autoplace", "profile", "plan", "run", "top", "doctor", "job env"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from io import StringIO
 
 import pytest
 from rich.console import Console, RenderableType
 
+from callboard.cli.gpu_picture import GpuPicture
 from callboard.cli.looking_views import environment_view, findings_view, top_view
 from callboard.cli.pool_views import groups_in_short
 from callboard.client.diagnosis import Finding, FindingKind
 from callboard.v1.common_pb2 import Allocation, DeviceShare, WorkerKey
 from callboard.v1.inspection_pb2 import CallLoad, DeviceLoad, DeviceUser, NodeInspection, WorkerInspection
 from callboard.v1.job_pb2 import Job, JobSpec, Worker
+from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.pool_pb2 import PlacementGroupPoolStats as Stats
 
 KEY = WorkerKey(job_id="u1", component="training", rank=0)
@@ -87,7 +90,7 @@ def test_findings_come_with_what_to_do() -> None:
     shown = read(findings_view("host:1", 2, [finding]))
     assert "1 found at host:1, 2 nodes asked." in shown
     assert "foreign-actor: Ray's actor x is not callboard's\n  do: End it." in shown
-    assert "Nothing found at host:1: 2 nodes were asked." in read(findings_view("host:1", 2, []))
+    assert "Healthy: nothing wrong was found at host:1; 2 nodes were asked." in read(findings_view("host:1", 2, []))
 
 
 def test_an_environment_is_sorted_and_a_missing_one_is_said() -> None:
@@ -107,3 +110,35 @@ def test_an_environment_is_sorted_and_a_missing_one_is_said() -> None:
 )
 def test_groups_are_counted_by_what_they_are_kept_for(stats: Stats, text: str) -> None:
     assert groups_in_short(stats) == text
+
+
+class TestThePictureOfGpus:
+    """Who is on which GPU, on a screen of any width."""
+
+    @staticmethod
+    def node(gpus: int) -> Node:
+        node = Node(name="nodes/node-0", state=NodeState.NODE_STATE_READY)
+        for place in range(gpus):
+            use = node.devices.add()
+            use.device.id, use.device.index = str(place), place
+            if place < gpus // 2:
+                use.workers.add(job="train-00")
+        node.devices[-1].held_milli = 1000
+        return node
+
+    def drawn(self, gpus: int, width: int) -> list[str]:
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(GpuPicture([self.node(gpus)]))
+        return [line.rstrip() for line in console.export_text().splitlines()]
+
+    def test_a_box_per_gpu_where_there_is_room(self) -> None:
+        assert self.drawn(2, 80) == ["node-0 CPU 0/0    GPU0 [    train-00    ] GPU1 [ kept for a PG  ]"]
+
+    @pytest.mark.parametrize("gpus", [8, 16, 64])
+    @pytest.mark.parametrize("width", [40, 80])
+    def test_neighbours_share_a_box_where_there_is_not(self, gpus: int, width: int) -> None:
+        lines = self.drawn(gpus, width)
+        assert max(map(len, lines)) <= width
+        text = " ".join(" ".join(lines).split())
+        half, last = gpus // 2, gpus - 1
+        assert f"GPU0-{half - 1} [train-00] GPU{half}-{last - 1} [free] GPU{last} [kept for a PG]" in text

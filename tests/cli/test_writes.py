@@ -20,6 +20,7 @@ from callboard.v1.job_pb2 import (
     Explanation,
     GetJobResponse,
     JobState,
+    ListJobsResponse,
     PreemptJobRequest,
     PreemptJobResponse,
     SubmitJobRequest,
@@ -34,7 +35,7 @@ from callboard.v1.pool_pb2 import (
     UpdatePoolRequest,
     UpdatePoolResponse,
 )
-from callboard.v1.scheduler_pb2 import GetPolicyResponse, SetPolicyRequest, SetPolicyResponse
+from callboard.v1.scheduler_pb2 import GetPolicyResponse, GetStatsResponse, SetPolicyRequest, SetPolicyResponse, Stats
 from callboard.wire.errors import NotFound, QuotaExceeded, QuotaViolation, Unschedulable
 from callboard.wire.job import job_spec_to_proto
 from callboard.wire.policy import policy_from_proto, policy_to_proto
@@ -126,6 +127,63 @@ def test_a_refusal_says_what_why_what_to_do_and_by_whom(run: Run, api: FakeApi) 
     assert shown.exit_code == 1
     for part in ("error:", "why:", "do:", api.address, "node-1"):
         assert part in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("subject", "command"),
+    [
+        ("pools/default", "callboard pool create default"),
+        ("jobs/x", "callboard job list --all"),
+        ("nodes/x", "callboard node list --all"),
+        ("placementGroups/x", "callboard pg list"),
+    ],
+)
+def test_what_is_not_there_comes_with_the_command_that_helps(
+    run: Run, api: FakeApi, job_file: Path, subject: str, command: str
+) -> None:
+    api.on(methods.SUBMIT_JOB, refusing(NotFound("there is none", metadata={"subject": subject})))
+    assert f"`{command}`" in run("job", "submit", str(job_file)).stderr
+
+
+def test_a_submit_that_waits_for_the_end_ends_as_the_job_does(run: Run, api: FakeApi, job_file: Path) -> None:
+    api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=objects.job()))
+    for state, code in ((JobState.JOB_STATE_SUCCEEDED, 0), (JobState.JOB_STATE_FAILED, 1)):
+        api.on(methods.GET_JOB, GetJobResponse(job=objects.job(state=state, state_reason="it said so")))
+        shown = run("job", "submit", "--wait=end", str(job_file))
+        assert shown.exit_code == code, shown.output
+        assert ("it said so" in shown.stderr) == (code == 1)
+
+
+def test_a_pool_states_what_it_borrows_and_lends(run: Run, api: FakeApi) -> None:
+    api.on(methods.CREATE_POOL, CreatePoolResponse(pool=objects.pool()))
+    limits = ("--cohort", "all", "--borrow-limit", "cpu=2,memory=1GiB", "--lend-limit", "gpu=0")
+    assert run("pool", "create", "rlhf", "--cpu", "6", *limits).exit_code == 0
+    spec = api.seen(CreatePoolRequest)[0].spec
+    assert (spec.cohort, spec.borrow_limit.cpu_milli, spec.borrow_limit.memory_bytes) == ("all", 2000, 1 << 30)
+    assert (list(spec.lend_limited), spec.lend_limit.gpu_milli) == (["gpu"], 0)
+    assert run("pool", "create", "rlhf", "--lend-limit", "2").exit_code == 2
+
+
+def test_names_are_completed_from_what_there_is(run: Run, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.on(methods.LIST_JOBS, ListJobsResponse(jobs=[objects.job("train-00"), objects.job("eval")]))
+    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[objects.node()]))
+    for words, found in (("job get tr", "train-00"), ("node drain ", "node-1"), ("job cancel zz", "")):
+        monkeypatch.setenv("_CALLBOARD_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", f"callboard {words}")
+        monkeypatch.setenv("COMP_CWORD", "3")
+        assert run().stdout.strip() == found, words
+    monkeypatch.setenv("CALLBOARD_CONTROLLER", "127.0.0.1:1")
+    assert run().stdout.strip() == "", "nobody to ask is no error while a line is written"
+
+
+def test_rays_own_tools_find_the_cluster(run: Run, api: FakeApi) -> None:
+    api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(ray_address="10.0.0.1:6379")))
+    assert run("ray-env").stdout.strip() == "export RAY_ADDRESS=10.0.0.1:6379"
+    assert json.loads(run("ray-env", "-o", "json").stdout) == {"RAY_ADDRESS": "10.0.0.1:6379"}
+    api.on(methods.GET_STATS, GetStatsResponse(stats=Stats()))
+    refused = run("ray-env")
+    assert refused.exit_code == 1
+    assert "This cluster has no Ray." in refused.stderr
 
 
 def test_a_plan_that_can_never_start_has_an_exit_code_of_its_own(run: Run, api: FakeApi, job_file: Path) -> None:

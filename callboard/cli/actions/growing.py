@@ -7,13 +7,15 @@ from pathlib import Path
 import typer
 
 from callboard.cli import screen, words
+from callboard.cli.actions.nodes import at_once, emptied
 from callboard.cli.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
-from callboard.cli.local.growth import Added, add_worker
+from callboard.cli.local.growth import Added, add_worker, end_worker, running_workers
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local_failures import LOCAL_ERRORS, in_words
-from callboard.cli.session import failing_in_words
+from callboard.cli.session import failing_in_words, with_client
 from callboard.cli.showing import done
-from callboard.client.clusters import run_directory, running_clusters
+from callboard.client.client import Client
+from callboard.client.clusters import read_record, run_directory, running_clusters
 
 
 def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> None:
@@ -34,6 +36,40 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> Non
     on = f" on GPU {', '.join(added.gpus)}" if added.gpus else ""
     missing = "" if added.node.devices else "; it joined without a GPU"
     done(added.node, f"Node {words.node_id(added.node)} is READY{on}: {has}{missing}.", quiet=quiet)
+
+
+def remove(node_id: str, *, deadline: str, name: str, quiet: bool) -> None:
+    """Drains a node, waits until it is empty, and ends its agent."""
+    with failing_in_words():
+        directory = cluster_to_grow(name)
+        agents = running_workers(directory)
+        first, *others = sorted(agents, key=_rank_in)
+        chosen = node_id or (others or [first])[-1]
+        if chosen not in others:
+            why, what = (
+                ("It is the first node: the others depend on it.", f"Node {chosen} can't be removed.")
+                if chosen in agents
+                else (f"Its agents are those of {', '.join(agents)}.", f"No agent of {chosen} runs on this machine.")
+            )
+            remedy = "Name another node, or end the whole cluster with `callboard down`."
+            raise CommandFailed(Failure(what, why, remedy, BAD_INPUT))
+        record = read_record(directory)
+        assert record is not None, "the cluster was found by its record"
+
+    async def action(client: Client) -> None:
+        revision = (await client.stats()).revision
+        node = await client.drain_node(chosen, within=at_once(deadline), reason="removed from the command line")
+        await emptied(client, node, revision, quiet=quiet)
+        await end_worker(directory, chosen)
+        gone = {"name": f"nodes/{chosen}", "removed": True}
+        done(gone, f"Node {chosen} is removed; `callboard add-worker` takes its place.", quiet=quiet)
+
+    with_client(record.controller, action)
+
+
+def _rank_in(node_id: str) -> int:
+    """The place of a node in its cluster: those of `up` are called node-N."""
+    return int(node_id.rpartition("-")[2])
 
 
 def cluster_to_grow(name: str) -> Path:

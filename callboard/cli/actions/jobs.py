@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain, unprinted_job
 from callboard.cli.session import with_client
 from callboard.cli.showing import done
+from callboard.cli.showing import show as show_result
 from callboard.cli.waiting import waiting
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
@@ -42,6 +44,7 @@ def submit(
     priority: float | None,
     planned_at: int,
     wait: bool,
+    wait_end: bool,
     timeout_s: float,
     validate: bool,
     request_id: str,
@@ -81,6 +84,11 @@ def submit(
         if wait:
             async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
                 await job.running(timeout_s)
+        if wait_end:
+            async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
+                await job.finished(timeout_s)
+            if job.state != "SUCCEEDED":
+                raise job.ended()
         _print_job(job, output, said=f"Job {job.name} is {job.state}.", quiet=quiet)
 
     with_client(controller, action)
@@ -209,6 +217,22 @@ def scale(name: str, *, component: str, workers: int, controller: str, quiet: bo
         job = await client.get_job(name)
         await job.scale(component, workers)
         done(job.job, f"Job {job.name} goes to {workers} × {component}; it is {job.state}.", quiet=quiet)
+
+    with_client(controller, action)
+
+
+def result(name: str, *, timeout_s: float, controller: str, output: Output) -> None:
+    """Shows what the entry methods of a job returned."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        found = await job.result(timeout_s)
+        rows = [
+            [component, str(rank), json.dumps(value, ensure_ascii=False)]
+            for component, values in found.items()
+            for rank, value in enumerate(values)
+        ]
+        show_result(found, output, lambda _: screen.table(["COMPONENT", "RANK", "RESULT"], rows, right=("RANK",)))
 
     with_client(controller, action)
 

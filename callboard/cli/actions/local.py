@@ -16,7 +16,7 @@ from rich.text import Text
 from callboard.cli import screen
 from callboard.cli.checks import check_name, check_nodes, deal_gpus, shapes_of
 from callboard.cli.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
-from callboard.cli.gpu_picture import gpu_picture
+from callboard.cli.gpu_picture import GpuPicture
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
@@ -261,7 +261,7 @@ def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec],
         return
     out = screen.stdout()
     out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
-    out.print(gpu_picture(nodes))
+    out.print(GpuPicture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
     # Said, because another controller may be the one that answers at the usual address.
     out.print(f"Figures: http://{figures}/metrics" if figures else "No figures are served: port 8080 is taken.")

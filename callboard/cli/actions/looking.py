@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
 import typer
 from rich.console import RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from callboard.cli import screen, words
 from callboard.cli.failing import FAILED
@@ -18,7 +20,7 @@ from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
 from callboard.cli.session import with_client
 from callboard.cli.showing import show
-from callboard.client.client import Client
+from callboard.client.client import Client, ray_of
 from callboard.client.diagnosis import Evidence, diagnose
 from callboard.v1.inspection_pb2 import NodeInspection
 from callboard.v1.job_pb2 import Job
@@ -113,6 +115,20 @@ def environment(name: str, *, component: str, rank: int, controller: str, output
             if known
         ]
         show(value, output, lambda _: environment_view(job, found, silent))
+
+    with_client(controller, action)
+
+
+def ray_env(*, controller: str, output: Output) -> None:
+    """Prints the variables by which Ray's own tools find the cluster."""
+
+    async def action(client: Client) -> None:
+        address, token_path = ray_of(client.target, await client.stats())
+        variables = {"RAY_ADDRESS": address}
+        if token_path:
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
+        lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+        show(variables, output, lambda _: Text(lines, no_wrap=True, overflow="ignore"))
 
     with_client(controller, action)
 

@@ -16,11 +16,11 @@ from callboard.v1.node_pb2 import Node
 from callboard.wire.refusals import WrongState
 
 
-def show_list(*, controller: str, output: Output) -> None:
+def show_list(*, every: bool, controller: str, output: Output) -> None:
     """Lists nodes."""
 
     async def action(client: Client) -> None:
-        nodes = await client.list_nodes()
+        nodes = [node for node in await client.list_nodes() if every or not words.has_left(node)]
         if output is Output.JSON:
             printing.print_json([plain(node) for node in nodes])
         elif output is Output.YAML:
@@ -66,11 +66,12 @@ def drain(node_id: str, *, within: str, reason: str, wait: bool, controller: str
 
     async def action(client: Client) -> None:
         revision = (await client.stats()).revision if wait else 0
-        node = await client.drain_node(node_id, within=_at_once(within), reason=reason)
+        node = await client.drain_node(node_id, within=at_once(within), reason=reason)
         if not (wait and wishes.for_program):
             _say(node, "nothing new starts there, and what runs there yields", quiet=quiet)
         if wait:
-            await _emptied(client, node, revision, quiet=quiet)
+            await emptied(client, node, revision, quiet=quiet)
+            done(await client.get_node(node_id), f"Nothing runs on {node_id} any more.", quiet=quiet)
 
     with_client(controller, action)
 
@@ -94,7 +95,7 @@ def remove(node_id: str, *, controller: str, quiet: bool) -> None:
     with_client(controller, action)
 
 
-def _at_once(within: str) -> str:
+def at_once(within: str) -> str:
     """A stated deadline of nothing means now; on the wire 0 stands for none."""
     try:
         return ("1ms" if parse_duration_ms(within) == 0 else within) if within else "0s"
@@ -102,7 +103,7 @@ def _at_once(within: str) -> str:
         return within  # The client says what is wrong with it.
 
 
-async def _emptied(client: Client, node: Node, revision: int, *, quiet: bool) -> None:
+async def emptied(client: Client, node: Node, revision: int, *, quiet: bool) -> None:
     """Tells what is still there whenever that changes, until it is nothing."""
     node_id, told = words.node_id(node), ""
     events = client.watch(start_revision=revision + 1)
@@ -123,7 +124,6 @@ async def _emptied(client: Client, node: Node, revision: int, *, quiet: bool) ->
                 f"Look at it on the machine; `callboard node get {node_id}` shows the devices.",
             )
         )
-    done(node, f"Nothing runs on {node_id} any more.", quiet=quiet)
 
 
 def _say(node: Node, meaning: str, *, quiet: bool) -> None:

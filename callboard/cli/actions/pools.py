@@ -25,20 +25,28 @@ def create(
     *,
     file: Path | None,
     nominal: Mapping[str, str],
+    cohort: str,
+    limits: Mapping[str, str],
     validate: bool,
     controller: str,
     output: Output,
     quiet: bool,
 ) -> None:
     """Makes a pool from a file, or from a name and quotas."""
-    stated = {resource: amount for resource, amount in nominal.items() if amount}
+    stated: dict[str, Any] = {}
+    if amounts := {resource: amount for resource, amount in nominal.items() if amount}:
+        stated["nominal"] = amounts
+    if cohort:
+        stated["cohort"] = cohort
+    stated |= {field: _amounts_of(text, field) for field, text in limits.items() if text}
     if file is not None and stated:
-        raise typer.BadParameter("the quotas stand in the file; leave --cpu, --memory and --gpu out")
+        fields = ", ".join(stated)
+        raise typer.BadParameter(f"a pool is stated by its file alone; write {fields} there and leave the options out")
     if file is None and not name:
         raise typer.BadParameter("name the pool, or give a file with --file", param_hint="NAME")
 
     async def action(client: Client) -> None:
-        spec: Mapping[str, Any] = {"name": name, "nominal": stated}
+        spec: Mapping[str, Any] = {"name": name, **stated}
         if file is not None:
             read = read_pool(file)
             spec = {**read, "name": name} if name else read
@@ -49,6 +57,15 @@ def create(
             print_pool(pool, output, quiet=quiet)
 
     with_client(controller, action)
+
+
+def _amounts_of(text: str, field: str) -> dict[str, str]:
+    """ "cpu=2,memory=4GiB" as a mapping; what the amounts are is checked with the pool."""
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(name and equals and amount for name, equals, amount in parts):
+        option = f"--{field.replace('_', '-')}"
+        raise typer.BadParameter(f"{text} is not a list of amounts; write e.g. cpu=2,memory=4GiB", param_hint=option)
+    return {name.strip(): amount.strip() for name, _, amount in parts}
 
 
 def read_pool(file: Path) -> Mapping[str, Any]:

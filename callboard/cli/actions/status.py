@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from callboard.cli import job_views, node_views, pool_views, printing, screen, words
-from callboard.cli.gpu_picture import gpu_picture
+from callboard.cli.gpu_picture import GpuPicture
 from callboard.cli.options import Output
 from callboard.cli.pending import with_reasons
 from callboard.cli.plain import plain
@@ -85,8 +85,9 @@ def _view(
     wide: bool,
 ) -> Group:
     parts: list[RenderableType] = [_headline(address, stats), *_object_stores(stores, wide=wide), ""]
+    nodes = [node for node in nodes if wide or not words.has_left(node)]
     if nodes:
-        parts += [gpu_picture(nodes), *_troubles(nodes)]
+        parts += [GpuPicture(nodes), *_troubles(nodes)]
         if wide and any(node.devices for node in nodes):
             parts += ["", node_views.device_table(nodes)]
     else:

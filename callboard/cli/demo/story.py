@@ -13,7 +13,7 @@ from rich.text import Text
 
 from callboard.cli import screen, words
 from callboard.cli.failing import Failure
-from callboard.cli.gpu_picture import gpu_picture
+from callboard.cli.gpu_picture import GpuPicture
 from callboard.model.quantities import format_milli
 from callboard.v1.job_pb2 import Job
 from callboard.v1.node_pb2 import Node
@@ -115,7 +115,7 @@ class Story:
 
     def gpus(self, nodes: Sequence[Node]) -> None:
         """Who is on which GPU."""
-        self.console.print(gpu_picture(nodes))
+        self.console.print(GpuPicture(nodes))
 
     def verdict(self, verdict: Verdict) -> None:
         """How the act ended."""

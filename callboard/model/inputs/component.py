@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, model_validator
@@ -95,6 +96,24 @@ def read_ray_options(value: object) -> RayOptionsInput:
 
 class ComponentInput(Input):
     """The keys of a component."""
+
+    elsewhere = MappingProxyType(
+        {
+            **dict.fromkeys(("num_gpus", "gpu", "gpus"), "resources: {gpu: …}"),
+            **dict.fromkeys(("num_cpus", "cpu", "cpus"), "resources: {cpu: …}"),
+            **dict.fromkeys(("memory", "mem"), "resources: {memory: …}"),
+            **dict.fromkeys(("replicas", "num_workers", "num_replicas", "world_size", "parallelism"), "workers"),
+            **dict.fromkeys(("min_replicas", "minReplicas"), "min_workers"),
+            **dict.fromkeys(("max_replicas", "maxReplicas"), "max_workers"),
+            **dict.fromkeys(("class", "cls", "actor_class", "class_name", "image"), "actor"),
+            **dict.fromkeys(("entrypoint", "main", "run"), "entry"),
+            **dict.fromkeys(("env_vars", "environment"), "env"),
+            **dict.fromkeys(("arguments", "init_kwargs"), "kwargs"),
+            **dict.fromkeys(("nodeSelector", "node_affinity", "affinity"), "node_selector"),
+            **dict.fromkeys(("scheduling_strategy", "strategy"), "placement"),
+            "runtime_env": "env (variables) and interpreter",
+        }
+    )
 
     later = frozenset({"working_dir", "py_modules"})
     internal = frozenset({"places"})

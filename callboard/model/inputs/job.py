@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
@@ -99,6 +100,17 @@ def _components(value: object) -> object:
 class JobInput(Input):
     """The keys of a job."""
 
+    elsewhere = MappingProxyType(
+        {
+            **dict.fromkeys(("queue", "queue_name", "queueName"), "pool"),
+            **dict.fromkeys(("workers", "tasks", "roles", "replicaSpecs", "replica_specs"), "components"),
+            **dict.fromkeys(("priority_class", "priorityClassName"), "priority, a number"),
+            **dict.fromkeys(("max_retries", "retries", "backoffLimit", "max_restarts"), "restart: {max_restarts: …}"),
+            **dict.fromkeys(("ttlSecondsAfterFinished", "ttl"), "ttl_after_finished"),
+            **dict.fromkeys(("scheduling_strategy", "strategy"), "placement"),
+            "nodeSelector": "node_selector",
+        }
+    )
     internal = frozenset({"placement_config", "placement_source", "placement_revision"})
 
     name: Name

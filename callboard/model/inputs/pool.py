@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -32,6 +33,16 @@ class RetriesInput(Input):
 
 class PgPoolInput(Input):
     """The keys of ``pg_pool``."""
+
+    elsewhere = MappingProxyType(
+        {
+            **dict.fromkeys(("high_priority_pg_specs", "pg_specs", "specs"), "reserved"),
+            "enable_dynamic_pgs": "dynamic",
+            "max_dynamic_pgs": "max_dynamic",
+            "enable_pg_reuse": "reuse",
+            "high_priority_threshold": "reserved_min_priority",
+        }
+    )
 
     enable: Flag | None = None
     reserved: Shapes | None = None
@@ -71,6 +82,20 @@ class PgPoolInput(Input):
 
 class PoolInput(Input):
     """The keys of a pool."""
+
+    elsewhere = MappingProxyType(
+        {
+            **dict.fromkeys(("resources", "quota", "quotas", "limits", "capacity", "nominalQuota"), "nominal"),
+            **dict.fromkeys(("borrowingLimit", "borrowing_limit"), "borrow_limit"),
+            **dict.fromkeys(("lendingLimit", "lending_limit"), "lend_limit"),
+            **dict.fromkeys(("high_priority_pg_specs", "reserved"), "pg_pool: {reserved: […]}"),
+            "enable_dynamic_pgs": "pg_pool: {dynamic: …}",
+            "max_dynamic_pgs": "pg_pool: {max_dynamic: …}",
+            "enable_pg_reuse": "pg_pool: {reuse: …}",
+            "label_preemption_rules": "preemption: {label_rules: …}",
+            "stopPolicy": "stop_policy",
+        }
+    )
 
     name: Name
     nominal: Quota | None = None

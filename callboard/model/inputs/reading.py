@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -40,6 +41,8 @@ class Input(BaseModel):
     )
 
     later: ClassVar[frozenset[str]] = frozenset()
+    elsewhere: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Key of another system → what it is called here: Kubernetes, Kueue, Ray, SimpleScheduler."""
     """Keys of the design that are not supported yet."""
 
     internal: ClassVar[frozenset[str]] = frozenset()
@@ -134,6 +137,8 @@ def _misfits(model: type[Input], complaint: ErrorDetails) -> list[Misfit]:
 def _unknown(model: type[Input], key: str) -> str:
     if key in model.later:
         return f"{key} is not supported yet"
+    if key in model.elsewhere:
+        return f"unknown key {key}; here it is called {model.elsewhere[key]}"
     known = keys_of(model)
     near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1) or [
         name for name in known if len(key) > 3 and (key in name or name in key)
