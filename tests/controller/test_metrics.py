@@ -111,6 +111,14 @@ class TestMetrics:
         finally:
             await asyncio.to_thread(server.close)
 
+    async def test_a_peer_that_says_nothing_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("callboard.controller.metrics.server._Patient.timeout", 0.05)
+        server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), asyncio.get_running_loop(), {})
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await reader.read() == b""
+        writer.close()
+        await asyncio.to_thread(server.close)
+
     def test_an_address_that_others_can_reach_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadOption, match="--metrics"):
             ControllerOptions(state_dir=tmp_path, metrics="0.0.0.0:8080")

@@ -1,21 +1,19 @@
 """The metrics port: ``http://127.0.0.1:8080/metrics``, served from a thread, with the state read on the driver's loop.
 
-prometheus-client writes the format; the standard library serves it. Only GET, and nothing here changes anything.
+prometheus-client writes the format and serves it. Only GET, and nothing here changes anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import TimeoutError as LateError
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler
 
 import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -87,10 +85,10 @@ class MetricsServer:
         self._metrics = make_wsgi_app(registry)
         self._loop = loop
         self._pages = pages
-        self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Quiet)
+        self._server, self._thread = start_http_server(port, host, registry)
+        self._server.RequestHandlerClass = _Patient
+        self._server.set_app(self._answer)
         self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
         """Stops listening. Not to be called on the loop, which a scrape may be waiting for."""
@@ -116,16 +114,8 @@ class MetricsServer:
         return _plain(start_response, "404 Not Found", f"there are {listed}\n")
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each scrape, so that a slow reader delays nobody."""
-
-    daemon_threads = True
-    # Another program's port is never shared or taken over (NJ-04).
-    allow_reuse_port = False
-
-
-class _Quiet(WSGIRequestHandler):
-    """A handler that leaves requests out of the log and gives up on peers that say nothing."""
+class _Patient(WSGIRequestHandler):
+    """A handler that leaves requests out of the log and gives up on peers that say nothing: each holds a thread."""
 
     timeout = 10
 
