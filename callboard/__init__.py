@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
     from callboard.agents.worker_process import StopNotice as StopNotice
     from callboard.agents.worker_program import Program as Program
+    from callboard.agents.worker_program_ray import RayProgram as RayProgram
     from callboard.client import CallOptions as CallOptions
     from callboard.client import Client as Client
     from callboard.client import ClusterFailed as ClusterFailed
@@ -98,6 +99,9 @@ _PUBLIC = public_names(
         """,
         "callboard.agents.worker_program": """
             Program
+        """,
+        "callboard.agents.worker_program_ray": """
+            RayProgram
         """,
         "callboard.client": """
             CallOptions Client ClusterFailed JobEnded JobHandle LogLine NoActor NoController NoRay NoResult

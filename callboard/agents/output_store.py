@@ -343,14 +343,15 @@ class OutputStore:
             output.ended_ms = 0
         self._look_again.set()
 
-    def end(self, whose: OutputOf) -> None:
-        """A worker is gone: nothing more is written."""
+    def end(self, whose: OutputOf, scratch: Path | None = None) -> None:
+        """A worker is gone: nothing more is written. What it kept for itself is deleted, its `scratch` folder too."""
         output = self._kept.get(whose)
         if output is not None and not output.ended_ms:
             self._look(output, self.bounds.worker_bytes)
             output.ended_ms, output.looks = _now_ms(), []
-            if (files := output.folder / FILES).exists():
-                self._deleting.add(asyncio.get_running_loop().run_in_executor(None, _delete, files))
+            for folder in (output.folder / FILES, scratch):
+                if folder is not None and folder.exists():
+                    self._deleting.add(asyncio.get_running_loop().run_in_executor(None, _delete, folder))
             self._look_again.set()
             self._tell()
 

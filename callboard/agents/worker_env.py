@@ -207,6 +207,8 @@ def _owned(command: agent_pb2.StartWorker, node: NodeIdentity) -> dict[str, str]
         "CALLBOARD_CONTROLLER": node.controller,
         "CALLBOARD_RUNTIME": node.runtime,
         "CALLBOARD_NODE_GROUP": command.node_group,
+        "CALLBOARD_CPUS": str(max(1, command.allocation.resources.cpu_milli // 1000)),
+        "CALLBOARD_MEMORY": str(command.allocation.resources.memory_bytes),
         "CALLBOARD_HARDWARE": command.hardware_json,
         "CALLBOARD_USER": getpass.getuser(),
         WORKER_MARKER: f"{node.cluster}/{name}",

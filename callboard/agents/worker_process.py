@@ -55,6 +55,12 @@ class ProgramFailed(Exception):
         self.exit_code = exit_code
 
 
+def scratch_of(marker: str) -> Path:
+    """Folder for what a worker needs besides its output, under a short path: Ray has sockets there. It goes with the
+    worker, whose CALLBOARD_WORKER this is."""
+    return Path("/tmp") / f"callboard-{hashlib.sha256(marker.encode()).hexdigest()[:20]}"  # noqa: S108 - made with 0700
+
+
 def signal_name(number: int) -> str:
     """ "SIGTERM"."""
     try:

@@ -102,23 +102,25 @@ class Program:
         Raises:
             ProgramFailed: it ended with another exit code than 0.
         """
+        child = self._started(self._command, self._executable)
+        _, code = first_end({child.pid})
+        self._check(code)
+
+    def _started(self, command: list[str], executable: str) -> subprocess.Popen[bytes]:
         try:
             # A session of its own: what it sends to its process group must not reach the host.
-            child = subprocess.Popen(
-                self._command,
-                executable=self._executable,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
+            return subprocess.Popen(
+                command, executable=executable, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
             if error.errno == errno.ENOEXEC:
-                what = f"{self._executable} is neither a program for this machine nor a script that begins with #!"
+                what = f"{executable} is neither a program for this machine nor a script that begins with #!"
                 remedy = "name what runs it: command: [bash, FILE]"
             else:
-                what, remedy = f"{self._executable} can't be started: {error.strerror}", "correct the command"
+                what, remedy = f"{executable} can't be started: {error.strerror}", "correct the command"
             raise ProgramFailed(f"{what}; {remedy}", _NOT_EXECUTABLE) from None
-        code = _end_of(child)
+
+    def _check(self, code: int) -> None:
         if code:
             how = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code} ({signal_name(-code)})"
             shown = shlex.join(self._command)
@@ -127,24 +129,18 @@ class Program:
             raise ProgramFailed(f"`{shown}` {how}", code if code > 0 else _SIGNALLED - code)
 
 
-def _end_of(child: subprocess.Popen[bytes]) -> int:
-    """The exit code of the command. Orphans of it come to this process, a subreaper: their ends are taken, too."""
+def first_end(pids: set[int]) -> tuple[int, int]:
+    """Which of these children ended first, and its exit code, negative for a signal. Orphans of theirs come to this
+    process, a subreaper: their ends are taken, too."""
     while True:
         pid, status = os.waitpid(-1, 0)
-        if pid == child.pid:
-            child.returncode = os.waitstatus_to_exitcode(status)
-            return child.returncode
+        if pid in pids:
+            return pid, os.waitstatus_to_exitcode(status)
 
 
 def _environment() -> dict[str, str]:
     """The environment of the command: the worker's, without what Ray told its worker process."""
-    raw = Path("/proc/self/environ").read_bytes().split(b"\0")
-    inherited = {name: value for name, _, value in (os.fsdecode(each).partition("=") for each in raw)}
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if not (name.startswith("RAY_") and inherited.get(name) == value)
-    }
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # `python` is the worker's, as it is for actors, and what a program prints is seen at once.
     own = str(Path(sys.executable).parent)
     variables["PATH"] = os.pathsep.join((own, variables.get("PATH", os.defpath)))

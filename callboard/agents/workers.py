@@ -19,6 +19,7 @@ from callboard.agents.stop_ladder import StopOrder, unasked_stop
 from callboard.agents.worker import Worker
 from callboard.agents.worker_env import name_of
 from callboard.agents.worker_order import Site, WorkerOrder
+from callboard.agents.worker_process import scratch_of
 from callboard.agents.worker_record import WorkerRecord
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -212,7 +213,7 @@ class WorkerTable:
         worker = self._runs.pop(task)
         command = worker.order.command
         del self._workers[key_of(command.worker), command.generation]
-        self._site.outputs.end(worker.order.output)
+        self._site.outputs.end(worker.order.output, scratch_of(worker.order.marker.partition("=")[2]))
         self._less.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("worker_task_failed", worker=worker.order.launch.name, exc_info=error)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -56,6 +57,10 @@ def run(
             "--per-gpu", help="Start the program once for each GPU, on as few nodes as possible, not once per node."
         ),
     ] = False,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Run it on a Ray cluster of its own: a Ray node per node, RAY_ADDRESS is set."),
+    ] = False,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="Variable for the program; may be repeated."),
@@ -103,6 +108,10 @@ def run(
         raise typer.BadParameter("is for one command; --file has a line for each", param_hint="--array")
     if tail != "all" and not tail.isdecimal():
         raise typer.BadParameter(f"{tail!r} is no rank; use a number, or all", param_hint="--tail")
+    if ray and per_gpu:
+        raise typer.BadParameter(
+            "is for programs without --ray, which has a node of Ray per node", param_hint="--per-gpu"
+        )
     if per_gpu and not gpus_per_node:
         raise typer.BadParameter("needs --gpus-per-node", param_hint="--per-gpu")
     processes = nodes * gpus_per_node if per_gpu else nodes
@@ -110,10 +119,12 @@ def run(
     resources: dict[str, float | int | str] = {"cpu": (cpus_per_node or max(1, gpus_per_node)) / each}
     if gpus_per_node:
         resources["gpu"] = gpus_per_node // each
-    component = {"name": "main", "workers": processes, "resources": resources}
+    component: dict[str, Any] = {"name": "main", "workers": processes, "resources": resources}
     job = {"pool": pool, "priority": priority, "restart": {"max_restarts": restarts} if restarts else None}
     if wait_for_nodes:
         job["wait_for_nodes"] = wait_for_nodes
+    if ray:
+        component |= {"ray": True, "secret_env": {"PRIVATE_RAY_TOKEN": secrets.token_hex(32)}}
     if nodes > 1 and not per_gpu:
         component["placement"] = "STRICT_SPREAD"
     actions.running.run(

@@ -138,7 +138,8 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         if spec.elastic
         else {"workers": spec.min_workers}
     )
-    work = {"command": list(spec.command)} if spec.command else {"actor": spec.actor}
+    work: dict[str, Any] = {"command": list(spec.command)} if spec.command else {"actor": spec.actor}
+    work |= {"ray": True} if spec.ray else {}
     head = {"name": spec.name, **work, **counts}
     stated = {
         "role": spec.role or None,
@@ -171,7 +172,7 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
     if not defaults:
         # Without a role a component of a group has a default of its own; with one, whatever is stated is no default.
         base = ComponentSpec(name="", actor="", max_concurrency=_default_concurrency(spec))
-        base = replace(base, stop_signal=PROGRAM_SIGNAL) if spec.command else base
+        base = replace(base, stop_signal=PROGRAM_SIGNAL) if spec.command and not spec.ray else base
         stated = _differing(stated, _component(base, defaults=True, secrets=True))
     return head | _without_none(stated)
 

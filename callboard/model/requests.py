@@ -84,6 +84,7 @@ class ComponentSpec(_Request):
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
         command: a program and its arguments, instead of ``actor``: ``["python", "train.py"]`` (docs/programs.md).
         script: the same as text for a shell.
+        ray: give the command a Ray cluster of its own, a node per worker.
 
     The other fields are those of :class:`callboard.model.specs.ComponentSpec`.
     """
@@ -119,6 +120,7 @@ class ComponentSpec(_Request):
     places: Sequence[Mapping[str, Any]] | None = None
     command: Sequence[str] | None = None
     script: str | None = None
+    ray: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ COLOCATED_CONCURRENCY = 10
 PROGRAM = "callboard:Program"
 """The actor of a component that runs a command. By its public name, which never moves: it is in journals."""
 
+RAY_PROGRAM = "callboard:RayProgram"
+"""The same with a Ray cluster of its own."""
+
 PROGRAM_SIGNAL = "SIGTERM"
 """Signal that the stop of a command begins with, unless it says another: it is what `cancel()` is to an actor."""
 
@@ -293,7 +296,12 @@ class ComponentSpec:
     @property
     def command(self) -> tuple[str, ...]:
         """The program and its arguments, of a component that runs one instead of an actor; else empty."""
-        return tuple(json.loads(self.args_json)[0]) if self.actor == PROGRAM else ()
+        return tuple(json.loads(self.args_json)[0]) if self.actor in (PROGRAM, RAY_PROGRAM) else ()
+
+    @property
+    def ray(self) -> bool:
+        """Whether its command has a Ray cluster of its own."""
+        return self.actor == RAY_PROGRAM
 
     @property
     def elastic(self) -> bool:

@@ -360,6 +360,7 @@ class ComponentSpec(_message.Message):
     PLACEMENT_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
+    RAY_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
@@ -401,6 +402,8 @@ class ComponentSpec(_message.Message):
     """Where the workers of this component lie to each other. Unspecified: as the job says."""
     ports: _builtins.int
     """TCP ports of its node that each worker is given in CALLBOARD_PORTS, 0 … 64. Default 0."""
+    ray: _builtins.bool
+    """Each worker starts a Ray node inside its process tree, and the command runs on rank 0 with RAY_ADDRESS."""
     stop_signal: _builtins.str
     """Signal that a stop begins with, sent to the worker's process tree before cancel() and checkpoint(): SIGTERM, SIGINT,
     SIGHUP, SIGUSR1 or SIGUSR2. Empty: none.
@@ -487,11 +490,12 @@ class ComponentSpec(_message.Message):
         placement: Global___PlacementStrategy.ValueType = ...,
         ports: _builtins.int = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
+        ray: _builtins.bool = ...,
         stop_signal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray", b"ray", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015

@@ -132,7 +132,7 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
     return job_pb2.ComponentSpec(
         name=spec.name,
         role=spec.role,
-        **({"command": spec.command} if spec.command else work),
+        **({"command": spec.command, "ray": spec.ray} if spec.command else work),
         resources=resources_to_proto(spec.resources),
         zero_resources=spec.zero_resources,
         env=masked(spec.env, secrets=not mask),
@@ -192,6 +192,7 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
     return {"name": message.name} | given(
         actor=message.actor,
         command=list(message.command[: MAX_COMMAND + 1]),
+        ray=message.ray or None,
         role=message.role,
         args=JsonText(message.args_json) if message.args_json else None,
         kwargs=JsonText(message.kwargs_json) if message.kwargs_json else None,

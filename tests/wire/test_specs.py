@@ -255,6 +255,13 @@ class TestCommands:
         assert job_to_mapping(job)["components"] == [{"name": "c", "command": written, "workers": 1}]
         assert job_spec(job_to_mapping(job, defaults=True)) == job
 
+    def test_a_ray_cluster_of_its_own_comes_through(self) -> None:
+        job = job_spec({"name": "j", "pool": "p", "components": [{"name": "c", "command": ["x"], "ray": True}]})
+        assert (job.components[0].ray, job.components[0].stop_signal) == (True, "")
+        assert job_spec_from_proto(job_spec_to_proto(job)) == job
+        assert job_to_mapping(job)["components"] == [{"name": "c", "command": ["x"], "ray": True, "workers": 1}]
+        assert job_spec(job_to_mapping(job, defaults=True)) == job
+
     def test_a_script_is_run_by_a_shell_that_stops_at_the_first_error(self) -> None:
         assert self.component(script="cd x\n./train").command == ("/bin/sh", "-ec", "cd x\n./train")
         assert self.component(script="#!/usr/bin/env bash\n./train", stop_signal="SIGINT").stop_signal == "SIGINT"
@@ -262,6 +269,9 @@ class TestCommands:
     REFUSED: tuple[tuple[dict[str, object], str, str], ...] = (
         ({}, "actor", "is required; or state command or script"),
         ({"actor": "a:B", "command": ["x"]}, "command", "is stated beside actor; state one of them"),
+        ({"actor": "a:B", "ray": True}, "ray", "is for a command or script"),
+        ({"command": ["x"], "ray": True, "stop_signal": "SIGINT"}, "stop_signal", "is SIGTERM"),
+        ({"command": ["x"], "ray": True, "min_workers": 1, "max_workers": 2}, "ray", "a fixed number"),
         ({"command": ["x"], "script": "y"}, "script", "is stated beside command"),
         ({"actor": "callboard:Program"}, "actor", "runs a command; state command"),
         ({"command": []}, "command", "names no program"),

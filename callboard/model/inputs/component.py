@@ -29,7 +29,15 @@ from callboard.model.inputs.scalars import (
 )
 from callboard.model.inputs.scaling import Scaling
 from callboard.model.quantities import NOTHING, Resources
-from callboard.model.specs import COLOCATED_CONCURRENCY, PROGRAM, PROGRAM_SIGNAL, ComponentSpec, Strategy, WorkerPlace
+from callboard.model.specs import (
+    COLOCATED_CONCURRENCY,
+    PROGRAM,
+    PROGRAM_SIGNAL,
+    RAY_PROGRAM,
+    ComponentSpec,
+    Strategy,
+    WorkerPlace,
+)
 
 MAX_WORKERS = 100_000
 """Most workers of a component, and of a job."""
@@ -122,6 +130,7 @@ class ComponentInput(Input):
     actor: Actor | None = None
     command: Command | None = None
     script: Script | None = None
+    ray: Flag | None = None
     role: Name | None = None
     args_json: ArgsJson | None = Field(None, alias="args")
     kwargs_json: KwargsJson | None = Field(None, alias="kwargs")
@@ -170,7 +179,13 @@ class ComponentInput(Input):
             return [Misfit(("actor",), "is required; or state command or script, for a program")]
         size = sum(len(each) for each in self.command or ())
         misfits = [Misfit((key,), f"is stated beside {stated[0]}; state one of them") for key in stated[1:]]
-        if self.actor == PROGRAM:
+        if self.ray and self.actor is not None:
+            misfits.append(Misfit(("ray",), "is for a command or script: a Ray cluster of its own"))
+        if self.ray and self.stop_signal is not None:
+            misfits.append(Misfit(("stop_signal",), "is SIGTERM for a command with ray: true, and sent to it alone"))
+        if self.ray and self.min_workers != self.max_workers:
+            misfits.append(Misfit(("ray",), "needs a fixed number of workers"))
+        if self.actor in (PROGRAM, RAY_PROGRAM):
             misfits.append(Misfit(("actor",), "runs a command; state command: [PROGRAM, ARGUMENT, …] instead"))
         if self.command is not None and not (self.command and self.command[0]):
             misfits.append(Misfit(("command",), "names no program; write e.g. [python, train.py]"))
@@ -246,12 +261,15 @@ class ComponentInput(Input):
 
     def spec(self) -> ComponentSpec:
         """The frozen form. What is not stated and has a preset is left open, for the controller to fill in."""
-        stated = self.stated("workers", "ray_options", "component_placement", "command", "script")
+        stated = self.stated("workers", "ray_options", "component_placement", "command", "script", "ray")
         if self.actor is None:
             command = self.command or ("/bin/sh", "-ec", self.script or "")
-            work = {"actor": PROGRAM, "args_json": json.dumps([command], separators=(",", ":")), "entry": "run"}
+            actor = RAY_PROGRAM if self.ray else PROGRAM
+            work = {"actor": actor, "args_json": json.dumps([command], separators=(",", ":")), "entry": "run"}
             # One call at a time: that of the command, on the main thread of its host.
-            stated |= work | {"max_concurrency": 1, "stop_signal": self.stop_signal or PROGRAM_SIGNAL}
+            stated |= work | {"max_concurrency": 1}
+            if not self.ray:
+                stated.setdefault("stop_signal", PROGRAM_SIGNAL)
         if self.resources is not None:
             stated["resources"] = self.resources.amounts
             # Which zeros were written matters to presets alone.
