@@ -1,4 +1,4 @@
-"""Which checkpoints has the controller not acknowledged yet?
+"""Checkpoints that the controller has not acknowledged yet, kept on disk.
 
 A worker that yielded is killed right after it left its checkpoint; what it left must not depend on this agent living on
 until the controller has it. So it is written down before the kill, in a file that only this user reads, and removed

@@ -1,4 +1,4 @@
-"""What does a command of the controller make the agent do?
+"""Commands of the controller, and what each makes the agent do.
 
 A command that was seen before gets its first answer again and does nothing; one of an older term than the controller's
 current one is refused (I9). Everything else is handed to the workers or the placement groups, which answer by

@@ -1,4 +1,4 @@
-"""How does the event loop end process trees without being blocked by them?
+"""Ends of process trees, carried out without blocking the event loop.
 
 Walking /proc and waiting for deaths happens on threads of their own, so that one tree in uninterruptible sleep delays
 neither the loop nor the end of another tree.

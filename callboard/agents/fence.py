@@ -1,4 +1,5 @@
-"""Who ends strict workers when their lease is over and the agent can't? `python -m callboard.agents.fence DIR PID`.
+"""The fence: it ends strict workers when their lease is over and the agent can't. `python -m callboard.agents.fence DIR
+PID`.
 
 One small process beside the agent, from the first strict worker on. It reads when the controller was heard last
 (`lease_file`) and, when that is a lease ago, ends the trees of the strict workers that the run directory names. So an

@@ -1,4 +1,4 @@
-"""Is there a fence for the strict workers of this node? The agent's side of `fence`."""
+"""The keeper of the fence: the agent's side of `fence`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which placement groups is this agent making or removing?
+"""The placement groups that this agent makes or removes.
 
 Creation and removal are owed until done (docs/agents.md): a removal that comes while the group is being made waits for
 what comes of that and removes it, so a half-made group is never left in Ray.

@@ -1,4 +1,4 @@
-"""What does the agent of one node consist of, and how do its parts begin and end together?"""
+"""The agent of one node: its parts, and how they begin and end together."""
 
 from __future__ import annotations
 

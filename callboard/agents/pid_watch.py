@@ -1,4 +1,4 @@
-"""How does the agent notice at once that a process ended?
+"""A watch on processes that notices at once when one has ended.
 
 A pidfd in the event loop: no polling, no SIGCHLD, and it works for processes that aren't children (a Ray worker is
 the raylet's child). So does the exit status: until somebody reaps the process it is in /proc, and after that a pidfd

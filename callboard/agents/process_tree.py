@@ -1,4 +1,4 @@
-"""How is a process with everything it started ended, and how is that proved?
+"""Process trees: how a process is ended with everything it started, and how that is proved.
 
 A process is known by pid *and* start time, so a reused pid is never mistaken for the recorded one;
 signals go through a pidfd that was compared with that identity after it was opened. The walk stops

@@ -1,4 +1,4 @@
-"""In which Ray cluster is this node, and what has to happen when that changes?
+"""The node's membership in a Ray cluster, and what has to happen when that changes.
 
 The head starts its own cluster, an agent with `ray_address` joins that one, all others wait until the controller tells
 where Ray is. A node that ends by itself takes its workers with it (their trees are ended by pid: an actor

@@ -1,4 +1,4 @@
-"""Where does the agent of a node keep its things, and what did an earlier one leave behind?
+"""The run directory of an agent: where it keeps its things, and what an earlier one left behind.
 
     {run_dir}/            mode 0700, ours alone
       agent.lock          held (flock) by the living agent; its pid inside

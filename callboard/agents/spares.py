@@ -1,4 +1,4 @@
-"""Which worker hosts wait ready for a start?
+"""Spares: worker hosts that wait ready for a start.
 
 A spare is a generic worker host that has imported nothing of a user's. A start takes one and makes it its worker: a
 host serves one job and ends with it (PG-20). What is taken is made again, one at a time and never while a start is

@@ -1,4 +1,4 @@
-"""How is a worker asked to yield before it is killed?
+"""The stop ladder: how a worker is asked to yield before it is killed.
 
 `cancel()` on the control group; then the calls in flight may end; then `checkpoint()` when they have, or at half of the
 time; then the kill: at once where there is nothing to ask, at `cancel_timeout` at the latest (docs/agents.md).

@@ -1,4 +1,4 @@
-"""How much CPU and memory does a process tree use, and did the kernel end one for lack of memory?
+"""CPU and memory that a process tree uses, and whether the kernel ended one for lack of memory.
 
 Read from /proc (proc(5)) and the agent's own memory cgroup; nothing of it is exact while the tree changes.
 """

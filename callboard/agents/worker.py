@@ -1,4 +1,4 @@
-"""What happens to one worker in one generation, from its start command to the proof that it is gone?
+"""One worker in one generation, from its start command to the proof that it is gone.
 
 One task walks it through STARTING → READY → STOPPING → gone, or QUARANTINED before gone when proof takes too long.
 A stop may come at any moment, also before the process exists (PC-13). Every way out ends the whole process

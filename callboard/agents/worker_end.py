@@ -1,4 +1,4 @@
-"""How does a worker end, asked or not, and how is that proved?
+"""The end of a worker, asked for or not, and its proof.
 
 Every function returns what is left, as text: empty when everything of the worker is proved gone (I4).
 """

@@ -1,4 +1,4 @@
-"""Which variables does a worker see, and what is it told at its assignment?
+"""The environment of a worker: its variables, and what it is told at its assignment.
 
 Never the agent's whole environment (docs/roles.md): an allow-list, the keys of experiment trackers, what the component
 declares, then what the scheduler owns. Whatever an earlier tenant set is gone with its process (PG-20).

@@ -1,4 +1,4 @@
-"""What is known of one worker, while it comes up, lives and ends?"""
+"""What is known of one worker while it comes up, lives and ends."""
 
 from __future__ import annotations
 

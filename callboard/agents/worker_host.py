@@ -1,4 +1,4 @@
-"""What runs inside a worker process?
+"""The worker host: what runs inside a worker process.
 
 The generic worker host: it takes an assignment, sets the environment before any code of the user is imported, builds
 the user's object (or one for each member of a colocation group) and calls it. With `worker_members`, `worker_lanes`,

@@ -1,4 +1,4 @@
-"""How does a worker come by its host: a warm spare, or a cold start?"""
+"""The way to a host for a worker: a warm spare, or a cold start."""
 
 from __future__ import annotations
 

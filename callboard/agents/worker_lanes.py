@@ -1,4 +1,4 @@
-"""On which thread does a method of the user run?
+"""Lanes: the thread on which each method of the user runs.
 
 Sync classes are built and called on one pool of `limit` threads: with 1, strictly one call at a time and always
 on the same thread, so thread-local CUDA and torch state is kept. That thread is the main thread of the process where

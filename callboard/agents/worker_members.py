@@ -1,4 +1,4 @@
-"""Which objects of the user live in a worker process? One, or one for each member of a colocation group.
+"""The objects of the user in a worker process: one, or one for each member of a colocation group.
 
 Each member is an object of its own with hooks of its own, on a lane of its own: a trainer that runs one step at a
 time stays so beside a pool that serves a hundred callers. Standard library only: this runs in every worker.

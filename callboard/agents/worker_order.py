@@ -1,4 +1,4 @@
-"""What does a worker need to live: its order, and what all workers of the node share?"""
+"""The order of a worker: what it needs to live, and what all workers of the node share."""
 
 from __future__ import annotations
 

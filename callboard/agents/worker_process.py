@@ -1,4 +1,4 @@
-"""What does the worker host do to its process, and how does it put the user's values into plain ones?
+"""The process of a worker host: what the host does to it, and how the user's values become plain ones.
 
 Standard library only: this runs in every worker.
 """

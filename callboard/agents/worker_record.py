@@ -1,4 +1,4 @@
-"""What must the next agent know of a worker to go on with it?
+"""The record of a worker: what the next agent must know to go on with it.
 
 No environment, no arguments, no checkpoint to restore: those come again with the start command, should the worker still
 need them, and secrets stay out of files.

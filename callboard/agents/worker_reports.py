@@ -1,4 +1,4 @@
-"""What is the controller told about one worker?"""
+"""Reports to the controller about one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a worker keep secrets out of what it tells? The values of secret variables are masked (SE-04).
+"""Secrets of a worker: values of secret variables are masked in all that it tells (SE-04).
 
 Guaranteed: in errors and in progress, and in what Python code prints through `sys.stdout` and `sys.stderr`, in one
 piece. Not guaranteed: what native code and child processes write, and what a class prints in pieces or in a code of

@@ -1,4 +1,4 @@
-"""What may cut a worker's work short?"""
+"""Signals that may cut a worker's work short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a worker come up: predecessor gone, host up, assignment answered?"""
+"""The start of a worker: predecessor gone, host up, assignment answered."""
 
 from __future__ import annotations
 

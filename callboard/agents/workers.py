@@ -1,4 +1,4 @@
-"""Which workers does this node have, and which commands about them still count?
+"""The table of this node's workers, and which commands about them still count.
 
 The table of workers by key and generation. A generation is a fencing token (I9): what is older than the newest one
 seen for its key changes nothing. Decided here: a start of a newer generation, while an older one still

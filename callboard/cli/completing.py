@@ -19,7 +19,7 @@ def _of(names: Callable[[Client], Awaitable[list[str]]]) -> Callable[[typer.Cont
         # Every key press starts a program: what needs gRPC is loaded only here.
         import asyncio  # noqa: PLC0415
 
-        from callboard.cli.failures import EXPECTED  # noqa: PLC0415
+        from callboard.cli.show.failures import EXPECTED  # noqa: PLC0415
         from callboard.client.client import Client  # noqa: PLC0415
 
         async def ask() -> list[str]:

@@ -16,36 +16,37 @@ from typer.main import get_group
 
 MODULE_OF = MappingProxyType(
     {
-        "up": "cluster",
-        "down": "cluster",
-        "controller": "cluster",
-        "agent": "cluster",
-        "add-worker": "growing",
-        "remove-worker": "growing",
-        "demand": "growing",
-        "autoscale": "growing",
-        "demo": "demo_verbs",
-        "run": "running",
-        "status": "status",
-        "top": "looking",
-        "doctor": "looking",
-        "ray-env": "looking",
-        "job": "jobs",
-        "pool": "pools",
-        "pg": "placement_groups",
-        "node": "nodes",
-        "worker": "workers",
-        "policy": "policy",
-        "placement": "placement",
-        "plan": "plan",
-        "events": "events",
-        "autoplace": "autoplace",
-        "profile": "autoplace",
-        "simulate": "simulate",
-        "replay": "replay",
+        "up": "cli.cluster.verbs",
+        "down": "cli.cluster.verbs",
+        "controller": "cli.cluster.verbs",
+        "agent": "cli.cluster.verbs",
+        "add-worker": "cli.cluster.growing_verbs",
+        "remove-worker": "cli.cluster.growing_verbs",
+        "demand": "cli.cluster.growing_verbs",
+        "autoscale": "cli.cluster.growing_verbs",
+        "demo": "demo.verbs",
+        "run": "cli.jobs.run_verb",
+        "status": "cli.watch.status_verb",
+        "top": "cli.watch.looking_verbs",
+        "doctor": "cli.watch.looking_verbs",
+        "ray-env": "cli.watch.looking_verbs",
+        "job": "cli.jobs.verbs",
+        "pool": "cli.pools.verbs",
+        "pg": "cli.pools.group_verbs",
+        "node": "cli.nodes.verbs",
+        "worker": "cli.watch.worker_verbs",
+        "policy": "cli.pools.policy_verbs",
+        "placement": "cli.layouts.placement_verbs",
+        "plan": "cli.layouts.plan_verbs",
+        "events": "cli.watch.event_verbs",
+        "autoplace": "cli.autoplace.verbs",
+        "profile": "cli.autoplace.verbs",
+        "simulate": "cli.offline.simulate_verb",
+        "replay": "cli.offline.replay_verb",
     }
 )
-"""Verb, or group of verbs → module in this package, in the order of the help. A module has ``add_to`` for the verbs it
+"""Verb, or group of verbs → module below `callboard`, in the order of the help.
+A module has ``add_to`` for the verbs it
 adds to the program, or ``app`` for a group of them."""
 
 
@@ -86,7 +87,7 @@ class _Commands(MutableMapping[str, Any]):
 
 
 def _command(name: str) -> Any:
-    module = import_module(f"callboard.cli.{MODULE_OF[name]}")
+    module = import_module(f"callboard.{MODULE_OF[name]}")
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     if hasattr(module, "app"):
         alone.add_typer(module.app, name=name)

@@ -1,4 +1,4 @@
-"""Does what was decided hold? Each decision against the virtual world and against books of our own.
+"""The audit: each decision held against the virtual world and against books of our own.
 
 Nothing here trusts an index of the scheduler: the books are folded from the changes, and whether a process is gone is
 asked of the machines.

@@ -1,4 +1,4 @@
-"""What will a worker do? Drawn once, when it is asked for."""
+"""The behaviour of a worker, drawn once, when it is asked for."""
 
 from __future__ import annotations
 

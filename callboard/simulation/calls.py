@@ -1,4 +1,4 @@
-"""How does a client call? With a delay, an answer that may get lost, and another try when none came."""
+"""Calls of clients: with a delay, an answer that may get lost, and another try when none came."""
 
 from __future__ import annotations
 

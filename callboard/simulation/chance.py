@@ -1,4 +1,4 @@
-"""Where does chance come from? One stream of random numbers per purpose, all from one seed.
+"""Chance: one stream of random numbers per purpose, all from one seed.
 
 Streams of their own, so that a change of the workload doesn't change what the network does.
 """

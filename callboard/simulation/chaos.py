@@ -1,4 +1,4 @@
-"""What goes wrong, and when? Faults of machines, agents, Ray, network and controller, each at its own random times."""
+"""Faults of machines, agents, Ray, network and controller, each at its own random times."""
 
 from __future__ import annotations
 

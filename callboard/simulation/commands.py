@@ -1,4 +1,4 @@
-"""What does a command make an agent do? The rules of ``callboard.agents.commands`` and of its table of workers."""
+"""Commands to a simulated agent, by the rules of ``callboard.agents.commands`` and of its table of workers."""
 
 from __future__ import annotations
 

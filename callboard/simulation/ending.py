@@ -1,4 +1,4 @@
-"""Is anything left when everything has healed? What must be true at the end."""
+"""The end of a simulation: what must be true, and gone, when everything has healed."""
 
 from __future__ import annotations
 

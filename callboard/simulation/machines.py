@@ -1,4 +1,4 @@
-"""What is true? The machines, the process trees that live on them, and the devices they use.
+"""The virtual machines, the process trees that live on them, and the devices they use.
 
 Nobody else decides what lives: agents spawn and kill here, and every rule about devices is checked against this, not
 against anybody's books.

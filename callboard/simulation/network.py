@@ -1,4 +1,4 @@
-"""What does the network do to messages? Streams between agents and the controller, which lose, repeat and reorder.
+"""The network: streams between agents and the controller, which lose, repeat and reorder messages.
 
 Harsher than gRPC, where a stream that lives loses and reorders nothing: a protocol that survives this survives that.
 A lost message costs its stream within the keepalive, as on a real connection.

@@ -1,4 +1,4 @@
-"""What do operators change? Pools, the policy, idle groups, cordons and drains."""
+"""Operators, who change pools, the policy, idle groups, cordons and drains."""
 
 from __future__ import annotations
 

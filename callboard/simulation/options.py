@@ -1,4 +1,4 @@
-"""What is simulated? The cluster, the time, and which faults may happen."""
+"""The options of a simulation: the cluster, the time, and which faults may happen."""
 
 from __future__ import annotations
 

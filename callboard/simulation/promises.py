@@ -1,4 +1,4 @@
-"""What was acknowledged, and is it still true? (R1, I8)
+"""The promises: what was acknowledged must still be true. (R1, I8)
 
 A client that got an answer may rely on it: whatever the controller says afterwards, also after a crash, is checked
 against the answers it gave.

@@ -1,4 +1,4 @@
-"""Which placement groups exist in Ray? A head with a session, raylets, and groups that book room on them.
+"""The virtual Ray: a head with a session, raylets, and groups that book room on them.
 
 As in Ray: a group whose raylets lack room stays pending, one whose raylet died stays around until it is removed, and
 all are void when the head's session ends. A group that the controller forgot therefore shows: its successor on the

@@ -1,4 +1,4 @@
-"""What came out? Figures of a simulation, and of a failure everything that helps to understand it."""
+"""The report of a simulation: its figures, and of a failure everything that helps to understand it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a broken rule?"""
+"""The exception for a broken rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do clients ask for? Pools and jobs of many shapes."""
+"""The shapes of pools and jobs that clients ask for."""
 
 from __future__ import annotations
 

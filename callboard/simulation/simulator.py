@@ -1,4 +1,4 @@
-"""How does one simulation go? Trouble, then healing, then the end; every decision on the way is checked."""
+"""One simulation: trouble, then healing, then the end; every decision on the way is checked."""
 
 from __future__ import annotations
 

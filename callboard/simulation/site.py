@@ -1,4 +1,4 @@
-"""What does everything virtual share?"""
+"""The site: what everything virtual shares."""
 
 from __future__ import annotations
 

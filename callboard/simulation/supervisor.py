@@ -1,4 +1,4 @@
-"""Who starts an agent again? The supervisor of one machine, and its power switch."""
+"""The supervisor of one machine: it starts an agent again, and has the power switch."""
 
 from __future__ import annotations
 

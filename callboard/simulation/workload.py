@@ -1,4 +1,4 @@
-"""Who asks for what, and when? Trainers that submit, scale, renew, preempt, cancel and complete jobs.
+"""Trainers that submit, scale, renew, preempt, cancel and complete jobs, and when they do.
 
 A client retries what it has no answer to, a submission under the same request id; it tells :mod:`promises` of every
 answer it got.

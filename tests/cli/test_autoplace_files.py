@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli import config_source
-from callboard.cli.config_source import config_names, load_config
-from callboard.cli.failing import BAD_INPUT, CommandFailed
-from callboard.cli.file_replacing import replace_file, write_new
+from callboard.cli.autoplace.outputs import replace_file, write_new
+from callboard.cli.layouts import config_source
+from callboard.cli.layouts.config_source import config_names, load_config
+from callboard.cli.show.failing import BAD_INPUT, CommandFailed
 from callboard.model.faults import InvalidInput
 
 

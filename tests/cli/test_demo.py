@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli.demo.responsiveness import Responsiveness
-from callboard.cli.demo.setting import FACTORS, Setting
-from callboard.cli.demo.story import Verdict
-from callboard.cli.demo.workers import RLHFWorker
 from callboard.cli.local.ending import marked
 from callboard.cli.local.ports import listening_in
+from callboard.demo.responsiveness import Responsiveness
+from callboard.demo.setting import FACTORS, Setting
+from callboard.demo.story import Verdict
+from callboard.demo.workers import RLHFWorker
 from callboard.model.inputs import job_spec, pool_spec
 from callboard.model.quantities import Resources
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli.demo.elastic import ElasticResult
-from callboard.cli.demo.training import PASSES, TrainingActor
-from callboard.cli.demo.training_loop import Step
-from callboard.cli.demo.training_story import chart
 from callboard.cli.local.ending import marked
 from callboard.cli.local.growth import running_workers
 from callboard.cli.local.ports import free_port, listening_in
 from callboard.client.clusters import ClusterRecord
+from callboard.demo.elastic import ElasticResult
+from callboard.demo.training import PASSES, TrainingActor
+from callboard.demo.training_loop import Step
+from callboard.demo.training_story import chart
 from examples import training_loop_with_autoscaling as example
 from tests.cli.machine import ROOT, Machine, wait_for_line, wait_gone
 

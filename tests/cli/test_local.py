@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from callboard import ClusterFailed, InvalidInput, NoResult, SyncClient
+from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local import dashboard
 from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.ports import free_port
-from callboard.cli.start_progress import StartProgress
 from callboard.client.processes import identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
 ACTORS = "tests.support.actors"
-PROBE = {"name": "train", "actor": "callboard.cli.demo.probe:Probe", "resources": {"cpu": 1, "gpu": 1}}
+PROBE = {"name": "train", "actor": "callboard.demo.probe:Probe", "resources": {"cpu": 1, "gpu": 1}}
 
 
 def test_ctrl_c_ends_a_cluster_and_leaves_nothing(machine: Machine) -> None:

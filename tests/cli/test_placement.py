@@ -11,9 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from callboard.cli.file_faults import fault_lines
-from callboard.cli.file_secrets import secret_spans
 from callboard.cli.main import app
+from callboard.cli.show.file_faults import fault_lines, secret_spans
 from callboard.client import methods
 from callboard.model.faults import Fault
 from callboard.v1.common_pb2 import Device, Hardware, Resources

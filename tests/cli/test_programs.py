@@ -15,7 +15,7 @@ def test_a_job_runs_on_real_programs(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "name: first\npool: default\ncomponents:\n"
-        "- {name: actor, actor: 'callboard.cli.demo.workers:RLHFWorker', kwargs: {role: train},"
+        "- {name: actor, actor: 'callboard.demo.workers:RLHFWorker', kwargs: {role: train},"
         " workers: 2, resources: {cpu: 1, gpu: 1}}\n"
     )
     assert machine.run("pool", "create", "default", "--cpu", "4").returncode == 0

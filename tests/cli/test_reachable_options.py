@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from callboard.agents.options import AgentOptions, OptionError
 from callboard.agents.options import option_of as agent_option
-from callboard.cli.actions import agent as agent_action
-from callboard.cli.actions import controller as controller_action
+from callboard.cli.cluster import agent as agent_action
+from callboard.cli.cluster import controller as controller_action
 from callboard.cli.main import app
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.options import option_of as controller_option
@@ -192,7 +192,7 @@ def test_ft_e1_an_interpreter_is_allowed_from_the_command_line(machine: Machine,
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     job = (
-        "name: {name}\npool: default\ncomponents:\n- {{name: actor, actor: 'callboard.cli.demo.workers:RLHFWorker', "
+        "name: {name}\npool: default\ncomponents:\n- {{name: actor, actor: 'callboard.demo.workers:RLHFWorker', "
         "kwargs: {{role: train}}, resources: {{cpu: 1}}, interpreter: {python}}}\n"
     )
     machine.up("--interpreter", str(python))

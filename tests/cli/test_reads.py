@@ -13,8 +13,8 @@ import yaml
 
 from callboard.agents.inventory import inventory, node_devices
 from callboard.agents.options import AgentOptions
-from callboard.cli import session, words
-from callboard.cli.actions import status
+from callboard.cli.show import session, words
+from callboard.cli.watch import status
 from callboard.client import methods, watching
 from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import ListEventsResponse, WatchRequest, WatchResponse

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli.actions.running import _indexes, _program
+from callboard.cli.jobs.running import _indexes, _program
 from callboard.client.jobs import JobHandle
 from tests.cli.cluster import ROOT, RealCluster, job
 

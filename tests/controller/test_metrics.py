@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from callboard.cli.actions import status
+from callboard.cli.watch import status
 from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.server import MetricsServer
 from callboard.controller.options import BadOption, ControllerOptions

@@ -11,72 +11,91 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from callboard.cli.actions import agent as agent
-    from callboard.cli.actions import autoplace as autoplace
-    from callboard.cli.actions import autoscaling as autoscaling
-    from callboard.cli.actions import controller as controller
-    from callboard.cli.actions import demos as demos
-    from callboard.cli.actions import events as events
-    from callboard.cli.actions import groups as groups
-    from callboard.cli.actions import growing as growing
-    from callboard.cli.actions import job_logs as job_logs
-    from callboard.cli.actions import jobs as jobs
-    from callboard.cli.actions import local as local
-    from callboard.cli.actions import looking as looking
-    from callboard.cli.actions import nodes as nodes
-    from callboard.cli.actions import placement as placement
-    from callboard.cli.actions import plan as plan
-    from callboard.cli.actions import policy as policy
-    from callboard.cli.actions import pool_changes as pool_changes
-    from callboard.cli.actions import pools as pools
-    from callboard.cli.actions import profile as profile
-    from callboard.cli.actions import replaying as replaying
-    from callboard.cli.actions import running as running
-    from callboard.cli.actions import simulation as simulation
-    from callboard.cli.actions import status as status
-    from callboard.cli.actions import watching as watching
-    from callboard.cli.actions import workers as workers
+    from callboard.cli.autoplace import actions as autoplace
+    from callboard.cli.autoplace import profile
+    from callboard.cli.autoscale import actions as autoscaling
+    from callboard.cli.cluster import agent, controller, growing, local
+    from callboard.cli.jobs import actions as jobs
+    from callboard.cli.jobs import logs as job_logs
+    from callboard.cli.jobs import running
+    from callboard.cli.layouts import placement, plan
+    from callboard.cli.nodes import actions as nodes
+    from callboard.cli.offline import replaying, simulation
+    from callboard.cli.pools import actions as pools
+    from callboard.cli.pools import changes as pool_changes
+    from callboard.cli.pools import groups, policy
+    from callboard.cli.watch import events, looking, status, watching, workers
+    from callboard.demo import actions as demos
 
-_EXTRA_OF = MappingProxyType(
+_PLACES = MappingProxyType(
     {
-        "agent": "agent",
-        "autoplace": "",
-        "autoscaling": "",
-        "controller": "controller",
-        "demos": "",
-        "events": "",
-        "groups": "",
-        "growing": "",
-        "job_logs": "",
-        "pool_changes": "",
-        "watching": "",
-        "workers": "",
-        "jobs": "",
-        "local": "",
-        "looking": "",
-        "nodes": "",
-        "placement": "",
-        "plan": "",
-        "policy": "",
-        "pools": "",
-        "profile": "",
-        "replaying": "controller",
-        "running": "",
-        "simulation": "",
-        "status": "",
+        "agent": ("cli.cluster.agent", "agent"),
+        "autoplace": ("cli.autoplace.actions", ""),
+        "autoscaling": ("cli.autoscale.actions", ""),
+        "controller": ("cli.cluster.controller", "controller"),
+        "demos": ("demo.actions", ""),
+        "events": ("cli.watch.events", ""),
+        "groups": ("cli.pools.groups", ""),
+        "growing": ("cli.cluster.growing", ""),
+        "job_logs": ("cli.jobs.logs", ""),
+        "jobs": ("cli.jobs.actions", ""),
+        "local": ("cli.cluster.local", ""),
+        "looking": ("cli.watch.looking", ""),
+        "nodes": ("cli.nodes.actions", ""),
+        "placement": ("cli.layouts.placement", ""),
+        "plan": ("cli.layouts.plan", ""),
+        "policy": ("cli.pools.policy", ""),
+        "pool_changes": ("cli.pools.changes", ""),
+        "pools": ("cli.pools.actions", ""),
+        "profile": ("cli.autoplace.profile", ""),
+        "replaying": ("cli.offline.replaying", "controller"),
+        "running": ("cli.jobs.running", ""),
+        "simulation": ("cli.offline.simulation", ""),
+        "status": ("cli.watch.status", ""),
+        "watching": ("cli.watch.watching", ""),
+        "workers": ("cli.watch.workers", ""),
     }
 )
+"""Name → the module below `callboard`, and the extra that it needs."""
+
+__all__ = [
+    "agent",
+    "autoplace",
+    "autoscaling",
+    "controller",
+    "demos",
+    "events",
+    "groups",
+    "growing",
+    "job_logs",
+    "jobs",
+    "local",
+    "looking",
+    "nodes",
+    "placement",
+    "plan",
+    "policy",
+    "pool_changes",
+    "pools",
+    "profile",
+    "replaying",
+    "running",
+    "simulation",
+    "status",
+    "watching",
+    "workers",
+]
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name not in _EXTRA_OF:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    place, extra = _PLACES[name]
     collecting = gc.isenabled()
     gc.disable()  # What is imported stays: looking through it for garbage again and again is a twentieth of a start.
     try:
-        return import_module(f"{__name__}.{name}")
+        return import_module(f"callboard.{place}")
     except ModuleNotFoundError as error:
-        extra = _EXTRA_OF[name]
         if not extra or (error.name or "callboard").partition(".")[0] == "callboard":
             raise
         typer.echo(

@@ -1,1 +1,1 @@
-"""The live demonstrations. `workers` is imported inside worker processes and needs nothing but Python."""
+"""Where the demonstration's workers were in version 0.1: job files and journals of that version name them."""

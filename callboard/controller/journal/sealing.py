@@ -1,4 +1,4 @@
-"""The seal on secret values at rest: AES-256-GCM with a key that lies in a file of its own.
+"""Sealed secrets: values written down under a key that lies in a file of its own.
 
 Protects what is copied, searched or mailed without that file. Not against whoever may read both: a controller that
 starts again by itself has nobody to ask for the key.

@@ -1,0 +1,1 @@
+"""The search for placements on the command line."""

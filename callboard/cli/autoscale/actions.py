@@ -1,0 +1,149 @@
+"""What `callboard demand` and `callboard autoscale` do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import typer
+from rich.table import Table
+
+from callboard.cli.autoscale.loop import Autoscaler, Limits, Provider
+from callboard.cli.autoscale.providers import CommandProvider, LocalProvider
+from callboard.cli.cluster.growing import cluster_to_grow
+from callboard.cli.cluster.local_failures import in_words
+from callboard.cli.local.growth import NotGrowable
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.plan_file import read_plan
+from callboard.cli.local.turns import ClusterGone
+from callboard.cli.options import Output
+from callboard.cli.show import printing, screen, words
+from callboard.cli.show.plain import plain
+from callboard.cli.show.session import failing_in_words, with_client
+from callboard.client.client import Client
+from callboard.client.clusters import read_record
+from callboard.model.durations import parse_duration_ms
+from callboard.model.quantities import QuantityError, Resources
+from callboard.v1.scheduler_pb2 import Demand
+
+
+def show_demand(*, controller: str, output: Output) -> None:
+    """Shows what is wanted."""
+
+    async def action(client: Client) -> None:
+        demands = await client.demand()
+        if output is Output.JSON:
+            printing.print_json([plain(entry) for entry in demands])
+        elif output is Output.YAML:
+            printing.print_yaml([plain(entry) for entry in demands])
+        elif demands:
+            out = screen.stdout(wide=output is Output.WIDE)
+            out.print(_table(demands))
+            if any(entry.shape.gpu_milli for entry in demands):
+                out.print(f"GPUs: {words.free_gpus(await client.stats())}.")
+        else:
+            screen.stderr().print("Nothing is wanted beyond what there is.")
+
+    with_client(controller, action)
+
+
+def run(
+    *,
+    provider: str,
+    least: int,
+    most: int,
+    idle: str,
+    every: str,
+    notice: str,
+    grow_elastic: bool,
+    up: str,
+    down: str,
+    node: str,
+    name: str,
+    controller: str,
+    quiet: bool,
+) -> None:
+    """Adds and removes nodes until a signal comes."""
+    if least > most:
+        raise typer.BadParameter(f"{least} is above --max {most}", param_hint="--min")
+    by_command = provider == "command"
+    if [bool(up), bool(down)] != [by_command] * 2:
+        raise typer.BadParameter("--provider command takes both --up and --down, local neither", param_hint="--up")
+    limits = Limits(
+        least=least,
+        most=most,
+        idle_s=_seconds(idle, "--idle"),
+        notice_s=_seconds(notice, "--notice"),
+        grow_elastic=grow_elastic,
+    )
+    pause_s = max(0.05, _seconds(every, "--every"))
+    stated = _amounts(node)
+
+    async def main(_: Interrupts) -> None:
+        local = None if by_command else _local(name)
+        async with Client(controller or (local[0] if local else None)) as client:
+            source: Provider = local[1] if local else CommandProvider(client, up, down, stated)
+            scaler = Autoscaler(client, source, limits, tell, time.monotonic)
+            tell(f"keeping {least} to {most} nodes at {client.address}")
+            await scaler.run(lambda: _pause(pause_s, local[1] if local else None))
+
+    def tell(text: str) -> None:
+        if not quiet:
+            screen.stderr().print(text, markup=False, soft_wrap=True)
+
+    def _local(cluster: str) -> tuple[str, LocalProvider]:
+        directory = cluster_to_grow(cluster)
+        plan, record = read_plan(directory), read_record(directory)
+        if plan is None or record is None:
+            assert record is not None, "a running cluster has a record"
+            raise in_words(NotGrowable(record))
+        return plan.controller, LocalProvider(directory, plan, tell)
+
+    with failing_in_words():
+        try:
+            run_interruptible(main)
+        except KeyboardInterrupt:
+            tell("Ended; the nodes stay as they are.")
+        except ClusterGone as error:
+            raise in_words(error) from error
+
+
+async def _pause(pause_s: float, local: LocalProvider | None) -> None:
+    await asyncio.sleep(pause_s)
+    if local is not None:
+        local.check_running()
+
+
+def _table(demands: Sequence[Demand]) -> Table:
+    rows = [
+        [
+            entry.pool,
+            str(entry.count),
+            words.amounts(entry.shape),
+            str(entry.optional_count or ""),
+            words.age(entry.since_time),
+            "a quota" if entry.quota_blocked else "room",
+            words.labels(entry.node_selector),
+            ", ".join(entry.jobs),
+        ]
+        for entry in demands
+    ]
+    columns = ["POOL", "WORKERS", "EACH", "OPTIONAL", "WAITING", "FOR", "LABELS", "JOBS"]
+    return screen.table(columns, rows, right=("WORKERS", "OPTIONAL"))
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        return parse_duration_ms(text) / 1000
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _amounts(text: str) -> Resources | None:
+    if not text:
+        return None
+    try:
+        return Resources.parse(dict(part.split("=", 1) for part in text.split(",")))
+    except (QuantityError, ValueError) as error:
+        raise typer.BadParameter(f"{text!r}: {error}", param_hint="--node") from error

@@ -1,0 +1,1 @@
+"""A cluster on the command line: up, down, controller, agent, one more node."""

@@ -1,0 +1,199 @@
+"""What `callboard agent` does: check the options, find the controller, run the program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+from callboard.agents.agent import run_agent
+from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError, option_of
+from callboard.cli.local.dashboard import usable_port
+from callboard.cli.show import screen
+from callboard.cli.show.session import failing_in_words
+from callboard.client.address import find_controller
+from callboard.model.durations import parse_duration_ms
+from callboard.model.quantities import QuantityError, parse_memory, parse_milli
+
+Parsed = TypeVar("Parsed")
+
+
+def run(
+    *,
+    controller: str,
+    cluster: str,
+    token_file: Path | None,
+    node_id: str,
+    rank: int | None,
+    cpus: str,
+    memory: str,
+    gpus: int | None,
+    simulate_gpus: int | None,
+    labels: Sequence[str],
+    resources: Sequence[str],
+    node_group: str,
+    hardware: Sequence[str],
+    interpreters: Sequence[str],
+    object_store: str,
+    output_per_worker: str,
+    output_total: str,
+    warm_spares: int,
+    runtime: str,
+    ray_head: bool,
+    ray_address: str,
+    ray_token_file: Path | None,
+    ray_port: int | None,
+    dashboard_port: int | None,
+    port_base: int | None,
+    node_ip: str,
+    notice_command: str,
+    notice_every: str,
+    notice_timeout: str,
+    notice_deadline: str,
+    leave_hooks: str,
+    leave_timeout: str,
+    successor: str,
+    http_proxy: bool,
+    run_dir: Path | None,
+    log_format: str,
+    log_level: str,
+    exit_with_parent: int | None,
+    exit_with: str,
+) -> None:
+    """Runs the agent until it is told to end."""
+    with failing_in_words():
+        address = find_controller(controller or None).address
+    dashboard_port = usable_port(dashboard_port, starts_head=ray_head, tell=_tell)
+    stated: dict[str, Any] = {"ray_port": ray_port} if ray_port is not None else {}
+    choices: dict[str, Any] = {"runtime": runtime, "log_format": _log_format(log_format)}
+    try:
+        options = AgentOptions(
+            node_id=node_id or _own_node_id(),
+            controller=address,
+            cluster=cluster,
+            token=_token(token_file),
+            rank=rank,
+            labels=_pairs(labels, "--label"),
+            node_group=node_group,
+            hardware=tuple(piece for text in hardware for piece in _hardware(text)),
+            interpreters=tuple(interpreters),
+            object_store_bytes=_parsed(parse_memory, object_store, option_of("object_store_bytes")),
+            output_worker_bytes=_parsed(parse_memory, output_per_worker, option_of("output_worker_bytes")) or 0,
+            output_bytes=_parsed(parse_memory, output_total, option_of("output_bytes")) or 0,
+            warm_spares=warm_spares,
+            gpus=gpus,
+            simulate_gpus=simulate_gpus,
+            cpu_milli=_parsed(parse_milli, cpus, "--cpus"),
+            memory_bytes=_parsed(parse_memory, memory, "--memory"),
+            custom_milli={name: parse_milli(amount) for name, amount in _pairs(resources, "--resource").items()},
+            ray_head=ray_head,
+            ray_address=ray_address,
+            ray_token_path=str(ray_token_file or ""),
+            dashboard_port=dashboard_port,
+            port_base=port_base,
+            node_ip=node_ip,
+            notice_command=notice_command,
+            notice_every_s=_seconds(notice_every, "notice_every_s") or 0,
+            notice_timeout_s=_seconds(notice_timeout, "notice_timeout_s") or 0,
+            notice_within_ms=_parsed(parse_duration_ms, notice_deadline, "--notice-deadline") or 0,
+            leave_hooks_s=_seconds(leave_hooks, "leave_hooks_s") or 0,
+            leave_s=_seconds(leave_timeout, "leave_s") or 0,
+            successor_s=_seconds(successor, "successor_s"),
+            http_proxy=http_proxy,
+            run_dir=str(run_dir or ""),
+            log_level=log_level.upper(),
+            exit_with_parent=exit_with_parent,
+            exit_with=_process(exit_with),
+            **choices,
+            **stated,
+        )
+    except OptionError as error:
+        raise typer.BadParameter(error.why, param_hint=option_of(error.option)) from error
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--resource") from error
+    raise typer.Exit(asyncio.run(run_agent(options)))
+
+
+def _tell(text: str) -> None:
+    screen.stderr().print(text, markup=False, soft_wrap=True)
+
+
+def _own_node_id() -> str:
+    """The host name, made to fit the pattern of names."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:56]
+    return name if name[:1].isalpha() else f"node-{name}"
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise typer.BadParameter(f"{text!r} reads KEY=VALUE", param_hint=option)
+    return key, value
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for key, value in (_pair(text, option) for text in texts):
+        if pairs.setdefault(key, value) != value:
+            raise typer.BadParameter(f"{key} is {pairs[key]} and {value}", param_hint=option)
+    return pairs
+
+
+def _process(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    pid, colon, ticks = text.partition(":")
+    if not (colon and pid.isdigit() and ticks.isdigit()):
+        raise typer.BadParameter(f"{text!r} reads PID:TICKS", param_hint="--exit-with")
+    return int(pid), int(ticks)
+
+
+def _hardware(text: str) -> list[tuple[str, str]]:
+    """``Franka=2`` is two of a type, ``Franka={…}`` one with its settings."""
+    kind, stated = _pair(text, "--hardware")
+    if stated.isascii() and stated.isdigit() and 1 <= int(stated) <= MAX_HARDWARE:
+        return [(kind, "")] * int(stated)
+    try:
+        settings = json.loads(stated)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise typer.BadParameter(f"{text!r} reads TYPE=N or TYPE={{…}}, a JSON object", param_hint="--hardware")
+    return [(kind, stated)]
+
+
+def _parsed(parse: Callable[[str], Parsed], text: str, option: str) -> Parsed | None:
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _seconds(text: str, field: str) -> float | None:
+    milliseconds = _parsed(parse_duration_ms, text, option_of(field))
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _token(path: Path | None) -> str:
+    """The join token. It is read from a file, because every user of the machine can read a command line."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"can't read {path}: {error}", param_hint=option_of("token")) from error
+
+
+def _log_format(stated: str) -> str:
+    if stated == "auto":
+        return "console" if os.isatty(2) else "json"
+    return stated

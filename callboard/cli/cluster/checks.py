@@ -1,0 +1,150 @@
+"""Checks of the options of a local cluster, before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+import typer
+
+from callboard.agents.options import AgentOptions, OptionError
+from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
+from callboard.cli.local.plan import NodeShape
+from callboard.cli.show.failing import CommandFailed, Failure
+from callboard.cli.show.session import failing_in_words
+from callboard.model.cluster_text import NodeText
+from callboard.model.names import is_custom_resource, is_name
+from callboard.model.quantities import MILLI, QuantityError, format_milli, parse_memory, parse_milli
+
+MAX_STARTED = 64
+"""Most nodes of a cluster on one machine."""
+
+
+def check_name(name: str) -> None:
+    """Raises BadParameter for what can't name a cluster."""
+    if not is_name(name):
+        raise typer.BadParameter(
+            f"{name!r} is not a valid name: names start with a letter, followed by letters, digits, _ . -",
+            param_hint="--name",
+        )
+
+
+def deal_gpus(
+    option: str, shapes: Sequence[NodeShape], *, agents: int, gpus: int, stated: Collection[str]
+) -> tuple[MachineGpus, int, int]:
+    """The GPUs to deal out, to how many nodes, and how many to each. Raises BadParameter for what can't be meant; ends
+    the program when there are too few.
+
+    Args:
+        option: `--machine-gpus`.
+        shapes: of the nodes; empty: there are ``agents`` of ``gpus`` GPUs.
+        agents: number of nodes.
+        gpus: of each.
+        stated: which of the two somebody asked for.
+    """
+    try:
+        found = machine_gpus(option)
+    except BadGpus as error:
+        raise typer.BadParameter(str(error), param_hint="--machine-gpus") from error
+    if not found.ids:
+        return found, agents, gpus
+    if not shapes:
+        agents, gpus = shares(len(found.ids), agents=agents, gpus=gpus, stated=stated)
+    needed = sum(shape.gpus for shape in shapes) if shapes else agents * gpus
+    if not needed:
+        raise typer.BadParameter("nodes without GPUs are dealt none", param_hint="--machine-gpus")
+    if needed > len(found.ids):
+        here = _counted(len(found.ids), "GPU" if found.real else "simulated GPU")
+        wanted = "The nodes" if shapes else f"{_counted(agents, 'node')} of {_counted(gpus, 'GPU')}"
+        with failing_in_words():
+            raise CommandFailed(
+                Failure(
+                    f"GPU {len(found.ids)} is not available: this machine has {here}.",
+                    f"{wanted} would take {needed}; the ids of those that are there: {', '.join(found.ids)}.",
+                    "Start fewer nodes (--agents), or with fewer GPUs each (--gpus-per-node); `nvidia-smi -L` lists "
+                    "real GPUs, --machine-gpus N simulates N.",
+                )
+            )
+    return found, agents, gpus
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def check_nodes(
+    *,
+    cpus: str,
+    memory: str,
+    runtime: str,
+    resources: Sequence[str] = (),
+    interpreters: Sequence[str] = (),
+    object_store: str = "",
+) -> None:
+    """Raises BadParameter for amounts that no node can have."""
+    try:
+        cpu_milli = parse_milli(cpus)
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--cpus-per-node") from error
+    if cpu_milli <= 0:
+        raise typer.BadParameter(f"{cpus} is not above 0", param_hint="--cpus-per-node")
+    if runtime == "ray" and cpu_milli % MILLI:
+        raise typer.BadParameter(f"{cpus} is no whole number; a Ray node has whole CPUs", param_hint="--cpus-per-node")
+    try:
+        parse_memory(memory)
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--memory-per-node") from error
+    for resource in resources:
+        name, _, amount = resource.partition("=")
+        try:
+            parse_milli(amount)
+        except QuantityError as error:
+            raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
+        if not is_custom_resource(name):
+            raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
+    for path in interpreters:
+        if not (path.startswith("/") and os.access(path, os.X_OK)):
+            why = f"{path} is not the absolute path of a program on this machine"
+            raise typer.BadParameter(why, param_hint="--interpreter")
+    if object_store:
+        _check_object_store(object_store, runtime)
+
+
+def _check_object_store(text: str, runtime: str) -> None:
+    try:
+        size = parse_memory(text)
+        AgentOptions(node_id="any", runtime="ray" if runtime == "ray" else "process", object_store_bytes=size)
+    except (QuantityError, OptionError) as error:
+        why = error.why if isinstance(error, OptionError) else str(error)
+        raise typer.BadParameter(why, param_hint="--object-store-memory") from error
+
+
+def shapes_of(texts: Sequence[NodeText], hint: str, *, cpus: str, memory: str, runtime: str) -> tuple[NodeShape, ...]:
+    """What the nodes that a text describes consist of here. Raises BadParameter for nodes that can't be started.
+
+    Args:
+        texts: the nodes.
+        hint: the option, or the file, that describes them.
+        cpus: of nodes of which the text doesn't say.
+        memory: as ``cpus``.
+        runtime: how they host workers.
+    """
+    if len(texts) > MAX_STARTED:
+        raise typer.BadParameter(f"{len(texts)} nodes are too many; {MAX_STARTED} are allowed", param_hint=hint)
+    models = sorted({text.gpu_model for text in texts if text.gpu_model})
+    if models:
+        what = f"GPUs are simulated or this machine's own, of no other model: leave out :{', :'.join(models)}"
+        raise typer.BadParameter(what, param_hint=hint)
+    if runtime == "ray" and any((text.cpu_milli or 0) % MILLI for text in texts):
+        raise typer.BadParameter("a Ray node has whole CPUs", param_hint=hint)
+    if any(text.cpu_milli == 0 for text in texts):
+        raise typer.BadParameter("a node has more than 0 CPUs", param_hint=hint)
+    return tuple(
+        NodeShape(
+            cpus=cpus if text.cpu_milli is None else format_milli(text.cpu_milli),
+            memory=memory if text.memory_bytes is None else f"{text.memory_bytes}B",
+            gpus=text.gpus,
+            node_group=text.node_group,
+        )
+        for text in texts
+    )

@@ -1,0 +1,125 @@
+"""What `callboard controller` does: check the options, register, run the program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import typer
+
+from callboard.cli.cluster.local_failures import in_words
+from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
+from callboard.cli.show.session import failing_in_words
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, run_directory, write_record
+from callboard.client.processes import identify
+from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions, Limits, option_of
+from callboard.controller.server import run_controller
+from callboard.model.durations import parse_duration_ms
+from callboard.model.inputs.roles import read_role_file
+from callboard.model.quantities import QuantityError
+
+
+def run(
+    *,
+    listen: str,
+    metrics: str,
+    state_dir: Path | None,
+    run_dir: Path | None,
+    roles: Path | None,
+    insecure: bool,
+    times: Mapping[str, str],
+    limits: Sequence[str],
+    loop: str,
+    log_format: str,
+    log_level: str,
+    exit_with_parent: int | None,
+) -> None:
+    """Runs the controller until it is told to end."""
+    stated: dict[str, Any] = {"state_dir": state_dir} if state_dir else {}
+    if roles is not None:
+        with failing_in_words():
+            stated["roles"] = read_role_file(roles).presets
+    choices: dict[str, Any] = {"loop": loop, "log_format": log_format, "log_level": log_level}
+    try:
+        choices |= {name: _milliseconds(text, option_of(name)) for name, text in times.items()}
+        options = ControllerOptions(
+            listen=listen,
+            metrics="" if metrics == "none" else metrics or DEFAULT_METRICS,
+            metrics_required=bool(metrics),
+            run_dir=run_dir,
+            insecure=insecure,
+            exit_with_parent=exit_with_parent is not None,
+            limits=_limits(limits),
+            **choices,
+            **stated,
+        )
+    except BadOption as error:
+        raise typer.BadParameter(error.why, param_hint=error.option) from error
+    if run_dir is not None:
+        # Whoever chose the run directory has registered the cluster.
+        raise typer.Exit(run_controller(options))
+    with failing_in_words(), _Registration() as registration:
+        if not listen.endswith(":0"):
+            # Before it starts: a controller of that port that runs already is named.
+            registration.at(listen)
+        raise typer.Exit(run_controller(options, registration.at))
+
+
+def _milliseconds(text: str, option: str) -> int:
+    try:
+        return parse_duration_ms(text)
+    except QuantityError as error:
+        raise BadOption(option, str(error)) from error
+
+
+def _limits(stated: Sequence[str]) -> Limits:
+    names = [field.name for field in fields(Limits)]
+    found: dict[str, int] = {}
+    for text in stated:
+        name, _, number = text.partition("=")
+        if name not in names:
+            raise BadOption("--limit", f"{name!r} is not the name of a limit; there are {', '.join(names)}.")
+        if not (number.isascii() and number.isdigit()):
+            raise BadOption("--limit", f"{text!r} is not NAME=N, with a whole number N.")
+        found[name] = int(number)
+    return Limits(**found)
+
+
+class _Registration:
+    """Makes the controller known on this machine as long as the block runs."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._directory is not None:
+            remove_directory(self._directory)
+
+    def at(self, address: str) -> None:
+        """Registers its address; asked again, does nothing.
+
+        Raises:
+            CommandFailed: a controller of that port is registered and runs.
+        """
+        if self._directory is not None:
+            return
+        name = f"controller-{address.rpartition(':')[2]}"
+        directory = cluster_directory(name, run_directory())
+        try:
+            claim_directory(directory)
+        except AlreadyUp as error:
+            raise in_words(error) from error
+        self._directory = directory
+        record = ClusterRecord(name=name, controller=address, directory=directory)
+        if (ourselves := identify(os.getpid())) is not None:
+            record = record.with_process(CONTROLLER_ROLE, ourselves)
+        write_record(record)

@@ -1,0 +1,288 @@
+"""What `callboard up` and `callboard down` do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.text import Text
+
+from callboard.cli.cluster.checks import check_name, check_nodes, deal_gpus, shapes_of
+from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.cluster.start_progress import StartProgress
+from callboard.cli.local.cluster import LocalCluster
+from callboard.cli.local.dashboard import usable_port
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
+from callboard.cli.local.ports import free_port
+from callboard.cli.local.taking_down import take_down
+from callboard.cli.options import wishes
+from callboard.cli.show import screen
+from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.show.gpu_picture import GpuPicture
+from callboard.cli.show.plain import plain
+from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.showing import done, show
+from callboard.client.client import Client
+from callboard.client.clusters import (
+    ClusterRecord,
+    cluster_directory,
+    recorded_clusters,
+    run_directory,
+    running_clusters,
+)
+from callboard.model.cluster_text import NodeText, parse_cluster
+from callboard.model.inputs.roles import read_role_file
+from callboard.model.role_file import RoleFile
+from callboard.model.roles import PRESETS
+from callboard.model.specs import PoolSpec
+from callboard.v1.node_pb2 import Node
+
+
+def up(
+    *,
+    name: str,
+    port: int,
+    agents: int,
+    cpus: str,
+    memory: str,
+    gpus: int,
+    nodes: str,
+    counted: Sequence[str],
+    roles: Path | None,
+    machine_gpus: str,
+    resources: Sequence[str],
+    interpreters: Sequence[str],
+    object_store: str,
+    warm_spares: int,
+    runtime: str,
+    ray_address: str,
+    ray_port: int,
+    dashboard_port: int | None,
+    port_base: int | None,
+    detach: bool,
+    owned: bool,
+    timeout_s: float,
+    quiet: bool,
+) -> None:
+    """Starts a cluster; without ``detach``, watches over it until a signal comes."""
+    check_name(name)
+    check_nodes(
+        cpus=cpus,
+        memory=memory,
+        runtime=runtime,
+        resources=resources,
+        interpreters=interpreters,
+        object_store=object_store,
+    )
+    said = _role_file(roles)
+    shapes = _shapes(nodes, said.nodes, roles, counted=counted, cpus=cpus, memory=memory, runtime=runtime)
+    if shapes:
+        agents = len(shapes)
+    dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=gpus, stated=counted)
+
+    def tell(text: str) -> None:
+        if not quiet:
+            screen.stderr().print(text, markup=False, soft_wrap=True)
+
+    starts_head = runtime == "ray" and not ray_address
+    dashboard_port = usable_port(dashboard_port, starts_head=starts_head, tell=tell)
+    base = run_directory()
+    plan = ClusterPlan(
+        name=name,
+        directory=cluster_directory(name, base),
+        port=port or free_port(),
+        agents=agents,
+        cpus=cpus,
+        memory=memory,
+        gpus=gpus,
+        shapes=shapes,
+        roles="" if roles is None else str(roles.absolute()),
+        machine_gpus=dealt.ids,
+        real_gpus=dealt.real,
+        resources=tuple(resources),
+        interpreters=tuple(interpreters),
+        object_store=object_store,
+        warm_spares=warm_spares,
+        runtime=runtime,
+        ray_address=ray_address,
+        ray_port=ray_port,
+        dashboard_port=dashboard_port,
+        port_base=port_base,
+        block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
+        detached=detach,
+    )
+
+    ready = False
+
+    async def main(interrupts: Interrupts) -> None:
+        nonlocal ready
+        _end_with_input(interrupts, owned=owned)
+        with StartProgress(plan.agents, quiet=quiet) as progress:
+            cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
+            keep = False
+            try:
+                there = await cluster.start(timeout_s)
+                async with Client(plan.controller) as client:
+                    await _make_pools(client, said.pools)
+                    figures = (await client.stats()).metrics_address
+                progress.finish()
+                ready = True
+                if owned:
+                    typer.echo(json.dumps({"controller": plan.controller}))
+                else:
+                    _tell_ready(plan, there, said.pools, figures, quiet=quiet)
+                keep = detach
+                await (cluster.let_go() if detach else cluster.run())
+            finally:
+                if not keep:
+                    with interrupts.cleaning():
+                        await cluster.stop()
+                    if interrupts.received is not None and not quiet:
+                        screen.stderr().print("Ended; nothing is left running.")
+
+    with failing_in_words():
+        try:
+            run_interruptible(main)
+        except KeyboardInterrupt:
+            # Ctrl-C is how a cluster that was ready is meant to end.
+            raise typer.Exit(0 if ready and not detach else INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+
+
+def down(*, name: str, every: bool, quiet: bool) -> None:
+    """Ends clusters of this machine."""
+
+    async def main(interrupts: Interrupts) -> None:
+        for record in _chosen(name, every=every):
+            if not quiet:
+                screen.stderr().print(f"Ending cluster {record.name} at {record.controller} …")
+            with interrupts.cleaning(hurry_at_once=True):
+                await take_down(record, hurry=interrupts.hurry)
+            ended.append(record.name)
+        done({"ended": ended}, "Ended; nothing is left running.", quiet=quiet)
+
+    ended: list[str] = []
+    with failing_in_words():
+        try:
+            run_interruptible(main)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+
+
+def _end_with_input(interrupts: Interrupts, *, owned: bool) -> None:
+    """Ends a cluster that has an owner in order when the standard input ends: its owner is done, or is gone."""
+    if not owned:
+        return
+    loop, owner = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(owner, 4096):
+            loop.remove_reader(owner)
+            interrupts.take(signal.SIGTERM)
+
+    loop.add_reader(owner, look)
+
+
+def _chosen(name: str, *, every: bool) -> list[ClusterRecord]:
+    base = run_directory()
+    found = recorded_clusters(base)
+    if every:
+        return found
+    if name:
+        found = [record for record in found if record.name == name]
+    if len(found) > 1:
+        listed = ", ".join(f"{record.name} ({record.controller})" for record in found)
+        raise CommandFailed(
+            Failure(
+                "It is not clear which cluster is meant.",
+                f"{len(found)} are recorded on this machine: {listed}.",
+                "Name one, or end all with --all.",
+                BAD_INPUT,
+            )
+        )
+    if not found:
+        which = f"cluster {name}" if name else "cluster"
+        raise CommandFailed(
+            Failure(f"There is no {which} to end.", f"None is recorded in {base}.", "`callboard up` starts one.")
+        )
+    return found
+
+
+def _role_file(roles: Path | None) -> RoleFile:
+    with failing_in_words():
+        return RoleFile(presets=PRESETS) if roles is None else read_role_file(roles)
+
+
+def _shapes(
+    nodes: str,
+    of_file: Sequence[NodeText],
+    roles: Path | None,
+    *,
+    counted: Sequence[str],
+    cpus: str,
+    memory: str,
+    runtime: str,
+) -> tuple[NodeShape, ...]:
+    """What each node consists of, as the option describes them, else as the file does; empty: they are counted."""
+    hint = "--nodes" if nodes else f"nodes of {roles}"
+    with failing_in_words():
+        texts = parse_cluster(nodes, "--nodes") if nodes else of_file
+    if texts and counted:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in counted)
+        raise typer.BadParameter(f"describes the nodes; leave out {options}", param_hint=hint)
+    return shapes_of(texts, hint, cpus=cpus, memory=memory, runtime=runtime)
+
+
+async def _make_pools(client: Client, pools: Sequence[PoolSpec]) -> None:
+    for spec in pools:
+        await client.create_pool(spec)
+
+
+def _runs(record: ClusterRecord) -> bool:
+    return any(entry.process.is_running() for entry in record.processes)
+
+
+def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str, *, quiet: bool) -> None:
+    if wishes.for_program:
+        facts = {"name": plan.name, "controller": plan.controller, "directory": str(plan.directory)}
+        show({**facts, "nodes": [plain(node) for node in nodes]}, wishes.output, lambda _: "")
+        return
+    if quiet:
+        return
+    out = screen.stdout()
+    out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
+    out.print(GpuPicture(nodes))
+    out.print(f"Logs: {plan.directory / 'logs'}")
+    # Said, because another controller may be the one that answers at the usual address.
+    out.print(f"Figures: http://{figures}/metrics" if figures else "No figures are served: port 8080 is taken.")
+    if plan.own_ray and plan.ray_port:
+        out.print(f"Ray at {plan.node_ip(0)}:{plan.ray_port}; its token is in {plan.ray_token_path()}.")
+    if plan.dashboard_port is not None:
+        out.print(
+            f"Dashboard: http://localhost:{plan.dashboard_port}; it asks for the token in {plan.ray_token_path()}."
+        )
+    if plan.machine_gpus:
+        free = plan.places - plan.agents
+        out.print(f"`callboard add-worker` adds a node; GPUs are left for {free}." if free else "No GPU is left.")
+    if pools:
+        out.print(f"Pools: {', '.join(pool.name for pool in pools)}.")
+        out.print("Next: callboard job submit FILE, callboard status.")
+    else:
+        out.print("Next: callboard pool create NAME, callboard job submit FILE, callboard status.")
+    if len(running_clusters(plan.directory.parent)) > 1:
+        out.print(f"It is not the only one here: name it with `export CALLBOARD_CONTROLLER={plan.controller}`.")
+    if plan.detached:
+        out.print(f"End it with `callboard down {plan.name}`.")
+    else:
+        out.print("Ctrl-C ends it.")
+    sys.stdout.flush()

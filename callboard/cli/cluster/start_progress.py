@@ -1,0 +1,64 @@
+"""The start of a cluster on the screen: a live list of nodes on a terminal, lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.status import Status
+
+from callboard.cli.show import screen, words
+from callboard.v1.node_pb2 import Node
+
+
+class StartProgress:
+    """Shows how far a cluster is. An observer of :class:`callboard.cli.local.cluster.LocalCluster`."""
+
+    def __init__(self, agents: int, *, quiet: bool) -> None:
+        self._agents = agents
+        self._quiet = quiet
+        self._console = screen.stderr()
+        self._status: Status | None = None
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._quiet:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def step(self, text: str) -> None:
+        """Something begins."""
+        self._show(f"{text} …")
+
+    def nodes(self, nodes: Sequence[Node]) -> None:
+        """The nodes as they are now."""
+        ready = sum(1 for node in nodes if words.node_state(node) == "READY")
+        seen = ", ".join(_seen(node) for node in nodes)
+        self._show(f"{ready} of {self._agents} nodes ready" + (f" ({seen})" if seen else "") + " …")
+
+    def finish(self) -> None:
+        """Takes the display away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _show(self, text: str) -> None:
+        if self._quiet or text == self._shown:
+            return
+        self._shown = text
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            self._console.print(text)
+
+
+def _seen(node: Node) -> str:
+    fault = f": {node.ray_fault.message}" if node.HasField("ray_fault") else ""
+    return f"{words.node_id(node)} {words.node_state(node).lower()}{fault}"

@@ -1,0 +1,1 @@
+"""Jobs on the command line: submit, follow, steer, explain, logs, and programs as jobs."""

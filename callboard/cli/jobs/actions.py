@@ -1,0 +1,303 @@
+"""What `callboard job …` does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from callboard.cli.jobs import views as job_views
+from callboard.cli.jobs.config_jobs import config_job, read_text
+from callboard.cli.jobs.pending import with_reasons
+from callboard.cli.layouts.placement import refuse_placement, show_warnings
+from callboard.cli.options import Output
+from callboard.cli.show import printing, screen, words
+from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.plain import plain, unprinted_job
+from callboard.cli.show.session import with_client
+from callboard.cli.show.showing import done
+from callboard.cli.show.showing import show as show_result
+from callboard.cli.show.waiting import waiting
+from callboard.client.client import Client
+from callboard.client.jobs import JobHandle
+from callboard.model.faults import Fault
+from callboard.model.inputs import SourceMapping, job_spec, read_yaml
+from callboard.model.inputs.placement_config import KEY
+from callboard.v1.job_pb2 import Explanation
+from callboard.wire.refusals import InvalidRequest
+
+_STEP = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)|\[([0-9]+)\]")
+"""One step of a fault's field: a key or an index."""
+
+
+def submit(
+    file: Path | None,
+    *,
+    config: Path | None,
+    actors: Sequence[str],
+    pool: str,
+    name: str,
+    priority: float | None,
+    planned_at: int,
+    wait: bool,
+    wait_end: bool,
+    timeout_s: float,
+    validate: bool,
+    request_id: str,
+    controller: str,
+    output: Output,
+    quiet: bool,
+) -> None:
+    """Submits the job in ``file``, or the one that an RLinf ``config`` describes."""
+
+    async def action(client: Client) -> None:
+        spec: Mapping[str, Any] = (
+            config_job(config, pool=pool, name=name, priority=priority, actors=actors)
+            if config is not None
+            else with_source(_job_in(file or Path("-")), file)
+        )
+        if planned_at:
+            spec = (
+                SourceMapping.like(spec, {**spec, "placement_revision": planned_at})
+                if isinstance(spec, SourceMapping)
+                else {**spec, "placement_revision": planned_at}
+            )
+        exact = job_spec(spec)
+        source = exact.placement_source or exact.name
+        try:
+            plan = await client.validate(spec) if validate else None
+            job = None if validate else await client.submit(spec, request_id=request_id)
+        except InvalidRequest as error:
+            if exact.placement_config:
+                await refuse_placement(client, source, exact.placement_config)
+            raise _at_its_lines(error, spec) from error
+        if exact.placement_config and not quiet:
+            await show_warnings(client, source, exact.placement_config)
+        if plan is not None:
+            _show_plan(plan, output)
+        if job is None:
+            return
+        if wait:
+            async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
+                await job.running(timeout_s)
+        if wait_end:
+            async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
+                await job.finished(timeout_s)
+            if job.state != "SUCCEEDED":
+                raise job.ended()
+        _print_job(job, output, said=f"Job {job.name} is {job.state}.", quiet=quiet)
+
+    with_client(controller, action)
+
+
+def _job_in(file: Path) -> SourceMapping:
+    """What a job file says, or the job that `job get` printed.
+
+    Raises:
+        CommandFailed: it can't be read, or is an RL config, which says nothing of what a job needs.
+        InvalidInput: a printed job hides values that it needs.
+    """
+    found = unprinted_job(read_file(file))
+    cluster = found.get("cluster")
+    if isinstance(cluster, Mapping) and KEY in cluster and not {"name", "pool", "components"} & found.keys():
+        raise CommandFailed(
+            Failure(
+                f"{file} is an RL config, not a job.",
+                "It places components, and says neither which classes they are nor whose pool they are charged to.",
+                f"callboard job submit --config {file} --pool POOL",
+                BAD_INPUT,
+            )
+        )
+    return found
+
+
+def _at_its_lines(error: InvalidRequest, spec: Mapping[str, Any]) -> InvalidRequest:
+    """What the controller says of a job's fields, at the lines where the file has them."""
+    if not isinstance(spec, SourceMapping):
+        return error
+    return InvalidRequest(str(error), faults=tuple(_located(fault, spec) for fault in error.faults))
+
+
+def _located(fault: Fault, source: SourceMapping) -> Fault:
+    if fault.line or not fault.field:
+        return fault
+    field = fault.field.removeprefix("spec.")
+    place = tuple(int(index) if index else key for key, index in _STEP.findall(field))
+    line, column = source.position(place)
+    return replace(fault, field=field, line=line, column=column)
+
+
+def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str, output: Output) -> None:
+    """Lists jobs."""
+    wanted = [state.upper() for state in states]
+    if unknown := [state for state in wanted if state not in words.JOB_STATES]:
+        raise typer.BadParameter(
+            f"{unknown[0]} is no state; the states are {', '.join(words.JOB_STATES)}", param_hint="--state"
+        )
+    if not wanted and not every:
+        wanted = list(words.LIVE_STATES)
+
+    async def action(client: Client) -> None:
+        jobs = await client.list_jobs(pool=pool, states=wanted)
+        if output is Output.JSON:
+            printing.print_json([plain(job) for job in jobs])
+        elif output is Output.YAML:
+            printing.print_yaml([plain(job) for job in jobs])
+        elif jobs:
+            jobs = await with_reasons(client, jobs)
+            screen.stdout(wide=output is Output.WIDE).print(job_views.job_table(jobs, wide=output is Output.WIDE))
+        else:
+            hint = "" if every else " Jobs that have ended are shown with --all."
+            screen.stderr().print(f"No jobs at {client.address}.{hint}")
+
+    with_client(controller, action)
+
+
+def show(name: str, *, controller: str, output: Output) -> None:
+    """Shows one job."""
+
+    async def action(client: Client) -> None:
+        _print_job(await client.get_job(name), output, said="", quiet=False)
+
+    with_client(controller, action)
+
+
+def cancel(
+    name: str,
+    *,
+    reason: str,
+    destroy_placement_groups: bool,
+    grace: str,
+    wait: bool,
+    timeout_s: float,
+    controller: str,
+    quiet: bool,
+) -> None:
+    """Cancels a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.cancel(reason, destroy_placement_groups=destroy_placement_groups, grace=grace or None)
+        await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
+
+    with_client(controller, action)
+
+
+def complete(name: str, *, reason: str, wait: bool, timeout_s: float, controller: str, quiet: bool) -> None:
+    """Completes a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.complete(reason)
+        await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
+
+    with_client(controller, action)
+
+
+def preempt(name: str, *, for_job: str, reason: str, controller: str, quiet: bool) -> None:
+    """Preempts a job by hand."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.preempt(for_job=for_job, reason=reason)
+        to = f" to {for_job}" if for_job else ""
+        done(job.job, f"Job {job.name} yields{to}; it is {words.and_kill(job.state, job.job)}.", quiet=quiet)
+
+    with_client(controller, action)
+
+
+def scale(name: str, *, component: str, workers: int, controller: str, quiet: bool) -> None:
+    """Scales a component of a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        await job.scale(component, workers)
+        done(job.job, f"Job {job.name} goes to {workers} × {component}; it is {job.state}.", quiet=quiet)
+
+    with_client(controller, action)
+
+
+def result(name: str, *, timeout_s: float, controller: str, output: Output) -> None:
+    """Shows what the entry methods of a job returned."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        found = await job.result(timeout_s)
+        rows = [
+            [component, str(rank), json.dumps(value, ensure_ascii=False)]
+            for component, values in found.items()
+            for rank, value in enumerate(values)
+        ]
+        show_result(found, output, lambda _: screen.table(["COMPONENT", "RANK", "RESULT"], rows, right=("RANK",)))
+
+    with_client(controller, action)
+
+
+def explain(name: str, *, controller: str, output: Output) -> None:
+    """Explains a job."""
+
+    async def action(client: Client) -> None:
+        job = await client.get_job(name)
+        explanation = await job.explain()
+        if output is Output.JSON:
+            printing.print_json(plain(explanation))
+        elif output is Output.YAML:
+            printing.print_yaml(plain(explanation))
+        else:
+            screen.stdout().print(job_views.explanation_view(job.name, job.state, explanation))
+
+    with_client(controller, action)
+
+
+def read_file(file: Path) -> SourceMapping:
+    """The mapping in ``file``; "-" is the standard input.
+
+    Raises:
+        CommandFailed: it can't be read.
+        InvalidInput: it is no YAML mapping.
+    """
+    return read_yaml(read_text(file))
+
+
+def with_source(spec: SourceMapping, file: Path | None) -> SourceMapping:
+    """A job that says what file its placement is from."""
+    parts = spec.get("components")
+    placed = [part for part in parts if isinstance(part, dict) and KEY in part] if isinstance(parts, list) else []
+    if file is None or ("cluster" not in spec and not placed):
+        return spec
+    return SourceMapping.like(spec, {**spec, "placement_source": str(file)[-200:]})
+
+
+async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) -> None:
+    if wait:
+        async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
+            await job.finished(timeout_s)
+    done(job.job, f"Job {job.name} is {words.and_kill(job.state, job.job)}.", quiet=quiet)
+
+
+def _print_job(job: JobHandle, output: Output, *, said: str, quiet: bool) -> None:
+    if output is Output.JSON:
+        printing.print_json(plain(job.job))
+    elif output is Output.YAML:
+        printing.print_yaml(plain(job.job))
+    elif not said:
+        screen.stdout(wide=output is Output.WIDE).print(job_views.job_view(job.job, wide=output is Output.WIDE))
+    elif not quiet:
+        screen.stderr().print(said)
+        screen.stdout(wide=output is Output.WIDE).print(job_views.job_table([job.job], wide=output is Output.WIDE))
+
+
+def _show_plan(plan: Explanation, output: Output) -> None:
+    if output is Output.JSON:
+        printing.print_json(plain(plan))
+    elif output is Output.YAML:
+        printing.print_yaml(plain(plan))
+    else:
+        screen.stdout().print(job_views.explanation_view("", "", plan))
+    if plan.verdict == "UNSCHEDULABLE":
+        raise typer.Exit(NO_PLAN)

@@ -1,0 +1,280 @@
+"""What `callboard run` does: it makes jobs of commands, follows them, and ends as they do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any
+
+import typer
+
+from callboard.cli.jobs.config_jobs import read_text
+from callboard.cli.show import screen
+from callboard.cli.show.failing import FAILED, INTERRUPTED
+from callboard.cli.show.failures import EXPECTED, failure_of
+from callboard.cli.show.session import with_client
+from callboard.client.client import Client
+from callboard.client.jobs import ENDED, JobHandle
+from callboard.client.output import MISSING, LogLine
+from callboard.model.names import is_name
+from callboard.model.quantities import QuantityError, parse_memory
+from callboard.model.requests import fresh_name
+
+MOST_RUNS = 1_000
+"""Of one array or file."""
+
+_FOLLOWED = 8
+"""Runs that are followed at one time: a controller serves 64 reads of output, to everybody."""
+
+_WAITS = frozenset({"PENDING", "NOMINATED", "RECOVERING"})
+"""States in which the reason is shown."""
+
+_LOOK_S = 5.0
+"""Between questions why a job waits, where nothing happens to the job itself: others come and go."""
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+_INDEX = "{index}"
+
+
+def run(
+    command: Sequence[str],
+    *,
+    file: Path | None,
+    array: str,
+    name: str,
+    job: Mapping[str, Any],
+    component: Mapping[str, Any],
+    memory: tuple[str, int],
+    env: Sequence[str],
+    rank: int | None,
+    detach: bool,
+    controller: str,
+    quiet: bool,
+) -> None:
+    """Submits one job for each run and follows them; the first exit code that isn't 0 is the program's."""
+    variables = dict(map(_variable, env))
+    if memory[0]:
+        try:
+            resources = {**component["resources"], "memory": parse_memory(memory[0]) // memory[1]}
+        except QuantityError as error:
+            raise typer.BadParameter(str(error), param_hint="--memory-per-node") from error
+        component = {**component, "resources": resources}
+    if file is not None:
+        commands = _lines(file)
+        base = name or fresh_name(_word(file.stem))
+        runs = [(f"{base}-{number}", each, variables) for number, each in enumerate(commands, 1)]
+    elif array:
+        base = name or fresh_name(_word(_program(command)))
+        runs = [
+            (
+                f"{base}-{index}",
+                [each.replace(_INDEX, str(index)) for each in command],
+                {**variables, "ARRAY_INDEX": str(index)},
+            )
+            for index in _indexes(array)
+        ]
+    else:
+        runs = [(name or fresh_name(_word(_program(command))), list(command), variables)]
+
+    async def action(client: Client) -> None:
+        handles: list[JobHandle] = []
+        for job_name, arguments, own in runs:
+            asked = {**component, "command": arguments, "env": own}
+            try:
+                handles.append(await client.submit({**job, "name": job_name, "components": [asked]}))
+            except EXPECTED:
+                if handles:
+                    names = f"{handles[0].name} … {handles[-1].name}"
+                    _tell(f"{len(handles)} of {len(runs)} runs were submitted and go on: {names}")
+                raise
+            if detach:
+                typer.echo(job_name)
+        if detach:
+            return
+        is_one = len(handles) == 1 and (rank is not None or component["workers"] == 1)
+        with _cancelling(handles):
+            slots = asyncio.Semaphore(_FOLLOWED)
+            codes = await asyncio.gather(
+                *(_Following(each, rank=rank, plain=is_one, quiet=quiet).run(slots) for each in handles)
+            )
+        raise typer.Exit(next((code for code in codes if code), 0))
+
+    with_client(controller, action)
+
+
+class _Following:
+    """One job on the screen, from its submit to its end."""
+
+    def __init__(self, job: JobHandle, *, rank: int | None, plain: bool, quiet: bool) -> None:
+        self._job = job
+        self._rank = rank
+        self._plain = plain
+        self._quiet = quiet
+        self._said = ""
+
+    async def run(self, slots: asyncio.Semaphore) -> int:
+        """Shows it once there is a slot (what it prints meanwhile is kept); returns the exit code of its program."""
+        async with slots:
+            return await self._run()
+
+    async def _run(self) -> int:
+        telling = asyncio.ensure_future(self._follow())
+        try:
+            async with aclosing(self._job.logs(rank=self._rank, follow=True)) as lines:
+                async for line in lines:
+                    self._print(line)
+            job = await self._job.finished()
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling])
+        if not telling.cancelled():
+            telling.result()
+        if self._job.state == "SUCCEEDED":
+            return 0
+        # Also where little is to be said: an exit code without a reason helps nobody.
+        self._say(f"is {self._job.state}: {job.state_reason}", always=True)
+        return job.exit_code or (INTERRUPTED if self._job.state == "CANCELLED" else FAILED)
+
+    async def _follow(self) -> None:
+        """Says why it waits, whenever that changes."""
+        while self._job.state not in ENDED:
+            before = self._job.job.revision
+            if self._job.state in _WAITS:
+                explanation = await self._job.explain()
+                reasons = "; ".join(reason.message for reason in explanation.reasons) or explanation.summary
+                self._say(f"waits: {reasons}" if reasons else "waits")
+            elif self._job.job.attempt:
+                nodes = ", ".join(dict.fromkeys(each.allocation.node_id for each in self._job.job.workers))
+                self._say(f"is {self._job.state} on {nodes}" if nodes else f"is {self._job.state}")
+            changed = asyncio.ensure_future(
+                self._job.until(lambda job, seen=before: job.revision > seen, "a change")  # type: ignore[misc]
+            )
+            await asyncio.wait([changed], timeout=_LOOK_S)
+            if not changed.done():
+                changed.cancel()
+                await asyncio.wait([changed])
+                await self._job.refresh()
+
+    def _say(self, text: str, *, always: bool = False) -> None:
+        if text != self._said and (always or not self._quiet):
+            _tell(f"{self._job.name} {text}")
+        self._said = text
+
+    def _print(self, line: LogLine) -> None:
+        if line.stream == MISSING:
+            self._say(f"output is missing: {line.text}", always=True)
+            return
+        stream = sys.stderr if line.stream == "stderr" else sys.stdout
+        stream.write(line.text + "\n" if self._plain else f"{self._job.name}/{line.rank} | {line.text}\n")
+        stream.flush()
+
+
+@contextmanager
+def _cancelling(jobs: Sequence[JobHandle]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel the jobs, a second one at once; after a third nobody waits for them."""
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    cancels: list[asyncio.Task[Any]] = []
+    asked = 0
+
+    def take(number: signal.Signals) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            waiting.cancel()
+            return
+        text = "cancelling; once more ends it at once" if asked == 1 else "ending it at once"
+        _tell(text)
+        grace = None if asked == 1 else 0
+        reason = f"`callboard run` got {number.name}"
+        cancels.extend(loop.create_task(_cancel(each, reason, grace)) for each in jobs)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, partial(take, number))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if asked <= 2:
+            raise
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+        for task in cancels:
+            task.cancel()
+
+
+async def _cancel(job: JobHandle, reason: str, grace: float | None) -> None:
+    try:
+        await job.cancel(reason, grace=grace)
+    except EXPECTED as error:
+        _tell(f"{job.name} was not cancelled: {failure_of(error).why}")
+
+
+def _tell(text: str) -> None:
+    screen.stderr().print(f"callboard: {text}", markup=False, soft_wrap=True, highlight=False)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} reads NAME=VALUE", param_hint="--env")
+    return name, value
+
+
+def _lines(file: Path) -> list[list[str]]:
+    """The commands of a file, one a line; empty lines and those that begin with # say nothing."""
+    commands = []
+    for number, line in enumerate(read_text(file).splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise typer.BadParameter(f"{file}, line {number}: {error}", param_hint="--file") from error
+        if words:
+            commands.append(words)
+    if not 0 < len(commands) <= MOST_RUNS:
+        why = f"{len(commands)} commands; 1 to {MOST_RUNS} are allowed"
+        raise typer.BadParameter(f"{file} has {why}", param_hint="--file")
+    return commands
+
+
+def _indexes(text: str) -> list[int]:
+    """The numbers of an array: ``0-9``, ``0-9:2``, ``1,4,7``."""
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None or match[3] == "0":
+            raise typer.BadParameter(
+                f"{part!r} is neither a number nor a range such as 0-9 or 0-9:2", param_hint="--array"
+            )
+        first = int(match[1])
+        indexes = range(first, int(match[2] or first) + 1, int(match[3] or 1))
+        if not 0 < len(indexes) <= MOST_RUNS - len(found):
+            raise typer.BadParameter(
+                f"{part!r} has {len(indexes)} numbers; 1 to {MOST_RUNS} are allowed", param_hint="--array"
+            )
+        found |= dict.fromkeys(indexes)
+    return list(found)
+
+
+def _program(command: Sequence[str]) -> str:
+    """What people call a command: its script, its module, or the program."""
+    for before, word in zip(("", *command), command, strict=False):
+        if word.endswith((".py", ".sh")) or before == "-m":
+            return PurePath(word).stem if before != "-m" else word.rpartition(".")[2]
+    return PurePath(command[0]).name
+
+
+def _word(text: str) -> str:
+    """The text as a name may begin."""
+    word = re.sub(r"[^A-Za-z0-9-]+", "-", text).strip("-")
+    return word if is_name(word) else "run"

@@ -1,0 +1,1 @@
+"""Placements and plans on the command line."""

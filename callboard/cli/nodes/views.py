@@ -1,0 +1,99 @@
+"""Nodes on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from callboard.cli.show import screen, words
+from callboard.model.quantities import format_memory, format_milli
+from callboard.v1.node_pb2 import DeviceUse, Node
+
+
+def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
+    """A row per node: used of what there is."""
+    columns = ["RANK", "NODE", "STATE", "CPU", "GPU", "MEMORY", "JOBS", "LABELS", "WHY"]
+    if wide:
+        columns = [*columns[:-1], "HOST", "ADDRESS", "RUNTIME", "EPOCH", "VERSION", "RAY NODE", "WHY"]
+    rows: list[list[RenderableType]] = []
+    for node in nodes:
+        row: list[RenderableType] = [
+            str(node.rank),
+            words.node_id(node),
+            screen.state_text(words.node_state(node)),
+            words.share(node.used, node.capacity, "cpu"),
+            words.share(node.used, node.capacity, "gpu") + (" simulated" if node.simulated else ""),
+            words.share(node.used, node.capacity, "memory"),
+            ", ".join(sorted({worker.job for use in node.devices for worker in use.workers})),
+            words.labels(node.labels),
+        ]
+        if wide:
+            head = " (head)" if node.ray_head else ""
+            row += [node.hostname, node.address + head, node.runtime, str(node.epoch), node.version, node.ray_node_id]
+        rows.append([*row, words.kill_in(node) if words.node_state(node) == "READY" else words.node_why(node)])
+    return screen.table(columns, rows, right=("RANK", "EPOCH"))
+
+
+def node_view(node: Node, *, wide: bool) -> Group:
+    """Everything about one node."""
+    found: list[tuple[str, RenderableType]] = [
+        ("Node", words.node_id(node)),
+        ("State", screen.state_text(words.node_state(node))),
+        ("Why", words.node_why(node)),
+        ("Rank", str(node.rank)),
+        ("Has", words.amounts(node.capacity) + (" (simulated GPUs)" if node.simulated else "")),
+        ("Used", words.amounts(node.used)),
+        ("Quarantined", words.amounts(node.quarantined)),
+        ("Labels", words.labels(node.labels)),
+        ("Host", node.hostname),
+        ("Hosts workers as", {"ray": "Ray actors", "process": "plain processes"}.get(node.runtime, node.runtime)),
+    ]
+    if wide:
+        found += [
+            ("Address", node.address + (" (Ray's head)" if node.ray_head else "")),
+            ("Ray node", node.ray_node_id),
+            ("Epoch", str(node.epoch)),
+            ("Version", node.version),
+            ("Ray", node.ray_version),
+            ("Python", node.python_version),
+            ("Revision", str(node.revision)),
+        ]
+    parts: list[RenderableType] = [screen.facts((name, value) for name, value in found if value not in ("", "nothing"))]
+    if node.devices:
+        columns = ["GPU", *(_HARDWARE if wide else ()), "USED", "KEPT", "QUARANTINED", "WORKERS"]
+        rows = [_device_row(use, wide=wide) for use in node.devices]
+        parts += ["", screen.table(columns, rows, right=("INDEX", "NUMA"))]
+    return Group(*parts)
+
+
+def device_table(nodes: Sequence[Node]) -> Table:
+    """A row per GPU of every node: where a placement's position leads, and which hardware that is."""
+    rows = [[words.node_id(node), *_device_row(use, wide=True)] for node in nodes for use in node.devices]
+    columns = ["NODE", "GPU", *_HARDWARE, "USED", "KEPT", "QUARANTINED", "WORKERS"]
+    return screen.table(columns, rows, right=("INDEX", "NUMA"))
+
+
+_HARDWARE = ("INDEX", "UUID", "BUS ID", "MODEL", "MEMORY", "NUMA")
+"""The index is the position in the node's visible list, by which placements count; GPU is what workers see it as."""
+
+
+def _device_row(use: DeviceUse, *, wide: bool) -> list[RenderableType]:
+    device = use.device
+    hardware = [
+        str(device.index),
+        device.uuid,
+        device.bus_id,
+        device.model,
+        format_memory(device.memory_bytes) if device.memory_bytes else "",
+        str(device.numa_node) if device.numa_node >= 0 else "",
+    ]
+    workers = ", ".join(f"{worker.job}/{worker.component}/{worker.rank}" for worker in use.workers)
+    amounts = (use.used_milli, use.held_milli, use.quarantined_milli)
+    return [
+        device.id,
+        *(hardware if wide else ()),
+        *(format_milli(amount) if amount else "" for amount in amounts),
+        workers,
+    ]

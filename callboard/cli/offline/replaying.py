@@ -1,0 +1,91 @@
+"""What `callboard replay` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from callboard.cli.options import Output
+from callboard.cli.show import printing, screen
+from callboard.cli.show.failing import BAD_INPUT, FAILED, CommandFailed, Failure
+from callboard.cli.show.session import failing_in_words
+from callboard.controller.journal.replaying import Step, rerun
+from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
+from callboard.scheduler.account.explain import Explanation
+
+
+def run(state_dir: Path, *, until: int | None, explain: int | None, output: Output, quiet: bool) -> None:
+    """Replays a journal; ends with 1 if a decision differs."""
+    last = explain if explain is not None else until
+    as_data = output in (Output.JSON, Output.YAML)
+    decisions = differences = 0
+    shown: list[dict[str, Any]] = []
+    console = screen.stdout()
+    with failing_in_words():
+        try:
+            for step in rerun(state_dir / JOURNAL_NAME, until=last, explain=explain):
+                decisions += step.decision is not None
+                differences += bool(step.differences)
+                if explain is not None and not step.considered and step.revision < explain:
+                    continue
+                if as_data:
+                    shown.append(_plain(step))
+                elif not quiet or step.differences:
+                    for line in _lines(step):
+                        console.print(line, markup=False, soft_wrap=True, highlight=False)
+        except StoreFailed as error:
+            raise CommandFailed(
+                Failure("The journal can't be replayed.", f"{error.path}: {error.why}.", error.remedy, BAD_INPUT)
+            ) from error
+    if as_data:
+        whole = {"decisions": decisions, "differing": differences, "steps": shown}
+        printing.print_json(whole) if output is Output.JSON else printing.print_yaml(whole)
+    else:
+        what = "all as they were" if not differences else f"{differences} of them differ"
+        console.print(f"{decisions} decisions replayed, {what}.", markup=False, highlight=False)
+    if differences:
+        raise typer.Exit(FAILED)
+
+
+def _lines(step: Step) -> Iterator[str]:
+    """One decision for a reader."""
+    if step.decision is None:
+        yield f"{step.revision}  {len(step.changes)} changes from before decisions were kept"
+        return
+    event = step.decision.event
+    at = datetime.fromtimestamp(event.now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    yield f"{step.revision}  {at}  {type(event).__name__}  {event.cause}"
+    yield from (f"    {entry.subject} {entry.state}: {entry.reason}" for entry in step.events)
+    for name, account in step.considered:
+        yield f"  {name}: {account.verdict}, {account.summary}"
+        yield from (f"    {reason.message}" for reason in account.reasons)
+        yield from (f"    would help: {change}" for change in account.unblock)
+    yield from (f"  DIFFERS: {difference}" for difference in step.differences)
+
+
+def _plain(step: Step) -> dict[str, Any]:
+    """The same for programs."""
+    event = step.decision.event if step.decision is not None else None
+    return {
+        "revision": step.revision,
+        "event": type(event).__name__ if event is not None else "",
+        "cause": event.cause if event is not None else "",
+        "at_ms": event.now_ms if event is not None else 0,
+        "changes": len(step.changes),
+        "log": [{"subject": each.subject, "state": each.state, "reason": each.reason} for each in step.events],
+        "considered": {name: _account(account) for name, account in step.considered},
+        "differences": list(step.differences),
+    }
+
+
+def _account(account: Explanation) -> dict[str, Any]:
+    return {
+        "verdict": account.verdict,
+        "summary": account.summary,
+        "reasons": [reason.message for reason in account.reasons],
+        "unblock": list(account.unblock),
+    }

@@ -1,0 +1,1 @@
+"""Pools, placement groups and the policy on the command line."""

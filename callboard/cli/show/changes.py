@@ -1,0 +1,66 @@
+"""Changes of single fields on the command line: KEY=VALUE, with dots into what lies below."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+
+Change = tuple[tuple[str, ...], Any]
+"""Path of a field, and its new value."""
+
+
+def is_file(changes: Sequence[str]) -> bool:
+    """Whether the only argument names a file and not a field."""
+    return len(changes) == 1 and "=" not in changes[0]
+
+
+def read_changes(changes: Iterable[str]) -> list[Change]:
+    """The changes that arguments such as "nominal.cpu=8" ask for.
+
+    Raises:
+        CommandFailed: one is no change.
+    """
+    return [_read(text) for text in changes]
+
+
+def changed(mapping: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
+    """A copy of ``mapping`` with the changes; null takes a field away."""
+    result = copy.deepcopy(dict(mapping))
+    for path, value in changes:
+        holder = result
+        for name in path[:-1]:
+            below = holder.get(name)
+            holder[name] = dict(below) if isinstance(below, Mapping) else {}
+            holder = holder[name]
+        if value is None:
+            holder.pop(path[-1], None)
+        else:
+            holder[path[-1]] = value
+    return result
+
+
+def _read(text: str) -> Change:
+    name, equals, value = text.partition("=")
+    path = tuple(name.split("."))
+    if not equals or not all(path):
+        raise CommandFailed(
+            Failure(
+                f"{text!r} is neither a field nor the only file.",
+                "A change reads KEY=VALUE.",
+                "Write for example nominal.cpu=8.",
+                BAD_INPUT,
+            )
+        )
+    try:
+        return path, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise CommandFailed(
+            Failure(
+                f"The value of {name} can't be read.", str(error), "Write it as YAML, for example [a, b].", BAD_INPUT
+            )
+        ) from error

@@ -1,0 +1,114 @@
+"""The run of a verb: with a client, and with every expected error turned into words and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import typer
+
+from callboard.cli.options import wishes
+from callboard.cli.show import screen, words
+from callboard.cli.show.failing import INTERRUPTED, as_json, lines
+from callboard.cli.show.failures import EXPECTED, failure_of
+from callboard.client.client import Client
+from callboard.client.errors import Unreachable
+from callboard.wire.refusals import CallboardError
+
+Result = TypeVar("Result")
+
+CALL_TIMEOUT_S = 15.0
+"""Deadline of a verb's call: a person waits."""
+
+_REDRAW_S = 5.0
+"""Longest time between two pictures of `--watch` on a terminal: ages and waiting times go on."""
+
+_PAUSE_S = 0.3
+"""Shortest time between two of them."""
+
+RETRY_S = 1.0
+"""How long a verb waits for a controller that is away. A person learns soon that it is."""
+
+
+def with_client(controller: str, action: Callable[[Client], Awaitable[Result]]) -> Result:
+    """Runs ``action`` with a client of the controller that is meant; ends the program if it fails.
+
+    Args:
+        controller: address as stated; empty: find it.
+        action: what to do.
+    """
+
+    async def connected() -> Result:
+        try:
+            client = Client(controller or None, timeout=CALL_TIMEOUT_S, retry=RETRY_S)
+        except EXPECTED as error:
+            raise _exit(error, "") from error
+        async with client:
+            try:
+                return await (_again_and_again(client, action) if wishes.watch else action(client))
+            except EXPECTED as error:
+                shown = "" if isinstance(error, Unreachable) else await _described(client)
+                raise _exit(error, shown) from error
+
+    return run(connected())
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Runs ``coroutine``; Ctrl-C ends the program with 130, an expected error with its words."""
+    with failing_in_words():
+        try:
+            return asyncio.run(coroutine)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def failing_in_words() -> Iterator[None]:
+    """Turns an expected error of the block into words and an exit code."""
+    try:
+        yield
+    except EXPECTED as error:
+        raise _exit(error, "") from error
+
+
+async def _again_and_again(client: Client, action: Callable[[Client], Awaitable[Result]]) -> Result:
+    """Does ``action`` again whenever something has changed, and on a terminal also as time passes."""
+    console = screen.stdout()
+    on_screen = console.is_terminal and not wishes.for_program
+    while True:
+        revision = (await client.stats()).revision
+        if on_screen:
+            console.clear()
+        await action(client)
+        changes = client.watch(start_revision=revision + 1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REDRAW_S if on_screen else None):
+                await anext(changes)
+        await asyncio.sleep(_PAUSE_S)  # many changes come at once; a reader wants the picture after them
+
+
+def _exit(error: Exception, controller: str) -> typer.Exit:
+    failure = failure_of(error)
+    if wishes.for_program:
+        reason = error.error.reason.value if isinstance(error, CallboardError) else ""
+        faults = getattr(error, "faults", ())
+        typer.echo(as_json(failure, controller=controller, reason=reason, faults=faults), err=True)
+        return typer.Exit(failure.exit_code)
+    console = screen.stderr()
+    for number, line in enumerate(lines(failure, controller)):
+        console.print(line, style="bold red" if number == 0 else None, markup=False, soft_wrap=True)
+    return typer.Exit(failure.exit_code)
+
+
+async def _described(client: Client) -> str:
+    """The controller with its nodes: an error reads differently when it is of the wrong cluster (MU-07)."""
+    try:
+        nodes = await client.list_nodes()
+    except EXPECTED:
+        return f"{client.address} ({client.target.source})"
+    nodes = [node for node in nodes if not words.has_left(node)]
+    names = ", ".join(words.node_id(node) for node in nodes[:8]) or "no node"
+    more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+    return f"{client.address} ({client.target.source}) with {names}{more}"

@@ -1,0 +1,1 @@
+"""Watching on the command line: status, events, workers, loads and the doctor."""

@@ -1,0 +1,33 @@
+"""What `callboard events` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from callboard.cli.options import Output
+from callboard.cli.show import printing, screen
+from callboard.cli.show.plain import plain
+from callboard.cli.show.session import with_client
+from callboard.cli.watch.event_views import print_event
+from callboard.client.client import Client
+
+
+def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller: str, output: Output) -> None:
+    """Shows events, and goes on with ``follow``."""
+    subject = f"jobs/{job}" if job else ""
+
+    async def action(client: Client) -> None:
+        events = await client.list_events(types=types, subject=subject, newest=last) if last else []
+        if not events and not follow:
+            screen.stderr().print(f"No such events at {client.address}.")
+        if output is Output.JSON and not follow:
+            printing.print_json([plain(event) for event in events])
+            return
+        for event in events:
+            print_event(event, output)
+        if follow:
+            start = events[-1].revision + 1 if events else 0
+            async for event in client.watch(start_revision=start, types=types, subject=subject):
+                print_event(event, output)
+
+    with_client(controller, action)

@@ -1,0 +1,81 @@
+"""What `callboard demo …` does."""
+
+from __future__ import annotations
+
+import typer
+
+from callboard.cli.cluster.checks import check_nodes
+from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.show import printing, screen
+from callboard.cli.show.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.session import failing_in_words
+from callboard.demo import elastic as elastic_demo
+from callboard.demo.prologue import DoesNotFit
+from callboard.demo.rlhf import DemoOptions, as_plain, play
+from callboard.demo.story import Story, Verdict
+from callboard.demo.training_story import TrainingStory
+
+
+def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str, gpus: int, quiet: bool) -> None:
+    """Plays the six acts; ends with 1 if a verdict fails."""
+    check_nodes(cpus=cpus, memory=memory, runtime="ray")
+    console = screen.stderr() if as_json else screen.stdout()
+    console.quiet = quiet
+    options = DemoOptions(ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus, quiet=quiet)
+
+    async def main(interrupts: Interrupts) -> list[Verdict]:
+        return await play(options, Story(console), interrupts)
+
+    with failing_in_words():
+        try:
+            verdicts = run_interruptible(main)
+        except KeyboardInterrupt:
+            screen.stderr().print("Interrupted; nothing is left running.")
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+        except DoesNotFit as error:
+            raise _too_small(error) from error
+    if as_json:
+        printing.print_json(as_plain(verdicts), compact=True)
+    if not all(verdict.passed for verdict in verdicts):
+        raise typer.Exit(FAILED)
+
+
+def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float, quiet: bool) -> None:
+    """Trains on a cluster that grows and shrinks; ends with 1 if something did not go as it must."""
+    module, colon, name = actor.partition(":")
+    if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise typer.BadParameter(f"{actor!r} reads pkg.module:Class", param_hint="--actor")
+    console = screen.stderr() if as_json else screen.stdout()
+    console.quiet = quiet
+    options = elastic_demo.ElasticOptions(actor=actor, role=role, agents=agents, pace_s=pace_s, quiet=quiet)
+
+    async def main(interrupts: Interrupts) -> elastic_demo.ElasticResult:
+        return await elastic_demo.play(options, TrainingStory(console), interrupts)
+
+    with failing_in_words():
+        try:
+            result = run_interruptible(main)
+        except KeyboardInterrupt:
+            screen.stderr().print("Interrupted; nothing is left running.")
+            raise typer.Exit(INTERRUPTED) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
+    if as_json:
+        printing.print_json(result.as_plain(), compact=True)
+    if not result.passed:
+        raise typer.Exit(FAILED)
+
+
+def _too_small(error: DoesNotFit) -> CommandFailed:
+    factor, why = error.tried[-1]
+    return CommandFailed(
+        Failure(
+            "The demonstration fits this cluster at no scale.",
+            f"At the smallest, {factor}: {why}.",
+            "Give it more nodes (--agents) or larger ones (--cpus-per-node, --gpus-per-node).",
+            NO_PLAN,
+        )
+    )

@@ -1,0 +1,289 @@
+"""`callboard demo elastic`: a training that grows and shrinks while it runs, on a cluster of its own.
+
+The demonstration starts two nodes with a GPU each, trains on them with an elastic component, adds a node, kills a
+worker (SIGKILL of its recorded pid), drains a node and lets it go, and looks whether the training did what it must.
+
+Guaranteed, as for `demo rlhf`: whatever happens, the cluster and the child that talks to Ray are ended, and their end
+is proved, before the program ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.cluster.start_progress import StartProgress
+from callboard.cli.local.cluster import LocalCluster
+from callboard.cli.local.ending import send
+from callboard.cli.local.growth import Added, add_worker, end_worker
+from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.machine_gpus import machine_gpus
+from callboard.cli.local.plan import ClusterPlan, free_block
+from callboard.cli.local.ports import free_port
+from callboard.cli.local.taking_down import Leftovers
+from callboard.cli.show.failures import EXPECTED, failure_of
+from callboard.client.client import Client
+from callboard.client.clusters import cluster_directory, recorded_clusters, run_directory
+from callboard.client.jobs import JobHandle
+from callboard.client.processes import identify
+from callboard.demo.data_plane import DataPlane, RayFailed
+from callboard.demo.training_loop import TrainingLoop
+from callboard.demo.training_story import TrainingStory
+from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
+
+Result = TypeVar("Result")
+
+READY_S = 90.0
+JOIN_S = 60.0
+"""How long a Ray node may take to join: 5 s on a quiet machine."""
+
+FOLLOW_S = 40.0
+"""How long the training may take to follow: detection, backoff and one cold start."""
+
+NOTICE_S = 5.0
+"""Deadline of the drain."""
+
+POOL = "elastic"
+JOB = "training"
+SAMPLE = "callboard.demo.training:TrainingActor"
+
+METHODS = {"trainer": "train_step", "inference": "generate", "environment": "rollout"}
+"""Method that makes one step, by the role of the class."""
+
+FIGURES = ("steps", "workers_start", "workers_max", "workers_end", "joins", "losses", "recoveries")
+"""What `--json` says beside its verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticOptions:
+    """How the demonstration runs.
+
+    Attributes:
+        actor: the class that works, "pkg.module:Class".
+        role: what it is: "trainer", "inference" or "environment"; decides which method makes a step.
+        agents: nodes to start with.
+        steps: fewest steps before, between and after what happens to the cluster.
+        pace_s: pause between steps.
+        quiet: no progress display.
+    """
+
+    actor: str = SAMPLE
+    role: str = "trainer"
+    agents: int = 2
+    steps: int = 5
+    pace_s: float = 0.2
+    quiet: bool = False
+
+
+@dataclass(slots=True)
+class ElasticResult:
+    """What came of it.
+
+    Attributes:
+        figures: the line of `--json` without its verdict.
+        checks: (what must hold, whether it does).
+    """
+
+    figures: dict[str, int] = field(default_factory=dict)
+    checks: list[tuple[str, bool]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that must hold does."""
+        return bool(self.checks) and all(holds for _, holds in self.checks)
+
+    def failures(self) -> list[str]:
+        """What does not hold."""
+        return [what for what, holds in self.checks if not holds]
+
+    def as_plain(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**self.figures, "passed": self.passed}
+
+
+async def play(options: ElasticOptions, story: TrainingStory, interrupts: Interrupts) -> ElasticResult:
+    """Trains on a cluster that changes.
+
+    Raises:
+        ChildEnded, NotReady, PortTaken: no cluster could be started.
+    """
+    plan = _plan(options)
+    result = ElasticResult(figures=dict.fromkeys(FIGURES, 0) | {"workers_start": plan.agents})
+    with StartProgress(plan.agents, quiet=options.quiet) as progress:
+        cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
+        ray = DataPlane(plan.directory / "logs" / "ray-driver.log")
+        try:
+            await cluster.start(READY_S, alongside=ray.open)
+            progress.finish()
+            async with Client(plan.controller) as client:
+                await _trained(client, ray, plan, options, story, result)
+        finally:
+            with interrupts.cleaning():
+                await ray.close()
+                await _taken_down(cluster, result)
+    for what in result.failures():
+        story.failed(what)
+    return result
+
+
+async def _trained(
+    client: Client,
+    ray: DataPlane,
+    plan: ClusterPlan,
+    options: ElasticOptions,
+    story: TrainingStory,
+    result: ElasticResult,
+) -> None:
+    try:
+        job = await _submitted(client, plan, options)
+        address = (await client.stats()).ray_address
+        await ray.connect(address, token_path=plan.ray_token_path(), node_ip=plan.node_ip(0))
+        story.begins("callboard add-worker")
+        loop = TrainingLoop(client, job, ray, story, METHODS[options.role], options.pace_s)
+        try:
+            await _with_happenings(loop, plan, options, result)
+        finally:
+            result.figures = _figures(loop, plan)
+        story.summary(loop.steps, loop.counts, len(loop.ready))
+        await job.complete("the demonstration is over")
+        await job.finished(FOLLOW_S)
+        result.checks += [(fault, False) for fault in loop.faults]
+    except (*EXPECTED, RayFailed, TimeoutError) as error:
+        said = failure_of(error)
+        result.checks.append((f"{said.what} {said.why}", False))
+
+
+async def _submitted(client: Client, plan: ClusterPlan, options: ElasticOptions) -> JobHandle:
+    most = plan.places
+    amounts: dict[str, int | float | str] = {"cpu": most, "gpu": most}
+    await client.create_pool(PoolSpec(name=POOL, nominal=amounts, pg_pool=PgPoolSpec(max_dynamic=most, reuse=True)))
+    component = ComponentSpec(
+        options.role, options.actor, min_workers=1, max_workers=most, resources={"cpu": 1, "gpu": 1}
+    )
+    job = await client.submit(JobSpec(name=JOB, pool=POOL, labels={"role": options.role}, components=[component]))
+    await job.running(READY_S)
+    return job
+
+
+async def _with_happenings(
+    loop: TrainingLoop, plan: ClusterPlan, options: ElasticOptions, result: ElasticResult
+) -> None:
+    """Trains, adds a node, loses a worker, drains a node, and trains on."""
+    checks, start = result.checks, plan.agents
+    checks.append(("every node got its actor", await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)))
+    await _train(loop, options.steps)
+
+    loop.story.happening("Adding a worker")
+    added, grew = await _training_on(loop, _added(plan), lambda: len(loop.ready) > start, JOIN_S)
+    checks.append((f"the training grew to {start + 1} actors", grew))
+    await _train(loop, options.steps)
+
+    victim = loop.ready[1]
+    loop.story.happening(f"Killing the process of actor {victim.key.rank} (kill -9 {victim.pid})")
+    process = identify(victim.pid)
+    if process is not None:
+        send(process, signal.SIGKILL)
+    recovered = await loop.until(lambda: loop.counts.recoveries == 1 and len(loop.ready) == start + 1, FOLLOW_S)
+    checks.append(("the lost actor came back", recovered))
+    await _train(loop, options.steps)
+
+    node = added.node.name.removeprefix("nodes/")
+    loop.story.happening(f"Draining {node}, with {NOTICE_S:g} s notice")
+    await loop.client.drain_node(node, within=NOTICE_S, reason="maintenance")
+    shrank = await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)
+    checks.append((f"the training shrank to {start} actors", shrank))
+    await _training_on(loop, end_worker(plan.directory, node), lambda: True, FOLLOW_S)
+    await _train(loop, options.steps + -(len(loop.steps) + options.steps) % 10)
+
+    counts = loop.counts
+    spoilt = [step for step in loop.steps if step.trained < step.actors]
+    checks += [
+        (f"joins: {counts.joins}, expected 1", counts.joins == 1),
+        (f"losses: {counts.losses}, expected 1", counts.losses == 1),
+        (f"recoveries: {counts.recoveries}, expected 1", counts.recoveries == 1),
+        (f"drained: {counts.drained}, expected 1", counts.drained == 1),
+        (f"most actors: {counts.workers_max}, expected {start + 1}", counts.workers_max == start + 1),
+        (f"actors at the end: {len(loop.ready)}, expected {start}", len(loop.ready) == start),
+        # One for the killed actor, one for the drained: their last step was under way.
+        (f"steps that not everybody finished: {len(spoilt)}, expected at most 2", len(spoilt) <= 2),
+    ]
+
+
+def _figures(loop: TrainingLoop, plan: ClusterPlan) -> dict[str, int]:
+    counts = loop.counts
+    seen = (
+        *(len(loop.steps), plan.agents, counts.workers_max, len(loop.ready)),
+        *(counts.joins, counts.losses, counts.recoveries),
+    )
+    return dict(zip(FIGURES, seen, strict=True))
+
+
+async def _train(loop: TrainingLoop, steps: int) -> None:
+    for _ in range(steps):
+        await loop.step()
+
+
+async def _training_on(
+    loop: TrainingLoop, work: Coroutine[Any, Any, Result], reached: Callable[[], bool], limit_s: float
+) -> tuple[Result, bool]:
+    """Trains on while something else is done: its result, and whether it was ``reached`` in time."""
+    task = asyncio.create_task(work)
+
+    def over() -> bool:
+        return task.done() and (task.cancelled() or task.exception() is not None or reached())
+
+    try:
+        in_time = await loop.until(over, limit_s)
+        return await task, in_time
+    finally:
+        # What is half done is taken back before the cluster goes.
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _added(plan: ClusterPlan) -> Added:
+    try:
+        return await add_worker(plan.directory, _Silent(), timeout_s=JOIN_S, lock_pause_s=0.2)
+    except LOCAL_ERRORS as error:
+        raise in_words(error) from error
+
+
+async def _taken_down(cluster: LocalCluster, result: ElasticResult) -> None:
+    left: tuple[str, ...] = ()
+    try:
+        await cluster.stop()
+    except Leftovers as error:
+        left = error.what
+    result.checks.append((f"left on the machine: {', '.join(left) or 'nothing'}", not left))
+    result.checks.append(("files of the cluster are left", not cluster.plan.directory.exists()))
+
+
+def _plan(options: ElasticOptions) -> ClusterPlan:
+    base = run_directory()
+    name = f"demo-{os.getpid()}"
+    gpus = machine_gpus("auto")
+    return ClusterPlan(
+        name=name,
+        directory=cluster_directory(name, base),
+        port=free_port(),
+        agents=options.agents,
+        cpus="1",
+        memory="4GiB",
+        gpus=1,
+        machine_gpus=gpus.ids,
+        real_gpus=gpus.real,
+        resources=("worker_unit=1",),
+        block=free_block(record.block for record in recorded_clusters(base)),
+    )
+
+
+class _Silent:
+    """An observer that says nothing: the loop tells what it sees."""
+
+    def step(self, text: str) -> None:
+        """Something begins."""

@@ -1,0 +1,165 @@
+"""The stage that the acts share: the cluster, its jobs, and what every act looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from callboard.cli.show import words
+from callboard.client.client import Client
+from callboard.client.jobs import JobHandle
+from callboard.client.processes import ProcessId, identify
+from callboard.demo.data_plane import DataPlane
+from callboard.demo.setting import POOL, Setting
+from callboard.demo.story import Story, Verdict
+from callboard.v1.job_pb2 import Explanation, Job, JobState
+from callboard.v1.placement_group_pb2 import PlacementGroupKind
+from callboard.v1.pool_pb2 import PlacementGroupPoolStats
+
+START_S = 40.0
+"""How long a job may take to run before the act counts as failed. Far above a cold start on a busy machine."""
+
+END_S = 30.0
+"""How long a job may take to end: above cancel and kill timeouts together."""
+
+STEPS_FOR_EVER = 1_000_000
+
+
+@dataclass(slots=True)
+class Stage:
+    """The cluster and everything that is on it.
+
+    Attributes:
+        client: the controller.
+        ray: the workers.
+        story: where it is told.
+        setting: the scale.
+        jobs: every job so far, by name.
+        processes: every worker process so far.
+        slowest_start_ms: slowest start of a worker so far.
+        foreign_groups: ids of placement groups that were in Ray before.
+        foreign_actors: names of actors that were in Ray before.
+        foreign_booked: what was taken in Ray before.
+    """
+
+    client: Client
+    ray: DataPlane
+    story: Story
+    setting: Setting
+    jobs: dict[str, JobHandle] = field(default_factory=dict)
+    processes: list[ProcessId] = field(default_factory=list)
+    slowest_start_ms: int = 0
+    foreign_groups: frozenset[str] = frozenset()
+    foreign_actors: frozenset[str] = frozenset()
+    foreign_booked: dict[str, float] = field(default_factory=dict)
+
+    async def remember_ray(self) -> None:
+        """Notes what is in Ray before the first act: on a cluster of others there may be something."""
+        nothing = dict.fromkeys(self.setting.booked_in_ray(), 0.0)
+        self.foreign_groups = frozenset(await self.ray.groups())
+        self.foreign_actors = frozenset(await self.ray.actors())
+        self.foreign_booked = await self.ray.booked(nothing) if self.foreign_groups else nothing
+
+    async def submit(self, name: str, *, foresee: bool = False) -> JobHandle:
+        """Asks for a job and tells it; with ``foresee`` also what the scheduler says it would do, asked just before."""
+        spec = self.setting.job(name)
+        plan = await self.client.validate(spec) if foresee else None
+        job = await self.client.submit(spec)
+        self.jobs[name] = job
+        self.story.asked(job.job)
+        if plan is not None:
+            self.story.decided(account(plan))
+        return job
+
+    async def running(self, job: JobHandle) -> Job:
+        """Waits until a job runs, and notes its process."""
+        found = await job.running(START_S)
+        for worker in found.workers:
+            self.slowest_start_ms = max(self.slowest_start_ms, worker.start_ms)
+            if (process := identify(worker.pid)) is not None:
+                self.processes.append(process)
+        return found
+
+    async def waiting_again(self, job: JobHandle) -> Job:
+        """Waits until a job that yielded waits again and says what for."""
+        return await job.until(
+            lambda seen: seen.state == JobState.JOB_STATE_PENDING and bool(seen.waiting_for),
+            "PENDING with a reason",
+            START_S,
+        )
+
+    async def ask_worker(self, job: JobHandle, verdict: Verdict, steps: int = 3) -> dict[str, Any]:
+        """Calls ``run`` of a job's worker through Ray, and checks that it sees exactly its GPUs."""
+        worker = job.workers()[0]
+        began = time.monotonic()
+        answer: dict[str, Any] = await self.ray.call(worker, "run", steps)
+        took_ms = round((time.monotonic() - began) * 1000)
+        given = ",".join(worker.devices)
+        verdict.check(
+            f"{job.name} sees {answer['visible_devices']!r}, was given {given!r}", answer["visible_devices"] == given
+        )
+        resumed = f", going on from step {answer['resumed_from']}" if answer["resumed_from"] else ""
+        seen = f"GPU {answer['visible_devices']}" if answer["visible_devices"] else "no GPU"
+        self.story.measured(
+            f"{job.name}.run({steps}) through Ray answered in {took_ms} ms: "
+            f"step {answer['steps_done']}{resumed}; it sees {seen} of {worker.node}"
+        )
+        return answer
+
+    async def keep_busy(self, job: JobHandle) -> None:
+        """Leaves a job's worker at work until it is asked to stop."""
+        await self.ray.start(job.workers()[0], "run", STEPS_FOR_EVER)
+
+    async def end(self, *names: str, cancelled: bool) -> None:
+        """Cancels or completes jobs, and waits until they have ended."""
+        handles = [self.jobs[name] for name in names]
+        for job in handles:
+            await (job.cancel("the act is over") if cancelled else job.complete("the act is over"))
+        await asyncio.gather(*(job.finished(END_S) for job in handles))
+        self.story.happened(f"{'cancelled' if cancelled else 'completed'}: {', '.join(names)}")
+
+    async def pg_stats(self) -> PlacementGroupPoolStats:
+        """Counts of the pool's placement groups."""
+        return (await self.client.get_pool(POOL)).pg_stats
+
+    async def preemptions(self) -> int:
+        """How many victims yielded so far."""
+        return (await self.client.stats()).total_preemptions
+
+    async def group_kind(self, job: JobHandle) -> str:
+        """Kind of the placement group that a job's worker is in: "RESERVED" or "DYNAMIC"."""
+        wanted = job.job.workers[0].allocation.placement_group_id
+        for group in await self.client.list_placement_groups(pool=POOL):
+            if group.name.removeprefix("placementGroups/") == wanted:
+                return PlacementGroupKind.Name(group.kind).removeprefix("PLACEMENT_GROUP_KIND_")
+        return "NONE"
+
+    async def tell_why(self, job: JobHandle) -> None:
+        """Tells why a job waits, and what would unblock it, as the scheduler explains it."""
+        explanation = await job.explain()
+        self.story.decided(explanation.summary or f"{job.name} waits: {waits_for(job.job)}")
+        for change in explanation.unblock[:2]:
+            self.story.decided(f"what would let it start: {change}")
+
+    async def show_gpus(self) -> None:
+        """Tells who is on which GPU."""
+        self.story.gpus(await self.client.list_nodes())
+
+
+def where(job: JobHandle) -> str:
+    """ "node-0 GPU 1"."""
+    return words.places_of(job.job)
+
+
+def account(explanation: Explanation) -> str:
+    """What the scheduler says it would do, and why, in its own words."""
+    parts = [explanation.summary or explanation.verdict]
+    parts += [f"{victim.victim}: {victim.reason} (rule {victim.rule})" for victim in explanation.victims]
+    return "; ".join(part for part in parts if part)
+
+
+def waits_for(job: Job) -> str:
+    """What a job waits for, in the scheduler's words."""
+    return "; ".join(reason.message for reason in job.waiting_for)

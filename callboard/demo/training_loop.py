@@ -1,0 +1,205 @@
+"""A training loop that follows a cluster as it grows and shrinks: it looks between steps, and steps with whoever is
+there.
+
+The workers are those of one elastic component: callboard starts one on every GPU that is free, each in a placement
+group of its own, and takes them away when their node is drained. The loop only notices: new nodes, new workers, lost
+ones. A worker that fails in a step spoils that step's share alone: the next step asks who is there anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from callboard.client.client import Client
+from callboard.client.jobs import JobHandle
+from callboard.demo.data_plane import DataPlane
+from callboard.demo.training_story import TrainingStory
+from callboard.v1.job_pb2 import Job, Worker, WorkerState
+from callboard.v1.node_pb2 import Node, NodeState
+
+ANY_WORKER_S = 40.0
+"""How long there may be no worker at all: a recovery with backoff, and a cold start."""
+
+TOTAL_EVERY = 10
+"""Steps between totals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What came of one step.
+
+    Attributes:
+        number: which, from 1.
+        actors: workers that were asked.
+        trained: workers that answered well.
+        seconds: from asking to the last answer.
+        at_s: when it ended, on the monotonic clock.
+    """
+
+    number: int
+    actors: int
+    trained: int
+    seconds: float
+    at_s: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the loop saw.
+
+    Attributes:
+        joins: nodes that joined after the first step.
+        losses: workers that were lost without anybody's wish.
+        drained: workers that left because their node was drained or they were asked to.
+        recoveries: lost workers that came back.
+        workers_max: most workers at once.
+    """
+
+    joins: int = 0
+    losses: int = 0
+    drained: int = 0
+    recoveries: int = 0
+    workers_max: int = 0
+
+
+@dataclass(slots=True)
+class TrainingLoop:
+    """The loop.
+
+    Attributes:
+        client: the controller.
+        job: the job with the elastic component.
+        ray: how workers are called.
+        story: where it is told.
+        method: method of the user's class that makes a step.
+        pace_s: pause between steps.
+        steps: what was done.
+        counts: what was seen.
+        faults: what must never be seen: two workers of one device, a component that stopped learning.
+    """
+
+    client: Client
+    job: JobHandle
+    ray: DataPlane
+    story: TrainingStory
+    method: str
+    pace_s: float
+    steps: list[Step] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    faults: list[str] = field(default_factory=list)
+    _nodes: dict[str, Node] = field(default_factory=dict)
+    _workers: dict[int, Worker] = field(default_factory=dict)
+    _groups: dict[str, int] = field(default_factory=dict)
+    _missing: set[int] = field(default_factory=set)
+
+    @property
+    def ready(self) -> list[Worker]:
+        """Workers that can be asked, as last seen, by rank."""
+        return sorted(self._workers.values(), key=lambda worker: worker.key.rank)
+
+    async def until(self, reached: Callable[[], bool], limit_s: float) -> bool:
+        """Steps until ``reached()`` is true; whether that was within ``limit_s`` seconds."""
+        deadline = time.monotonic() + limit_s
+        while not reached():
+            if time.monotonic() > deadline:
+                return False
+            await self.step()
+        return True
+
+    async def step(self) -> None:
+        """One step on all workers there are; then a look at what changed."""
+        await self._look()
+        while not self._workers:
+            await self.job.until(lambda job: bool(_ready(job)), "a worker", ANY_WORKER_S)
+            await self._look()
+        number = len(self.steps) + 1
+        workers = self.ready
+        self.story.step_starts(number, len(workers))
+        handles = {handle.generation: handle for handle in self.job.workers()}
+        began = time.monotonic()
+        answers = await self.ray.step([handles[worker.generation] for worker in workers], self.method, number)
+        ended = time.monotonic()
+        good = [answer for answer in answers if "value" in answer]
+        self.steps.append(Step(number, len(workers), len(good), ended - began, ended))
+        self.story.step_ended(number, [(w.key.rank, a) for w, a in zip(workers, answers, strict=True)])
+        self._check_devices(workers, answers)
+        if number % TOTAL_EVERY == 0:
+            self.story.total(number, self._actor_steps(), len(self._workers), self.counts.workers_max)
+        await asyncio.sleep(self.pace_s)
+
+    async def _look(self) -> None:
+        """Notices who came and who went since the last look."""
+        nodes = {node.name.removeprefix("nodes/"): node for node in await self.client.list_nodes()}
+        found = {worker.generation: worker for worker in _ready(await self.job.refresh())}
+        for node_id, node in nodes.items():
+            self._look_at_node(node_id, node)
+        for generation in [known for known in self._workers if known not in found]:
+            self._gone(self._workers.pop(generation), nodes)
+        for generation in [new for new in found if new not in self._workers]:
+            self._came(found[generation])
+        self._workers = found
+        self.counts.workers_max = max(self.counts.workers_max, len(found))
+
+    def _look_at_node(self, node_id: str, node: Node) -> None:
+        known = self._nodes.get(node_id)
+        if node.state == NodeState.NODE_STATE_READY and (known is None or known.epoch != node.epoch):
+            self.story.node_joined(node_id, node.capacity.gpu_milli / 1000)
+            self.counts.joins += bool(self.steps)
+        elif known is not None and node.state not in (known.state, NodeState.NODE_STATE_READY):
+            self.story.node_changed(node_id, NodeState.Name(node.state).removeprefix("NODE_STATE_"), node.state_reason)
+        if known is not None or node.state == NodeState.NODE_STATE_READY:
+            self._nodes[node_id] = node
+
+    def _came(self, worker: Worker) -> None:
+        group = worker.allocation.placement_group_id
+        if group not in self._groups:
+            self._groups[group] = len(self._groups) + 1
+            self.story.group_made(self._groups[group])
+        self.story.actor_spawned(worker.key.rank, worker.allocation.node_id)
+        if worker.key.rank in self._missing:
+            self._missing.discard(worker.key.rank)
+            self.counts.recoveries += 1
+            self.story.recovered(worker.key.rank)
+
+    def _gone(self, worker: Worker, nodes: dict[str, Node]) -> None:
+        node_id = worker.allocation.node_id
+        node = nodes.get(node_id)
+        asked = node is not None and (node.state == NodeState.NODE_STATE_DRAINING or self._was_drained(node))
+        if asked:
+            self.counts.drained += 1
+            self.story.actor_left(worker.key.rank, node_id)
+        else:
+            self.counts.losses += 1
+            self._missing.add(worker.key.rank)
+            self.story.actor_lost(worker.key.rank, node_id)
+
+    def _was_drained(self, node: Node) -> bool:
+        """A node that left while it was being emptied."""
+        known = self._nodes.get(node.name.removeprefix("nodes/"))
+        return (
+            node.state == NodeState.NODE_STATE_LEFT
+            and known is not None
+            and known.state in (NodeState.NODE_STATE_DRAINING, NodeState.NODE_STATE_LEFT)
+        )
+
+    def _check_devices(self, workers: list[Worker], answers: list[dict[str, Any]]) -> None:
+        """Nobody shares a whole device, by what workers themselves see."""
+        seen: dict[tuple[str, str], int] = {}
+        for worker, answer in zip(workers, answers, strict=True):
+            value = answer.get("value")
+            visible = value.get("visible_devices", "") if isinstance(value, dict) else ""
+            for device in str(visible).split(",") if visible else ():
+                other = seen.setdefault((worker.allocation.node_id, device), worker.key.rank)
+                if other != worker.key.rank:
+                    self.faults.append(f"actors {other} and {worker.key.rank} both see GPU {device}")
+
+    def _actor_steps(self) -> int:
+        return sum(step.trained for step in self.steps)
+
+
+def _ready(job: Job) -> list[Worker]:
+    return [worker for worker in job.workers if worker.state == WorkerState.WORKER_STATE_READY]

@@ -1,0 +1,86 @@
+"""`callboard demo …`: live demonstrations."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import QuietOption
+
+app = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)
+
+
+class Role(StrEnum):
+    """What a class that works in `demo elastic` is."""
+
+    TRAINER = "trainer"
+    INFERENCE = "inference"
+    ENVIRONMENT = "environment"
+
+
+@app.callback()
+def _group() -> None:
+    """Watch callboard at work on a cluster of its own."""
+
+
+@app.command("rlhf", epilog="Example: callboard demo rlhf --json")
+def rlhf(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON with the verdicts.")] = False,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            envvar="RAY_ADDRESS",
+            help="Use this Ray cluster instead of starting one.",
+        ),
+    ] = "",
+    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes.", min=1, max=16)] = 3,
+    cpus_per_node: Annotated[str, typer.Option("--cpus-per-node", metavar="N", help="CPUs of each node.")] = "3",
+    memory_per_node: Annotated[
+        str, typer.Option("--memory-per-node", metavar="SIZE", help="Memory of each node.")
+    ] = "4GiB",
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", metavar="N", help="Simulated GPUs of each node.", min=1, max=8)
+    ] = 2,
+    quiet: QuietOption = False,
+) -> None:
+    """An RLHF run in six acts: who gets which GPU, who yields to whom.
+
+    Rollouts, a reward model and a trainer share the GPUs of a cluster of its own.
+    """
+    actions.demos.rlhf(
+        as_json=as_json,
+        ray_address=ray_address,
+        agents=agents,
+        cpus=cpus_per_node,
+        memory=memory_per_node,
+        gpus=gpus_per_node,
+        quiet=quiet,
+    )
+
+
+@app.command("elastic", epilog="Example: callboard demo elastic --json")
+def elastic(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON at the end.")] = False,
+    actor: Annotated[
+        str, typer.Option("--actor", metavar="PKG.MODULE:CLASS", help="Your own class in place of the sample.")
+    ] = "callboard.demo.training:TrainingActor",
+    role: Annotated[
+        Role,
+        typer.Option(
+            "--role", help="Role of that class; each step calls its train_step(n), generate(n) or rollout(n)."
+        ),
+    ] = Role.TRAINER,
+    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes to start with.", min=2, max=7)] = 2,
+    pace: Annotated[float, typer.Option("--pace", metavar="SECONDS", help="Pause between steps.", min=0, max=10)] = 0.2,
+    quiet: QuietOption = False,
+) -> None:
+    """A training loop that follows its cluster as nodes come and go.
+
+    A node joins, a worker is lost, a node is drained.
+    """
+    actions.demos.elastic(as_json=as_json, actor=actor, role=role.value, agents=agents, pace_s=pace, quiet=quiet)
