@@ -228,7 +228,7 @@ def test_what_others_wrote_is_shown_as_it_is_and_steers_no_terminal(run: Run, ap
 
 
 def test_a_gpu_of_a_node_that_takes_nothing_is_not_called_free(run: Run, api: FakeApi) -> None:
-    states = {name: NodeState.Value(f"NODE_STATE_{name.upper()}") for name in ("left", "lost", "draining", "cordoned")}
+    states = {name: NodeState.Value(f"NODE_STATE_{name.upper()}") for name in ("lost", "draining", "cordoned")}
     node = objects.node()
     for use in node.devices:
         use.CopyFrom(DeviceUse(device=use.device))
