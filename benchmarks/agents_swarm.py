@@ -23,6 +23,7 @@ import grpc.aio
 
 from callboard._version import __version__
 from callboard.model.backoff import Backoff
+from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 
 GPUS = 8
@@ -72,7 +73,7 @@ class Swarm:
             ("grpc.max_reconnect_backoff_ms", 500),
         )
         self._channels = [
-            grpc.aio.insecure_channel(self._address, options=(*options, ("grpc.channel_number", n)))
+            open_channel(self._address, options=(*options, ("grpc.channel_number", n)))
             for n in range(self._channel_count)
         ]
         return [asyncio.create_task(self._agent(number)) for number in range(self._count)]

@@ -1,6 +1,6 @@
 """`python -m callboard.agents OPTIONS.json`: the agent without the command line, for tests and supervisors.
 
-The file holds the fields of `AgentOptions`. Tokens belong in it, not in argv.
+The file holds the fields of `AgentOptions`.
 """
 
 from __future__ import annotations

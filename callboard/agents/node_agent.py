@@ -86,7 +86,13 @@ class Agent:
         self._lease = Lease(on_expired=self._end_strict, on_orphaned=self._end_orphans, write=self._lease_file.write)
         self._fence = FenceKeeper(run_dir, host_environment(node))
         self._outputs = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
-        self._sender = OutputSender(self._outputs, options.controller, options.node_id, http_proxy=options.http_proxy)
+        self._sender = OutputSender(
+            self._outputs,
+            options.controller,
+            options.node_id,
+            http_proxy=options.http_proxy,
+            token_file=options.token_file,
+        )
         self._ports = Ports()
         site = Site(
             self._runtime,
@@ -116,6 +122,7 @@ class Agent:
         self._session = Session(
             options.controller,
             http_proxy=options.http_proxy,
+            token_file=options.token_file,
             handler=self,
             outbox=self._outbox,
             lease=self._lease,
@@ -219,7 +226,6 @@ class Agent:
             node_id=options.node_id,
             version=callboard.__version__,
             epoch_seen=epoch_seen,
-            token=options.token,
             rank=options.rank,
             labels=options.labels,
             node_group=options.node_group,
@@ -360,6 +366,7 @@ class Agent:
                 options.controller,
                 within_ms=options.notice_within_ms,
                 http_proxy=options.http_proxy,
+                token_file=options.token_file,
             ),
         )
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from callboard.agents.channel import channel_options
+from callboard.agents.channel import controller_channel
 from callboard.v1 import node_pb2, node_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -133,7 +133,7 @@ async def _first_bytes(output: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool) -> Drain:
+def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool, token_file: str = "") -> Drain:
     """Asks the controller to drain this node.
 
     Args:
@@ -141,12 +141,13 @@ def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool)
         controller: "host:port".
         within_ms: by when what runs must be gone; 0: by its own timeouts.
         http_proxy: as for the session.
+        token_file: as for the session.
     """
 
     async def drain(reason: str) -> bool:
         request = node_pb2.DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
         request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
-        async with grpc.aio.insecure_channel(controller, options=channel_options(http_proxy=http_proxy)) as channel:
+        async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
             try:
                 await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)
             except grpc.aio.AioRpcError as error:

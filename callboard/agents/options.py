@@ -28,7 +28,6 @@ _OPTION_NAMES = {
     "memory_bytes": "--memory",
     "custom_milli": "--resource",
     "labels": "--label",
-    "token": "--token-file",
     "interpreters": "--interpreter",
     "object_store_bytes": "--object-store-memory",
     "output_worker_bytes": "--output-per-worker",
@@ -70,8 +69,9 @@ class AgentOptions:
     """Address "host:port" of the controller."""
     cluster: str = "default"
     """Name of the cluster; part of paths and markers, so that two clusters share a machine."""
-    token: str = field(default="", repr=False)
-    """Join token; empty where the controller asks for none."""
+    token_file: str = ""
+    """File with the token that the agent shows to the controller; empty: it is found as by every program of this
+    account."""
     rank: int | None = None
     """Rank asked for; None: the lowest free one."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import structlog
 
-from callboard.agents.channel import channel_options
+from callboard.agents.channel import controller_channel
 from callboard.agents.output_store import OutputStore
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
@@ -26,11 +27,12 @@ MOST_READS = 16
 class OutputSender:
     """Answers what the controller wants to read."""
 
-    def __init__(self, store: OutputStore, controller: str, node_id: str, *, http_proxy: bool) -> None:
+    def __init__(
+        self, store: OutputStore, controller: str, node_id: str, *, http_proxy: bool, token_file: str = ""
+    ) -> None:
         self._store = store
-        self._controller = controller
         self._node_id = node_id
-        self._http_proxy = http_proxy
+        self._dial = partial(controller_channel, controller, token_file=token_file, http_proxy=http_proxy)
         self._reads: set[asyncio.Task[None]] = set()
 
     def begin(self, ask: agent_pb2.ReadOutput) -> None:
@@ -50,8 +52,7 @@ class OutputSender:
             await asyncio.wait(self._reads)
 
     async def _send(self, ask: agent_pb2.ReadOutput) -> None:
-        options = channel_options(http_proxy=self._http_proxy)
-        async with grpc.aio.insecure_channel(self._controller, options=options) as channel:
+        async with self._dial() as channel:
             finish = asyncio.Event()
             # No deadline: a follower follows as long as it likes. The keepalive notices when the controller is gone.
             stream = agent_pb2_grpc.AgentServiceStub(channel).SendOutput(self._requests(ask, finish))

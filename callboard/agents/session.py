@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import structlog
 
-from callboard.agents.channel import REFUSALS, channel_options
+from callboard.agents.channel import REFUSALS, controller_channel
 from callboard.agents.lease import Lease, LeaseTerms
 from callboard.agents.outbox import Outbox
 from callboard.agents.session_handler import SessionHandler
@@ -95,6 +95,7 @@ class Session:
         controller: str,
         *,
         http_proxy: bool,
+        token_file: str = "",
         handler: SessionHandler,
         outbox: Outbox,
         lease: Lease,
@@ -106,6 +107,7 @@ class Session:
         Args:
             controller: address.
             http_proxy: whether the channel may go through a proxy.
+            token_file: file with the token it shows; empty: it is found as by every program of this account.
             handler: what a session is about.
             outbox: what is to be said.
             lease: is renewed by what is heard.
@@ -120,7 +122,7 @@ class Session:
         self.epoch = 0
         self.term = 0
         self._controller = controller
-        self._connect = connect or partial(_grpc_stream, controller, http_proxy=http_proxy)
+        self._connect = connect or partial(_grpc_stream, controller, token_file=token_file, http_proxy=http_proxy)
         self._uniform = uniform
         self._wall_ns = wall_ns
         self._handler = handler
@@ -354,8 +356,8 @@ def _decoded(message: _T) -> _T:
 
 
 @asynccontextmanager
-async def _grpc_stream(controller: str, *, http_proxy: bool) -> AsyncIterator[Stream]:
-    async with grpc.aio.insecure_channel(controller, options=channel_options(http_proxy=http_proxy)) as channel:
+async def _grpc_stream(controller: str, *, token_file: str, http_proxy: bool) -> AsyncIterator[Stream]:
+    async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
         # No deadline: a session lasts. The lease and keepalive notice when it is dead.
         yield agent_pb2_grpc.AgentServiceStub(channel).Session()
 

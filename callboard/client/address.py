@@ -10,8 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from callboard.client.clusters import ClusterRecord, recorded_clusters, run_directory, running_clusters
+from callboard.client.clusters import ClusterRecord, recorded_clusters, running_clusters
 from callboard.client.errors import NoController, SeveralControllers
+from callboard.security.places import run_directory
 
 DEFAULT_PORT = 7700
 ADDRESS_VARIABLE = "CALLBOARD_CONTROLLER"

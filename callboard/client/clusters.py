@@ -8,9 +8,6 @@ reads it, and believes a record only as long as its controller runs (pid and sta
 from __future__ import annotations
 
 import json
-import os
-import stat
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,20 +15,6 @@ from callboard.client.processes import ProcessId
 
 RECORD_NAME = "cluster.json"
 CONTROLLER_ROLE = "controller"
-
-
-class UnsafeRunDirectory(Exception):
-    """The run directory could be written by somebody else.
-
-    Attributes:
-        path: the directory.
-        why: what is wrong with it.
-    """
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} {why}")
-        self.path = path
-        self.why = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,35 +59,9 @@ class ClusterRecord:
         return replace(self, processes=(*self.processes, ClusterProcess(role=role, process=process)))
 
 
-def run_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's clusters keep their records: the first that is set of CALLBOARD_RUN_DIR,
-    XDG_RUNTIME_DIR/callboard, /tmp/callboard-<uid>."""
-    if stated := environ.get("CALLBOARD_RUN_DIR"):
-        return Path(stated).absolute()
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "callboard"
-    return Path(f"/tmp/callboard-{os.getuid()}")  # noqa: S108 - owner and mode are checked below.
-
-
 def cluster_directory(name: str, base: Path) -> Path:
     """Where the cluster ``name`` keeps its files."""
     return base / name
-
-
-def make_private(path: Path) -> None:
-    """Makes ``path`` with mode 0700.
-
-    Raises:
-        UnsafeRunDirectory: it exists and belongs to somebody else, or others may write to it.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise UnsafeRunDirectory(path, "is not a directory")
-    if found.st_uid != os.getuid():
-        raise UnsafeRunDirectory(path, f"belongs to user {found.st_uid}")
-    if found.st_mode & 0o022:
-        raise UnsafeRunDirectory(path, "can be written by others")
 
 
 def write_record(record: ClusterRecord) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 import grpc
@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
 from callboard.model.backoff import Backoff
+from callboard.security.dialing import open_channel
 from callboard.wire.errors import (
     CallboardError,
     ErrorReason,
@@ -84,14 +85,23 @@ class Connection:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retry_s: float = DEFAULT_RETRY_S,
         use_proxy: bool = False,
+        find: Callable[[], str] | None = None,
     ) -> None:
+        """
+        Args:
+            address: "host:port".
+            timeout_s: deadline of a call in seconds.
+            retry_s: how long a call is repeated while no controller has answered yet.
+            use_proxy: go through http_proxy of the environment.
+            find: looks for the token; None: as every program of this account does.
+        """
         self.address = address
         self.timeout_s = timeout_s
         self._retry_s = retry_s
         self._answered = False
         # http_proxy in the environment is meant for the web, not for the cluster (GC-10).
         options = (*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy)))
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._channel = open_channel(address, options, find=find)
 
     async def close(self) -> None:
         """Ends every call in flight and the channel."""
@@ -153,19 +163,25 @@ class Connection:
             Unavailable: the controller went away or is stopping; :class:`Unreachable` where it did not say so.
             CallboardError: it refused; the type says why.
         """
-        call = self._channel.unary_stream(
+        begin = self._channel.unary_stream(
             method.full_path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
-        )(request, timeout=timeout_s)
-        try:
-            async for response in call:
-                self._answered = True
-                yield _decoded(method, response)
-        except grpc.aio.AioRpcError as error:
-            raise self._translated(error) from error
-        finally:
-            call.cancel()
+        )
+        answered = False
+        while True:
+            call = begin(request, timeout=timeout_s)
+            try:
+                async for response in call:
+                    answered = self._answered = True
+                    yield _decoded(method, response)
+            except grpc.aio.AioRpcError as error:
+                if answered or not self._has_another_token(error):
+                    raise self._translated(error) from error
+            else:
+                return
+            finally:
+                call.cancel()
 
     async def ready(self, timeout_s: float) -> bool:
         """Whether the controller could be reached within ``timeout_s``."""
@@ -177,7 +193,18 @@ class Connection:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
-        return await call(request, timeout=max(timeout_s, 0.001))
+        try:
+            response: Response = await call(request, timeout=max(timeout_s, 0.001))
+        except grpc.aio.AioRpcError as error:
+            if not self._has_another_token(error):
+                raise
+            response = await call(request, timeout=max(timeout_s, 0.001))
+        return response
+
+    def _has_another_token(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether a call was refused for its token, before anything was done, and there is another one now: it was
+        rotated, or the controller registered it only after this client looked."""
+        return error.code() is grpc.StatusCode.UNAUTHENTICATED and self._channel.renew()
 
     async def _ready(self, timeout_s: float) -> bool:
         try:

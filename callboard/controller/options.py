@@ -105,7 +105,8 @@ class ControllerOptions:
         run_dir: where ``controller.json`` goes; None: the state directory.
         metrics: address "host:port" of the Prometheus figures; port 0 takes a free one; empty: none.
         metrics_required: end if that address can't be listened on, instead of going without.
-        insecure: allow an address that others can reach, though there is no authentication yet.
+        metrics_open: show the figures to callers without a token.
+        insecure: answer every caller, with or without a token, at any address.
         lease_ms: how long an agent may act without hearing from the controller. Three heartbeats, so that one lost
             message costs nothing.
         heartbeat_ms: time between heartbeats of an agent.
@@ -128,6 +129,7 @@ class ControllerOptions:
     run_dir: Path | None = None
     metrics: str = ""
     metrics_required: bool = True
+    metrics_open: bool = False
     insecure: bool = False
     lease_ms: int = 15_000
     heartbeat_ms: int = 5_000
@@ -148,8 +150,8 @@ class ControllerOptions:
         if not self.insecure and not is_loopback(host):
             raise BadOption(
                 "--listen",
-                f"{self.listen} can be reached from other machines and callboard has no authentication there yet. "
-                f"Listen on 127.0.0.1, or allow it with --insecure.",
+                f"{self.listen} can be reached from other machines, and a token sent there can be read on the way. "
+                f"Listen on 127.0.0.1, or give up all protection with --insecure.",
             )
         if self.metrics and not self.insecure and not is_loopback(split_address(self.metrics, "--metrics")[0]):
             raise BadOption(

@@ -21,7 +21,7 @@ from callboard.controller.journal.state_dir import StateDir, StoreFailed
 from callboard.controller.logs import configure_logs
 from callboard.controller.loop.collector import sparing_what_is_made
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
-from callboard.controller.options import ControllerOptions, is_loopback, split_address
+from callboard.controller.options import ControllerOptions, split_address
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.event import EventService
 from callboard.controller.services.guard import Guard
@@ -33,6 +33,9 @@ from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import SchedulerService
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
+from callboard.security.access import Access
+from callboard.security.places import UnsafeFile
+from callboard.security.tokens import TOKEN_NAME, Registration
 from callboard.v1 import (
     agent_pb2,
     agent_pb2_grpc,
@@ -109,7 +112,13 @@ class Controller:
         self.outputs = core.outputs
         self._health = health.aio.HealthServicer()
         self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
-        self._guard = Guard(call_timeout_s=options.call_timeout_ms / 1000, called=self.metrics.observations.called)
+        self.access = Access(options.state_dir, insecure=options.insecure)
+        self._registration: Registration | None = None
+        self._guard = Guard(
+            identify=self.access.identify,
+            call_timeout_s=options.call_timeout_ms / 1000,
+            called=self.metrics.observations.called,
+        )
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -126,12 +135,14 @@ class Controller:
         try:
             # The port before the state: a second controller ends at once, without a new term.
             self._server = self._new_server()
+            self._open_access()
             await self.driver.start()
             await self._server.start()
             self.metrics.start(
                 self.options.metrics,
                 required=self.options.metrics_required,
                 pages={"/demand": lambda: demand_page(self.driver.state)},
+                admits=None if self.options.metrics_open else self.access.admits,
             )
             write_record(
                 self.options.record_path,
@@ -142,6 +153,7 @@ class Controller:
         except BaseException:
             await self._journal.close()
             self._directory.close()
+            self._close_access()
             await self.metrics.stop()
             if self._server is not None:
                 await self._server.stop(0)
@@ -180,12 +192,30 @@ class Controller:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._directory.close()
+        self._close_access()
         log.info("stopped")
 
     async def ended(self) -> None:
         """Waits for the driver, which ends by itself only by a defect."""
         assert self._running is not None
         await asyncio.shield(self._running)
+
+    def _open_access(self) -> None:
+        """Makes the token known to the programs of this account."""
+        try:
+            self.access.open()
+        except (OSError, UnsafeFile) as error:
+            path = self.options.state_dir / TOKEN_NAME
+            remedy = "Remove it for a new one, or make it private."
+            raise StoreFailed(path, f"can't be used ({error})", remedy) from error
+        if self.access.token:
+            self._registration = Registration(self.address, self.access.token)
+            for why in self._registration.refused:
+                log.warning("programs of this account may need CALLBOARD_TOKEN_FILE to find the token", why=why)
+
+    def _close_access(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
 
     def _new_server(self) -> grpc.aio.Server:
         limits = self.options.limits
@@ -255,10 +285,10 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
         options: how it runs.
         listening: is called with its address once it listens: with port 0 nobody knows it before.
     """
-    host, _ = split_address(options.listen)
-    if not is_loopback(host):
+    if options.insecure:
         log.warning(
-            "INSECURE: everybody who reaches this address controls the cluster and runs code on its nodes",
+            "INSECURE: everybody who reaches this address controls the cluster and runs code on its nodes; "
+            "leave out --insecure to ask callers for a token",
             address=options.listen,
         )
     endings = Endings(exit_with_parent=options.exit_with_parent)

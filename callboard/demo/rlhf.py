@@ -31,6 +31,8 @@ from callboard.demo.programme import ACTS
 from callboard.demo.prologue import choose_scale, open_house
 from callboard.demo.stage import Stage
 from callboard.demo.story import Story, Verdict
+from callboard.client.clusters import cluster_directory, recorded_clusters
+from callboard.security.places import run_directory
 
 READY_S = 90.0
 

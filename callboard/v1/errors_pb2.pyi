@@ -62,6 +62,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The call ended inside the controller; a bug. INTERNAL."""
     ERROR_REASON_INVENTORY_CHANGED: _ErrorReason.ValueType  # 19
     """A placement was planned for nodes or devices that have changed since; plan again."""
+    ERROR_REASON_NOT_AUTHENTICATED: _ErrorReason.ValueType  # 20
+    """The caller did not show a token or certificate, or not a valid one. UNAUTHENTICATED."""
+    ERROR_REASON_NOT_ALLOWED: _ErrorReason.ValueType  # 21
+    """The caller's role does not include the call, or the object is in a pool that does not name the caller.
+    PERMISSION_DENIED.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "callboard.dev"), without the prefix ERROR_REASON_."""
@@ -106,4 +112,10 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 18
 """The call ended inside the controller; a bug. INTERNAL."""
 ERROR_REASON_INVENTORY_CHANGED: ErrorReason.ValueType  # 19
 """A placement was planned for nodes or devices that have changed since; plan again."""
+ERROR_REASON_NOT_AUTHENTICATED: ErrorReason.ValueType  # 20
+"""The caller did not show a token or certificate, or not a valid one. UNAUTHENTICATED."""
+ERROR_REASON_NOT_ALLOWED: ErrorReason.ValueType  # 21
+"""The caller's role does not include the call, or the object is in a pool that does not name the caller.
+PERMISSION_DENIED.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -40,6 +40,8 @@ class ErrorReason(StrEnum):
     PREEMPTION_REFUSED = "PREEMPTION_REFUSED"
     INTERNAL = "INTERNAL"
     INVENTORY_CHANGED = "INVENTORY_CHANGED"
+    NOT_AUTHENTICATED = "NOT_AUTHENTICATED"
+    NOT_ALLOWED = "NOT_ALLOWED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +218,17 @@ class DeadlineExceeded(CallboardError):
 
 
 class NotAllowed(CallboardError):
-    """Not authenticated, or not allowed to make the call (codes UNAUTHENTICATED and PERMISSION_DENIED)."""
+    """The caller's role does not include the call, or the caller is not known at all (:class:`NotAuthenticated`)."""
 
     code = "PERMISSION_DENIED"
+    reason = ErrorReason.NOT_ALLOWED
+
+
+class NotAuthenticated(NotAllowed):
+    """The caller did not show a token or certificate, or not a valid one."""
+
+    code = "UNAUTHENTICATED"
+    reason = ErrorReason.NOT_AUTHENTICATED
 
 
 class InternalError(CallboardError):
@@ -248,6 +258,8 @@ _BY_REASON: dict[ErrorReason, type[CallboardError]] = {
     ErrorReason.STOPPING: Unavailable,
     ErrorReason.INTERNAL: InternalError,
     ErrorReason.INVENTORY_CHANGED: InventoryChanged,
+    ErrorReason.NOT_AUTHENTICATED: NotAuthenticated,
+    ErrorReason.NOT_ALLOWED: NotAllowed,
 }
 
 _BY_CODE: dict[str, type[CallboardError]] = {
@@ -260,7 +272,7 @@ _BY_CODE: dict[str, type[CallboardError]] = {
     "OUT_OF_RANGE": RevisionCompacted,
     "UNAVAILABLE": Unavailable,
     "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "UNAUTHENTICATED": NotAllowed,
+    "UNAUTHENTICATED": NotAuthenticated,
     "PERMISSION_DENIED": NotAllowed,
     "INTERNAL": InternalError,
 }

@@ -320,8 +320,11 @@ async def test_an_impossible_options_file_is_refused(controller: FakeController,
     assert b"gpus: -1" in errors
 
 
-async def test_no_token_is_logged(controller: FakeController, program: Program) -> None:
-    agent = await program(token="very-secret", log_level="DEBUG")
+async def test_no_token_is_logged(controller: FakeController, program: Program, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("a-very-secret-token")
+    agent = await program(token_file=str(token), log_level="DEBUG")
     await controller.session()
     report = await controller.do(start_worker=start_worker("Plain", env={"MY_API_KEY": "also-secret"}))
     assert report.HasField("worker_ready")

@@ -33,11 +33,9 @@ async def restarted(controller: FakeController) -> FakeSession:
 
 class TestOpening:
     async def test_hello_says_who_what_and_how(self, controller: FakeController, start_agent: StartAgent) -> None:
-        session = await start_agent(
-            labels={"gpu": "h100"}, rank=4, node_group="a", custom_milli={"worker_unit": 1000}, token="t"
-        )
+        session = await start_agent(labels={"gpu": "h100"}, rank=4, node_group="a", custom_milli={"worker_unit": 1000})
         hello = session.hello
-        assert (hello.node_id, hello.rank, hello.node_group, hello.token) == ("n0", 4, "a", "t")
+        assert (hello.node_id, hello.rank, hello.node_group) == ("n0", 4, "a")
         assert hello.inventory.capacity.gpu_milli == 2000
         assert hello.inventory.capacity.custom_milli["worker_unit"] == 1000
         assert [device.id for device in hello.inventory.devices] == ["0", "1"]

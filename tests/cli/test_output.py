@@ -8,13 +8,13 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from callboard.client.errors import JobEnded
 from callboard.client.jobs import JobHandle
 from callboard.client.output import MISSING, LogLine
 from callboard.client.sync import SyncClient
+from callboard.security.dialing import open_channel
 from callboard.v1.job_pb2 import ReadJobOutputRequest
 from callboard.v1.job_pb2_grpc import JobServiceStub
 from callboard.wire.refusals import NotFound, WrongState
@@ -140,7 +140,7 @@ class TestBackpressure:
     async def test_ft_a1_a_reader_that_stops_reading_delays_nobody(self, cluster: RealCluster) -> None:
         handle = await cluster.client.submit(job("loud", f"{ACTORS}Printer", kwargs={"mebibytes": 32}, entry="loud"))
         await handle.finished(timeout=90)
-        async with grpc.aio.insecure_channel(cluster.address) as channel:
+        async with open_channel(cluster.address) as channel:
             request = ReadJobOutputRequest(name=f"jobs/{handle.job.uid}")
             stuck = [JobServiceStub(channel).ReadJobOutput(request) for _ in range(8)]
             for call in stuck:

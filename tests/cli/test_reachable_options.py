@@ -26,7 +26,7 @@ AGENT: dict[str, tuple[list[str], Any]] = {
     "node_id": (["n7"], "n7"),
     "controller": (["10.0.0.1:7700"], "10.0.0.1:7700"),
     "cluster": (["blue"], "blue"),
-    "token": (["{token}"], "sesame"),
+    "token_file": (["{token}"], None),
     "rank": (["3"], 3),
     "labels": (["zone=a"], {"zone": "a"}),
     "node_group": (["gpu"], "gpu"),
@@ -70,6 +70,7 @@ CONTROLLER: dict[str, tuple[list[str], Any]] = {
     "run_dir": (["/tmp/run"], Path("/tmp/run")),
     "metrics": (["127.0.0.1:9999"], "127.0.0.1:9999"),
     "metrics_required": (["127.0.0.1:9999"], True),
+    "metrics_open": ([], True),
     "insecure": ([], True),
     "lease_ms": (["40s"], 40_000),
     "heartbeat_ms": (["2s"], 2_000),
@@ -109,7 +110,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def say(tmp_path: Path, verb: str, option: str, values: list[str]) -> Result:
     """Runs a program with one option, and what is always needed."""
-    (tmp_path / "token").write_text("sesame\n")
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text("a-token-of-the-lab\n")
     (tmp_path / "roles.yaml").write_text("roles: {sim: {cpu: 1}}\n")
     told = [value.format(token=tmp_path / "token", roles=tmp_path / "roles.yaml") for value in values]
     needed = ["--node-id", "n0", "--controller", "127.0.0.1:1", "--log-format", "json"] if verb == "agent" else []
@@ -119,6 +121,7 @@ def say(tmp_path: Path, verb: str, option: str, values: list[str]) -> Result:
 @pytest.mark.parametrize("name", [field.name for field in fields(AgentOptions)])
 def test_ft_e1_every_field_of_the_agent_can_be_stated(name: str, started: list[Any], tmp_path: Path) -> None:
     values, wanted = AGENT[name]
+    wanted = str(tmp_path / "token") if name == "token_file" else wanted
     result = say(tmp_path, "agent", agent_option(name), values)
     assert result.exit_code == 0, result.output
     assert getattr(started[0], name) == wanted

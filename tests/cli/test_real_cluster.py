@@ -15,6 +15,7 @@ from callboard.client import methods
 from callboard.client.errors import RequestTooLarge
 from callboard.client.jobs import JobHandle
 from callboard.controller.logs import configure_logs
+from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, agent_pb2_grpc, job_pb2, node_pb2, pool_pb2
 from callboard.wire.errors import InvalidRequest, NotFound
 from tests.cli.cluster import ACTOR, RealCluster, job, real_cluster, verb
@@ -117,7 +118,7 @@ class TestSE05NamesAsInjection:
 
     @staticmethod
     async def refused_as_a_node(cluster: RealCluster, name: str) -> None:
-        async with grpc.aio.insecure_channel(cluster.address) as channel:
+        async with open_channel(cluster.address) as channel:
             session = agent_pb2_grpc.AgentServiceStub(channel).Session(timeout=60)
             await session.write(agent_pb2.SessionRequest(hello=agent_pb2.Hello(node_id=name, version=__version__)))
             with pytest.raises(grpc.aio.AioRpcError) as refused:

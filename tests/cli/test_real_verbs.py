@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -20,6 +19,7 @@ from callboard.client import Client
 from callboard.client.diagnosis import Evidence, Finding, diagnose
 from callboard.controller.services import node as node_service
 from callboard.controller.sessions import outputs
+from callboard.security.dialing import open_channel
 from callboard.v1 import job_pb2, node_pb2
 from callboard.v1.inspection_pb2 import NodeInspection, RayPlacementGroup
 from callboard.wire.errors import CallboardError, NotFound
@@ -51,7 +51,7 @@ class TestReads:
         assert "with n0" in shown.stderr
 
     async def test_every_service_is_found_by_reflection(self, bare: RealCluster) -> None:
-        async with grpc.aio.insecure_channel(bare.address) as channel:
+        async with open_channel(bare.address) as channel:
             stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]  # made for both
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
             (answer,) = [answer async for answer in stub.ServerReflectionInfo(iter([asked]), timeout=60)]

@@ -13,16 +13,14 @@ from callboard.client.address import find_controller, with_port
 from callboard.client.clusters import (
     ClusterProcess,
     ClusterRecord,
-    UnsafeRunDirectory,
     cluster_directory,
-    make_private,
     read_record,
-    run_directory,
     running_clusters,
     write_record,
 )
 from callboard.client.errors import NoController, SeveralControllers
 from callboard.client.processes import ProcessId, descendants, identify
+from callboard.security.places import UnsafeRunDirectory, make_private, run_directory
 
 
 def register(base: Path, name: str, address: str, process: ProcessId) -> ClusterRecord:

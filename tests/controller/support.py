@@ -14,6 +14,7 @@ import pytest
 
 from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller
+from callboard.security.dialing import open_channel
 from callboard.v1 import (
     common_pb2,
     event_pb2,
@@ -93,7 +94,7 @@ class Api:
 @asynccontextmanager
 async def api_at(address: str) -> AsyncIterator[Api]:
     """Stubs for the controller at ``address``."""
-    async with grpc.aio.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+    async with open_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
         yield Api(
             channel,
             job_pb2_grpc.JobServiceStub(channel),

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from callboard.client.client import Client
+from callboard.controller.server import Controller
 from callboard.v1 import node_pb2
 from callboard.wire.errors import CallboardError
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.controller.test_metrics import get, labelled, scrape
 from tests.support.fake_agent import FakeAgent
+
+
+async def demand_of(controller: Controller) -> Any:
+    url = f"http://{controller.metrics.address}/demand"
+    return json.loads(await asyncio.to_thread(get, url, controller.access.token))
 
 
 async def test_what_waits_is_told_in_three_ways(tmp_path: Path) -> None:
@@ -23,7 +30,9 @@ async def test_what_waits_is_told_in_three_ways(tmp_path: Path) -> None:
             for name in ("a", "b", "c"):
                 await api.submit(job(name, gpu=1000))
             await api.until(lambda event: event.subject == "jobs/a" and event.state == "RUNNING")
-            page = json.loads(await asyncio.to_thread(get, f"http://{controller.metrics.address}/demand"))
+            page = json.loads(
+                await asyncio.to_thread(get, f"http://{controller.metrics.address}/demand", controller.access.token)
+            )
             figures = await scrape(controller)
             async with Client(controller.address) as client:
                 (entry,) = await client.demand()
@@ -39,7 +48,12 @@ async def test_what_waits_is_told_in_three_ways(tmp_path: Path) -> None:
 async def test_where_nothing_waits_the_page_is_empty_and_the_metrics_are_zero(tmp_path: Path) -> None:
     async with running(options_for(tmp_path, metrics="127.0.0.1:0")) as controller, api_at(controller.address) as api:
         await api.pools.CreatePool(pool())
-        assert json.loads(await asyncio.to_thread(get, f"http://{controller.metrics.address}/demand")) == []
+        assert (
+            json.loads(
+                await asyncio.to_thread(get, f"http://{controller.metrics.address}/demand", controller.access.token)
+            )
+            == []
+        )
         assert (await scrape(controller))["callboard_demand_gpus", labelled(pool="rlhf", optional="false")] == 0
 
 

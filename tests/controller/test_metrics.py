@@ -27,14 +27,15 @@ from tests.support.fake_agent import FakeAgent
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+def get(url: str, token: str = "") -> str:
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
         text: str = answer.read().decode()
         return text
 
 
 async def scrape(controller: Controller) -> Samples:
-    text = await asyncio.to_thread(get, f"http://{controller.metrics.address}/metrics")
+    text = await asyncio.to_thread(get, f"http://{controller.metrics.address}/metrics", controller.access.token)
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -99,7 +100,9 @@ class TestMetrics:
 
     async def test_a_stuck_loop_is_told_and_other_methods_are_refused(self) -> None:
         loop = asyncio.get_running_loop()
-        server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), loop, {"/demand": lambda: {"jobs": []}})
+        server = MetricsServer(
+            "127.0.0.1", 0, CollectorRegistry(), loop, {"/demand": lambda: {"jobs": []}}, admits=None
+        )
         try:
             base = f"http://127.0.0.1:{server.port}"
             assert json.loads(await asyncio.to_thread(get, f"{base}/demand")) == {"jobs": []}

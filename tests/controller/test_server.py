@@ -22,6 +22,7 @@ from callboard.client.client import Client
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller, PortTaken
+from callboard.security.dialing import open_channel
 from callboard.v1 import event_pb2, pool_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason, parse_error
 from tests.controller.support import Api, api_at, options_for, pool, running
@@ -177,7 +178,7 @@ class TestTheEnd:
         # A grace nobody would wait for: only the second signal can end it in time.
         async with (
             ControllerProcess(tmp_path, "--stop-grace-ms", "600000") as process,
-            grpc.aio.insecure_channel(process.address) as channel,
+            open_channel(process.address) as channel,
         ):
             stub: Any = health_pb2_grpc.HealthStub(channel)
             await stub.Watch(health_pb2.HealthCheckRequest()).read()
@@ -225,7 +226,7 @@ class TestChannels:
                 ("grpc.http2.max_pings_without_data", 0),
                 ("grpc.enable_http_proxy", 0),
             )
-            async with grpc.aio.insecure_channel(controller.address, options=options) as channel:
+            async with open_channel(controller.address, options=options) as channel:
                 from callboard.v1 import event_pb2_grpc, pool_pb2_grpc
 
                 watch = event_pb2_grpc.EventServiceStub(channel).Watch(event_pb2.WatchRequest())

@@ -17,6 +17,7 @@ from callboard.model.specs import Fencing
 from callboard.scheduler import check_invariants
 from callboard.scheduler.records.commands import StartWorker
 from callboard.scheduler.records.node_record import RayInfo
+from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason
 from tests.controller.support import Api, api_at, job, options_for, pool, refused_join, running
@@ -199,7 +200,7 @@ class TestWhoMayJoin:
 
     async def test_a_stream_must_open_with_a_hello(self, controller: Controller) -> None:
         agent = FakeAgent(controller.address)
-        async with grpc.aio.insecure_channel(controller.address) as channel:
+        async with open_channel(controller.address) as channel:
             call = agent_pb2_grpc_session(channel)
             await call.write(agent_pb2.SessionRequest(heartbeat=agent_pb2.Heartbeat(sequence=1)))
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from callboard.client.client import Client
 from callboard.controller.server import SERVICES, Controller
+from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason, InternalError, parse_error
 from tests.controller.support import refusal_of
@@ -50,7 +51,7 @@ async def test_ft_i1_every_method_refuses_what_is_no_message(
 ) -> None:
     assert len(METHODS) > 30
     with structlog.testing.capture_logs() as lines:
-        async with grpc.aio.insecure_channel(controller.address) as channel:
+        async with open_channel(controller.address) as channel:
             for path, streams, streamed in METHODS:
                 for _ in range(2):
                     error = await refused(channel, path, streams, streamed)
@@ -69,7 +70,7 @@ async def test_ft_i1_a_later_message_of_a_stream_ends_it_as_a_first_one(controll
         yield agent_pb2.SessionRequest(hello=agent.hello).SerializeToString()
         yield GARBAGE
 
-    async with grpc.aio.insecure_channel(controller.address) as channel:
+    async with open_channel(controller.address) as channel:
         session: Any = channel.stream_stream("/callboard.v1.AgentService/Session")
         call = session(messages(), timeout=30)
         seen: list[bytes] = []

@@ -21,6 +21,7 @@ from typing import Any, Self
 import grpc.aio
 
 from callboard._version import __version__
+from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 
 GIB = 1 << 30
@@ -111,7 +112,7 @@ class FakeAgent:
         self.hello.epoch_seen = self.welcome.epoch
         del self.hello.workers[:]
         self.hello.workers.extend(self.workers.values())
-        self._channel = grpc.aio.insecure_channel(self.address, options=(("grpc.enable_http_proxy", 0),))
+        self._channel = open_channel(self.address, options=(("grpc.enable_http_proxy", 0),))
         stub = agent_pb2_grpc.AgentServiceStub(self._channel)
         self._call = stub.Session()
         await self.say(hello=self.hello)
@@ -190,7 +191,7 @@ class FakeAgent:
     @contextlib.asynccontextmanager
     async def sending(self, read_id: str) -> AsyncIterator[Any]:
         """A stream of output that answers a read."""
-        channel = grpc.aio.insecure_channel(self.address, options=(("grpc.enable_http_proxy", 0),))
+        channel = open_channel(self.address, options=(("grpc.enable_http_proxy", 0),))
         async with channel:
             call = agent_pb2_grpc.AgentServiceStub(channel).SendOutput()
             await call.write(agent_pb2.SendOutputRequest(read_id=read_id))

@@ -21,6 +21,7 @@ from callboard.cli.show.session import failing_in_words
 from callboard.client.address import find_controller
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError, parse_memory, parse_milli
+from callboard.security.tokens import BadToken, read_token
 
 Parsed = TypeVar("Parsed")
 
@@ -78,7 +79,7 @@ def run(
             node_id=node_id or _own_node_id(),
             controller=address,
             cluster=cluster,
-            token=_token(token_file),
+            token_file=_token_file(token_file),
             rank=rank,
             labels=_pairs(labels, "--label"),
             node_group=node_group,
@@ -183,14 +184,16 @@ def _seconds(text: str, field: str) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _token(path: Path | None) -> str:
-    """The join token. It is read from a file, because every user of the machine can read a command line."""
+def _token_file(path: Path | None) -> str:
+    """The file with the token, if it can be used: it is read anew with every session, so that a rotation is followed.
+    A token is never an option, because every user of the machine can read a command line."""
     if path is None:
         return ""
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"can't read {path}: {error}", param_hint=option_of("token")) from error
+        read_token(path)
+    except BadToken as error:
+        raise typer.BadParameter(str(error), param_hint=option_of("token_file")) from error
+    return str(path.absolute())
 
 
 def _log_format(stated: str) -> str:

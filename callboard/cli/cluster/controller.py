@@ -15,12 +15,16 @@ from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, run_directory, write_record
+from callboard.cli.local_failures import in_words
+from callboard.cli.session import failing_in_words
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, write_record
 from callboard.client.processes import identify
 from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions, Limits, option_of
 from callboard.controller.server import run_controller
 from callboard.model.durations import parse_duration_ms
 from callboard.model.inputs.roles import read_role_file
 from callboard.model.quantities import QuantityError
+from callboard.security.places import run_directory
 
 
 def run(
@@ -30,6 +34,7 @@ def run(
     state_dir: Path | None,
     run_dir: Path | None,
     roles: Path | None,
+    metrics_open: bool,
     insecure: bool,
     times: Mapping[str, str],
     limits: Sequence[str],
@@ -51,6 +56,7 @@ def run(
             metrics="" if metrics == "none" else metrics or DEFAULT_METRICS,
             metrics_required=bool(metrics),
             run_dir=run_dir,
+            metrics_open=metrics_open,
             insecure=insecure,
             exit_with_parent=exit_with_parent is not None,
             limits=_limits(limits),

@@ -16,6 +16,9 @@ from callboard.cli.show.session import failing_in_words, with_client
 from callboard.cli.show.showing import done
 from callboard.client.client import Client
 from callboard.client.clusters import read_record, run_directory, running_clusters
+from callboard.cli.session import failing_in_words
+from callboard.client.clusters import running_clusters
+from callboard.security.places import run_directory
 
 
 def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> None:

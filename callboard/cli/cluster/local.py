@@ -30,18 +30,13 @@ from callboard.cli.show.plain import plain
 from callboard.cli.show.session import failing_in_words
 from callboard.cli.show.showing import done, show
 from callboard.client.client import Client
-from callboard.client.clusters import (
-    ClusterRecord,
-    cluster_directory,
-    recorded_clusters,
-    run_directory,
-    running_clusters,
-)
+from callboard.client.clusters import ClusterRecord, cluster_directory, recorded_clusters, running_clusters
 from callboard.model.cluster_text import NodeText, parse_cluster
 from callboard.model.inputs.roles import read_role_file
 from callboard.model.role_file import RoleFile
 from callboard.model.roles import PRESETS
 from callboard.model.specs import PoolSpec
+from callboard.security.places import run_directory
 from callboard.v1.node_pb2 import Node
 
 
@@ -66,6 +61,8 @@ def up(
     ray_port: int,
     dashboard_port: int | None,
     port_base: int | None,
+    metrics_open: bool,
+    insecure: bool,
     detach: bool,
     owned: bool,
     timeout_s: float,
@@ -115,6 +112,8 @@ def up(
         ray_port=ray_port,
         dashboard_port=dashboard_port,
         port_base=port_base,
+        metrics_open=metrics_open,
+        insecure=insecure,
         block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
         detached=detach,
     )
@@ -264,7 +263,10 @@ def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec],
     out.print(GpuPicture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
     # Said, because another controller may be the one that answers at the usual address.
-    out.print(f"Figures: http://{figures}/metrics" if figures else "No figures are served: port 8080 is taken.")
+    asks = "" if plan.metrics_open or plan.insecure else f" (bearer token in {plan.token_path})"
+    out.print(f"Figures: http://{figures}/metrics{asks}" if figures else "No figures are served: port 8080 is taken.")
+    if plan.insecure:
+        out.print("INSECURE: everybody who reaches the controller's port can run code as you.", style="bold red")
     if plan.own_ray and plan.ray_port:
         out.print(f"Ray at {plan.node_ip(0)}:{plan.ray_port}; its token is in {plan.ray_token_path()}.")
     if plan.dashboard_port is not None:

@@ -50,6 +50,16 @@ ObjectStoreOption = Annotated[
     ),
 ]
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the cluster on this machine.")]
+MetricsOpenOption = Annotated[
+    bool, typer.Option("--metrics-open", help="Show the Prometheus figures to callers without the token, too.")
+]
+InsecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Answer every caller without asking for a token. Everybody who reaches the port can then run code here.",
+    ),
+]
 ExitWithParentOption = Annotated[
     int | None,
     typer.Option(
@@ -163,6 +173,8 @@ def up(
         typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one."),
     ] = "",
     name: NameOption = "local",
+    metrics_open: MetricsOpenOption = False,
+    insecure: InsecureOption = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this time.", min=1)
     ] = 120.0,
@@ -199,6 +211,8 @@ def up(
         ray_port=ray_port,
         dashboard_port=dashboard_port,
         port_base=port_base,
+        metrics_open=metrics_open,
+        insecure=insecure,
         detach=detach and not owned,
         owned=owned,
         timeout_s=timeout,
@@ -244,9 +258,8 @@ def controller(
             "--roles", metavar="FILE", help="YAML file with presets of further roles, e.g. roles: {sim: ...}."
         ),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address that other machines can reach.")
-    ] = False,
+    metrics_open: MetricsOpenOption = False,
+    insecure: InsecureOption = False,
     lease: Annotated[
         str, typer.Option("--lease", metavar="TIME", help="How long an agent may act without hearing from it.")
     ] = "15s",
@@ -300,6 +313,7 @@ def controller(
         state_dir=state_dir,
         run_dir=run_dir,
         roles=roles,
+        metrics_open=metrics_open,
         insecure=insecure,
         times={
             "lease_ms": lease,
@@ -333,7 +347,12 @@ def agent(
     ] = "default",
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="File with the join token, if the controller requires one."),
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Private file with the token for the controller. Default: $CALLBOARD_TOKEN_FILE, else the token of a "
+            "controller that this account runs on this machine.",
+        ),
     ] = None,
     node_id: Annotated[
         str, typer.Option("--node-id", metavar="ID", help="Stable id of the node. Default: the host name.")

@@ -29,6 +29,7 @@ from callboard.cli.local.turns import turn
 from callboard.client.client import Client
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, running_clusters, write_record
 from callboard.client.processes import identify
+from callboard.security.tokens import forget_stated_token
 from callboard.v1.node_pb2 import Node, NodeState
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -117,6 +118,7 @@ class LocalCluster:
             ChildEnded: a program ended by itself.
             NotReady: it took longer than ``timeout_s``.
         """
+        forget_stated_token()
         # Before its ports: a cluster of this name that runs holds them, and is the reason a person can act on.
         base = self.plan.directory.parent
         check_free(self.plan.directory)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from callboard.cli.local.ports import listening_in
+from callboard.security.tokens import TOKEN_NAME
 
 _FIRST_HOST = 10
 MAX_NODES = 245
@@ -70,6 +71,8 @@ class ClusterPlan:
         dashboard_port: port of Ray's dashboard; None: none is started.
         port_base: first port of the first node's block; node N has the N-th block. None: any free ports.
         block: which block of loopback addresses.
+        metrics_open: its figures are shown to callers without the token, too.
+        insecure: its controller asks for no token.
         detached: it outlives the program that starts it.
     """
 
@@ -94,6 +97,8 @@ class ClusterPlan:
     dashboard_port: int | None = None
     port_base: int | None = None
     block: int = 0
+    metrics_open: bool = False
+    insecure: bool = False
     detached: bool = False
 
     @property
@@ -105,6 +110,11 @@ class ClusterPlan:
     def own_ray(self) -> bool:
         """Whether the cluster starts a Ray of its own."""
         return self.runtime == "ray" and not self.ray_address
+
+    @property
+    def token_path(self) -> Path:
+        """File with the controller's token."""
+        return self.directory / "controller" / TOKEN_NAME
 
     def node_id(self, rank: int) -> str:
         """Id of a node."""
@@ -165,6 +175,8 @@ class ClusterPlan:
             *("controller", "--listen", self.controller),
             *("--state-dir", str(directory), "--run-dir", str(directory)),
             *(("--roles", self.roles) if self.roles else ()),
+            *(("--metrics-open",) if self.metrics_open else ()),
+            *(("--insecure",) if self.insecure else ()),
             *self._common(),
         ]
 

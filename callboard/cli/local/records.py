@@ -6,7 +6,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from callboard.client.clusters import ClusterRecord, make_private, read_record
+from callboard.client.clusters import ClusterRecord, read_record
+from callboard.security.places import make_private
 
 UP_ROLE = "up"
 """Role of the program that watches over a cluster."""

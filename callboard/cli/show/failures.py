@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+import os
+from collections.abc import Callable
 
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.clusters import UnsafeRunDirectory
+from callboard.cli.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.errors import (
     JobEnded,
     NoController,
@@ -18,6 +21,8 @@ from callboard.client.errors import (
     WaitTimeout,
 )
 from callboard.model.faults import InvalidInput
+from callboard.security.places import UnsafeRunDirectory
+from callboard.security.tokens import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, BadToken
 from callboard.wire.refusals import (
     AlreadyExists,
     CallboardError,
@@ -28,6 +33,8 @@ from callboard.wire.refusals import (
     InvalidRequest,
     InventoryChanged,
     LimitReached,
+    NotAllowed,
+    NotAuthenticated,
     NotFound,
     PoolInUse,
     QuotaExceeded,
@@ -36,6 +43,7 @@ from callboard.wire.refusals import (
 )
 
 EXPECTED = (
+    BadToken,
     CommandFailed,
     CallboardError,
     InvalidInput,
@@ -218,6 +226,28 @@ def _internal(error: CallboardError) -> Failure:
     )
 
 
+def _not_authenticated(error: CallboardError) -> Failure:
+    why, _, remedy = str(error).rpartition(". ")
+    used = next((name for name in (TOKEN_FILE_VARIABLE, TOKEN_VARIABLE) if os.environ.get(name)), "")
+    if used:
+        remedy = f"The token of {used} was sent; unset it where the controller is your own. {remedy}"
+    return Failure("The controller does not know who is calling; nothing was done.", _sentence(why), _sentence(remedy))
+
+
+def _not_allowed(error: CallboardError) -> Failure:
+    why, _, remedy = str(error).rpartition(". ")
+    return Failure("You are not allowed to do this; nothing was done.", _sentence(why), _sentence(remedy))
+
+
+def _bad_token(error: BadToken) -> Failure:
+    return Failure(
+        "The token can't be used; nothing was sent.",
+        str(error),
+        "Correct it, or leave it out to use the token of a controller that this account runs on this machine.",
+        BAD_INPUT,
+    )
+
+
 def _refused(error: CallboardError) -> Failure:
     return Failure("The controller refused the call.", str(error), "Look at `callboard status`.")
 
@@ -275,6 +305,7 @@ def _own_words(error: CommandFailed) -> Failure:
 # The first that matches counts: subclasses stand before their bases.
 _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (CommandFailed, _own_words),
+    (BadToken, _bad_token),
     (InvalidInput, of_faults),
     (NoController, _no_controller),
     (SeveralControllers, _several),
@@ -292,6 +323,8 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (PoolInUse, _pool_in_use),
     (LimitReached, _limit),
     (InternalError, _internal),
+    (NotAuthenticated, _not_authenticated),
+    (NotAllowed, _not_allowed),
     (CallboardError, _refused),
     (JobEnded, _job_ended),
     (NoRay, _no_ray),

@@ -40,8 +40,21 @@ class Metrics:
         self._server: MetricsServer | None = None
         self.address = ""
 
-    def start(self, listen: str, *, required: bool, pages: Mapping[str, Build] | None = None) -> None:
+    def start(
+        self,
+        listen: str,
+        *,
+        required: bool,
+        pages: Mapping[str, Build] | None = None,
+        admits: Callable[[str], bool] | None = None,
+    ) -> None:
         """Listens at ``listen`` ("host:port"; empty: nowhere).
+
+        Args:
+            listen: the address.
+            required: fail if it can't be listened on, instead of going without.
+            pages: further pages, by path.
+            admits: whether a bearer token may read; None: everybody may.
 
         Raises:
             MetricsPortTaken: it can't, and is ``required``.
@@ -52,7 +65,7 @@ class Metrics:
         host, port = split_address(listen)
         self._registry.register(LoopCollector(loop, self._gauges))
         try:
-            self._server = MetricsServer(host, port, self._registry, loop, pages or {})
+            self._server = MetricsServer(host, port, self._registry, loop, pages or {}, admits=admits)
         except OSError as error:
             if required:
                 raise MetricsPortTaken(f"{listen} can't be listened on for metrics: {error.strerror}") from error

@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_serve
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from callboard.security.access import bearer_of
+
 READ_S = 5.0
 """How long a scrape waits for the loop; a stuck controller is told by a failed scrape."""
 
@@ -69,6 +71,8 @@ class MetricsServer:
         registry: CollectorRegistry,
         loop: asyncio.AbstractEventLoop,
         pages: Mapping[str, Build],
+        *,
+        admits: Callable[[str], bool] | None,
     ) -> None:
         """Listens from now on.
 
@@ -78,6 +82,7 @@ class MetricsServer:
             registry: what ``/metrics`` shows.
             loop: where the state may be read.
             pages: path → what makes its JSON, called on the loop.
+            admits: whether a bearer token may read; None: everybody may. Figures carry names of jobs.
 
         Raises:
             OSError: the address can't be listened on.
@@ -85,7 +90,9 @@ class MetricsServer:
         self._metrics = make_wsgi_app(registry)
         self._loop = loop
         self._pages = pages
-        self._server, self._thread = start_http_server(port, host, registry)
+        self._admits = admits
+        # It answers from now on: with nothing, until it asks for the token.
+        self._server, self._thread = start_http_server(port, host, CollectorRegistry())
         self._server.RequestHandlerClass = _Patient
         self._server.set_app(self._answer)
         self.port = self._server.server_port
@@ -100,6 +107,14 @@ class MetricsServer:
         path = environ.get("PATH_INFO", "")
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             return _plain(start_response, "405 Method Not Allowed", "only GET is allowed\n")
+        if self._admits is not None and not self._admits(bearer_of(environ.get("HTTP_AUTHORIZATION", ""))):
+            return _plain(
+                start_response,
+                "401 Unauthorized",
+                "the figures are for callers with the controller's token (Authorization: Bearer TOKEN); "
+                "start the controller with --metrics-open to show them to everybody\n",
+                ("WWW-Authenticate", "Bearer"),
+            )
         try:
             if path == "/metrics":
                 answer: Iterable[bytes] = self._metrics(environ, start_response)
@@ -124,6 +139,6 @@ class _Patient(WSGIRequestHandler):
         log.debug("scraped", request=format % args)
 
 
-def _plain(start_response: Callable[..., Any], status: str, text: str) -> list[bytes]:
-    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+def _plain(start_response: Callable[..., Any], status: str, text: str, *more: tuple[str, str]) -> list[bytes]:
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *more])
     return [text.encode()]

@@ -8,6 +8,8 @@ grpc.aio has four habits that this interceptor makes good for all services at on
   :meth:`Guard.idle` waits for the last.
 - A handler runs as long as it likes: here unary calls have a bound.
 - Bytes that are no message of the method end as UNKNOWN with a traceback: here they are refused as any wrong input.
+
+It also asks who is calling, before it decodes anything that the caller sent.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from google.protobuf.message import DecodeError
 from callboard.controller.services.answers import error_of
 from callboard.model.faults import InvalidInput
 from callboard.scheduler.records.refusals import Refusal
+from callboard.security.access import Identity, caller, handle_for
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import (
     CallboardError,
@@ -36,6 +39,10 @@ from callboard.wire.refusals import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Decode = Callable[[bytes], Any]
+
+OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""Methods for callers without a token: whether the controller serves is no secret, and a probe has no files."""
 
 READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "ServerReflectionInfo")
 """First parts of the names of methods that change nothing; every other call is written to the log (audit)."""
@@ -44,13 +51,6 @@ LOG_UNDECODABLE_S = 60.0
 """Shortest time between two lines about messages that can't be decoded: their sender may try again for ever."""
 
 log = structlog.get_logger(__name__)
-
-
-class _Undecodable:
-    """Stands for a message that can't be decoded."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
 
 
 class _NoMessage(InvalidRequest):
@@ -78,14 +78,17 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         *,
+        identify: Callable[[Any], Identity],
         call_timeout_s: float,
         called: Callable[[str, str, float], None] = lambda _method, _code, _seconds: None,
     ) -> None:
         """
         Args:
+            identify: tells who makes a call from its metadata, or raises.
             call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
             called: is told the method, the status and the seconds of each unary call.
         """
+        self._identify = identify
         self._call_timeout_s = call_timeout_s
         self._called = called
         self._running: set[asyncio.Task[Any]] = set()
@@ -103,15 +106,16 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler
         method = str(handler_call_details.method)
         serializers = {
-            "request_deserializer": _tolerant(handler.request_deserializer),
+            "request_deserializer": None,  # the message comes as bytes, and is decoded once its sender is known
             "response_serializer": handler.response_serializer,
         }
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method), **serializers)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method), **serializers)
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, method), **serializers)
+        decode = handler.request_deserializer or _as_it_is
+        if (unary := handler.unary_unary) is not None:
+            return grpc.unary_unary_rpc_method_handler(self._unary(unary, method, decode), **serializers)
+        if (streamed := handler.unary_stream) is not None:
+            return grpc.unary_stream_rpc_method_handler(self._stream(streamed, method, decode), **serializers)
+        if (streams := handler.stream_stream) is not None:
+            return grpc.stream_stream_rpc_method_handler(self._stream(streams, method, decode), **serializers)
         return handler
 
     async def idle(self, within_s: float) -> bool:
@@ -120,7 +124,7 @@ class Guard(grpc.aio.ServerInterceptor):
             await asyncio.wait(self._running, timeout=within_s)
         return not self._running
 
-    def _unary(self, behaviour: Any, method: str) -> Any:
+    def _unary(self, behaviour: Any, method: str, decode: Decode) -> Any:
         name = method.rpartition("/")[2]
 
         async def bounded(request: Any, context: Context) -> Any:
@@ -147,9 +151,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._called(name, code, time.perf_counter() - began)
             return answer
 
-        return self._counted(guarded, method)
+        return self._counted(guarded, method, decode)
 
-    def _stream(self, behaviour: Any, method: str) -> Any:
+    def _stream(self, behaviour: Any, method: str, decode: Decode) -> Any:
         async def guarded(request: Any, context: Context) -> None:
             result = behaviour(request, context)
             if isinstance(result, AsyncIterator):
@@ -158,9 +162,9 @@ class Guard(grpc.aio.ServerInterceptor):
             else:
                 await result
 
-        return self._counted(guarded, method)
+        return self._counted(guarded, method, decode)
 
-    def _counted(self, behaviour: Callable[[Any, Context], Awaitable[Any]], method: str) -> Any:
+    def _counted(self, behaviour: Callable[[Any, Context], Awaitable[Any]], method: str, decode: Decode) -> Any:
         name = method.rpartition("/")[2]
         audited = not name.startswith(READ_ONLY)
 
@@ -169,7 +173,10 @@ class Guard(grpc.aio.ServerInterceptor):
             assert task is not None
             self._running.add(task)
             try:
-                answer = await behaviour(self._readable(request, context, method), context)
+                if method not in OPEN:
+                    handle_for(self._identify(context.invocation_metadata()))
+                message = self._readable(request, context, method, decode)
+                answer = await behaviour(message, context)
             except asyncio.CancelledError:
                 if task.cancelling():
                     raise  # the call itself was cancelled: its caller went away, nobody waits for a status
@@ -185,22 +192,25 @@ class Guard(grpc.aio.ServerInterceptor):
                 await _abort(context, InternalError(f"{name} met a defect in the controller; see its log"), name)
             else:
                 if audited:
-                    log.info("call", method=name, subject=_subject(request), peer=context.peer(), code="OK")
+                    who, peer = caller().name, context.peer()
+                    log.info("call", method=name, subject=_subject(message), who=who, peer=peer, code="OK")
                 return answer
             finally:
                 self._running.discard(task)
 
         return counted
 
-    def _readable(self, request: Any, context: Context, method: str) -> Any:
+    def _readable(self, request: Any, context: Context, method: str, decode: Decode) -> Any:
         """The request; for a stream its messages."""
 
-        def read(message: Any) -> Any:
-            if not isinstance(message, _Undecodable):
-                return message
-            self._note_undecodable(method, context.peer(), message.why)
+        def read(data: bytes) -> Any:
+            try:
+                return decode(data)
+            except DecodeError as error:
+                why = " ".join(str(error).split())[:200]
+            self._note_undecodable(method, context.peer(), why)
             raise _NoMessage(
-                f"a message to {method} can't be decoded ({message.why}); its sender speaks another protocol or version"
+                f"a message to {method} can't be decoded ({why}); its sender speaks another protocol or version"
             )
 
         return _Messages(request, read) if isinstance(request, AsyncIterator) else read(request)
@@ -215,18 +225,8 @@ class Guard(grpc.aio.ServerInterceptor):
             self._logged_undecodable_s, self._undecodable = now_s, 0
 
 
-def _tolerant(decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Decodes; gives :class:`_Undecodable` where that fails, so that the handler's side can answer."""
-    if decode is None:
-        return None
-
-    def decoded(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except DecodeError as error:
-            return _Undecodable(" ".join(str(error).split())[:200])
-
-    return decoded
+def _as_it_is(message: Any) -> Any:
+    return message
 
 
 def _subject(request: Any) -> str:

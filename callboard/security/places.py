@@ -1,0 +1,115 @@
+"""Places of this account: the run directory, private files, and how to tell that neither was tampered with."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_SECRET_BYTES = 64 << 10
+"""Above any token, key or certificate chain; a larger file is another kind of file."""
+
+
+class UnsafeRunDirectory(Exception):
+    """The run directory could be written by somebody else.
+
+    Attributes:
+        path: the directory.
+        why: what is wrong with it.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} {why}")
+        self.path = path
+        self.why = why
+
+
+class UnsafeFile(Exception):
+    """A file with a secret can't be used: it is missing, or others can read it.
+
+    Attributes:
+        path: the file.
+        why: what is wrong and what to do, as sentences.
+    """
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+def run_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's clusters keep their records: the first that is set of CALLBOARD_RUN_DIR,
+    XDG_RUNTIME_DIR/callboard, /tmp/callboard-<uid>."""
+    if stated := environ.get("CALLBOARD_RUN_DIR"):
+        return Path(stated).absolute()
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "callboard"
+    return account_directory()
+
+
+def account_directory() -> Path:
+    """The directory of this account that no variable moves: programs whose environments differ both find it."""
+    return Path(f"/tmp/callboard-{os.getuid()}")  # noqa: S108 - owner and mode are checked by `make_private`.
+
+
+def make_private(path: Path) -> None:
+    """Makes ``path`` with mode 0700.
+
+    Raises:
+        UnsafeRunDirectory: it exists and belongs to somebody else, or others may write to it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UnsafeRunDirectory(path, "is not a directory")
+    if found.st_uid != os.getuid():
+        raise UnsafeRunDirectory(path, f"belongs to user {found.st_uid}")
+    if found.st_mode & 0o022:
+        raise UnsafeRunDirectory(path, "can be written by others")
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only this account can read; a reader sees the old one or the new one, nothing between.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+    temporary.replace(path)
+
+
+def read_private(path: Path) -> str:
+    """What a file with a secret holds, without surrounding white space.
+
+    Raises:
+        UnsafeFile: it can't be read, is no plain file, or others can read or write it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UnsafeFile(path, f"can't be read ({error.strerror}).") from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeFile(path, "is not a plain file.")
+        if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o077:
+            raise UnsafeFile(path, "others can read it or put another in its place. Run `chmod 600` on it.")
+        data = os.read(descriptor, MAX_SECRET_BYTES + 1)
+    except OSError as error:
+        raise UnsafeFile(path, f"can't be read ({error.strerror}).") from error
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_SECRET_BYTES:
+        raise UnsafeFile(path, f"holds more than {MAX_SECRET_BYTES} bytes.")
+    try:
+        return data.decode().strip()
+    except UnicodeDecodeError as error:
+        raise UnsafeFile(path, "is not text.") from error
