@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from callboard.security.places import (
@@ -141,10 +142,8 @@ class Registration:
         self.refused: list[str] = []
         for registry in _registries(environ):
             try:
-                make_private(registry.parent)
-                make_private(registry)
                 for name in _names(address):
-                    self._held.append((registry / name, _write_locked(registry / name, address, token)))
+                    self._held.append((registry / name, _register(registry / name, address, token)))
             except (OSError, UnsafeRunDirectory) as error:
                 self.refused.append(str(error))
 
@@ -158,7 +157,19 @@ class Registration:
             if ours:
                 path.unlink(missing_ok=True)
             os.close(descriptor)
+            tidy(path.parent.parent)
         self._held.clear()
+
+
+def tidy(base: Path) -> None:
+    """Removes registrations below ``base`` whose controllers are gone, and the directories if they are empty now."""
+    registry = base / REGISTRY
+    with suppress(OSError):  # gone, or not empty: another controller's
+        for path in registry.iterdir():
+            if not path.name.startswith(".") and _is_left_over(path):
+                path.unlink(missing_ok=True)
+        registry.rmdir()
+        base.rmdir()
 
 
 def _checked(text: str, path: Path) -> str:
@@ -178,6 +189,36 @@ def _names(address: str) -> list[str]:
     both = ["127.0.0.1", "[::1]"]
     hosts = {"0.0.0.0": both, "[::]": both, "localhost": both}.get(host, [host])  # noqa: S104 - to be recognised
     return [f"{each.replace('/', '_')}:{port}" for each in hosts]
+
+
+def _register(path: Path, address: str, token: str) -> int:
+    """Makes the directory and puts a registration there."""
+    while True:
+        make_private(path.parent.parent)
+        make_private(path.parent)
+        # The last other controller removes the directory when it stops, at any time.
+        with suppress(FileNotFoundError):
+            return _write_locked(path, address, token)
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether the controller of a registration is gone: its lock is free."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return _is_free(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write_locked(path: Path, address: str, token: str) -> int:
@@ -200,11 +241,7 @@ def _registered(path: Path) -> str:
         found = os.fstat(descriptor)
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             return ""
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
+        if _is_free(descriptor):
             return ""  # its controller is gone; somebody else may listen there
         said = json.loads(os.read(descriptor, MAX_TOKEN_CHARS * 2))
         return _checked(str(said["token"]), path)

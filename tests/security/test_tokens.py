@@ -35,6 +35,7 @@ from callboard.security.tokens import (
     new_token,
     registered_token,
     same,
+    tidy,
 )
 from callboard.wire.errors import ErrorReason, NotAuthenticated, parse_error
 from tests.controller.support import options_for, running
@@ -185,7 +186,7 @@ class TestFinding:
             async with Client(address, timeout=30) as client:
                 await client.stats()
         assert registered_token(address) == ""
-        assert not (run_dir / REGISTRY / address).exists(), "a clean stop leaves nothing"
+        assert not run_dir.exists(), "a clean stop leaves nothing"
         async with running(options_for(tmp_path, listen=address)) as second:
             assert second.access.token == token
 
@@ -200,12 +201,17 @@ class TestFinding:
             async for _event in client.watch(start_revision=1):
                 break
 
-    async def test_the_registration_of_a_controller_that_crashed_is_not_believed(self, tmp_path: Path) -> None:
+    async def test_the_registration_of_a_controller_that_crashed_is_not_believed(
+        self, tmp_path: Path, run_dir: Path
+    ) -> None:
         """Whoever listens at its port now is somebody else, and must not be sent the token."""
         async with ControllerProcess(tmp_path) as process:
             assert registered_token(process.address)
             await process.kill()
             assert registered_token(process.address) == ""
+            assert (run_dir / REGISTRY / process.address).exists()
+            tidy(run_dir)
+            assert not run_dir.exists()
             await process.start()
             assert registered_token(process.address) == controller_token(tmp_path)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from callboard.client.clusters import ClusterRecord, read_record
 from callboard.security.places import make_private
+from callboard.security.tokens import tidy
 
 UP_ROLE = "up"
 """Role of the program that watches over a cluster."""
@@ -56,6 +57,7 @@ def remove_directory(directory: Path) -> None:
     """Removes the directory of a cluster, and the run directory if it is empty now."""
     if directory.exists():
         shutil.rmtree(directory)
+    tidy(directory.parent)
     # Not empty: another cluster's. Gone: another `down` was faster.
     with suppress(OSError):
         directory.parent.rmdir()
