@@ -15,9 +15,7 @@ from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, Comm
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.cli.show.showing import done
 from callboard.client.client import Client
-from callboard.client.clusters import read_record, run_directory, running_clusters
-from callboard.cli.session import failing_in_words
-from callboard.client.clusters import running_clusters
+from callboard.client.clusters import read_record, running_clusters
 from callboard.security.places import run_directory
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-import os
-from collections.abc import Callable
 
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.clusters import UnsafeRunDirectory
