@@ -116,7 +116,7 @@ class TestMetrics:
 
     async def test_a_peer_that_says_nothing_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("callboard.controller.metrics.server._Patient.timeout", 0.05)
-        server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), asyncio.get_running_loop(), {})
+        server = MetricsServer("127.0.0.1", 0, CollectorRegistry(), asyncio.get_running_loop(), {}, admits=None)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         assert await reader.read() == b""
         writer.close()

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
-from callboard.client.clusters import UnsafeRunDirectory
-from callboard.cli.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.errors import (
     JobEnded,
     NoController,
