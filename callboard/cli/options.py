@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -83,6 +84,18 @@ ControllerOption = Annotated[
         metavar="HOST:PORT",
         help="Controller to talk to. Default: $CALLBOARD_CONTROLLER, else the one running on this machine.",
         show_default=False,
+    ),
+]
+
+ConfigPathOption = Annotated[
+    Path | None,
+    typer.Option("--config-path", metavar="FOLDER", help="Folder of Hydra configs.", show_default=False),
+]
+
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Overrides of the config, as for Hydra: cluster.component_placement.env=0-1."
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -16,8 +17,10 @@ from callboard.cli.show.file_faults import fault_lines, secret_spans
 from callboard.client import methods
 from callboard.model.faults import Fault
 from callboard.v1.common_pb2 import Device, Hardware, Resources
+from callboard.v1.job_pb2 import GetJobResponse, Job, JobState, SubmitJobRequest, SubmitJobResponse
 from callboard.v1.node_pb2 import DeviceUse, ListNodesResponse, Node, NodeState
 from tests.cli.conftest import Run
+from tests.cli.machine import ROOT
 from tests.support.fake_api import FakeApi
 
 CONFIG = """\
@@ -352,3 +355,83 @@ def live() -> list[Node]:
     robot = node("robot-node", 2, group="lab")
     robot.hardware.append(Hardware(type="Franka", config_json='{"robot_ip":"10.0.0.1"}'))
     return [node("head", 0, cpus=0), node("gpu-node", 1, "GPU-a", "GPU-b"), robot, node("gone", 3, "0", gone=True)]
+
+
+class TestConfigsOfHydra:
+    """`placement show` and `job submit --config` take what `autoplace` and RLinf's launcher take."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        (tmp_path / "base").mkdir()
+        (tmp_path / "base" / "small.yaml").write_text(
+            "# @package _global_\nsizes: {envs: 4-5}\n"
+            "cluster: {num_nodes: 1, component_placement: {actor: 0-3, env: '${sizes.envs}'}}\n"
+        )
+        (tmp_path / "train.yaml").write_text("defaults: [{base: small}, _self_]\nrun_at: ${oc.env:CALLBOARD_NOT_SET}\n")
+        return tmp_path
+
+    @staticmethod
+    def workers(*arguments: str) -> dict[str, int]:
+        shown = CliRunner().invoke(app, ["placement", "show", *arguments, "--nodes", "8", "-o", "json"])
+        assert shown.exit_code == 0, shown.output
+        return {each["name"]: len(each["workers"]) for each in json.loads(shown.stdout)["components"]}
+
+    def test_a_config_is_named_in_a_folder_and_composed(self, folder: Path) -> None:
+        at = ("--config-path", str(folder))
+        assert self.workers("train", *at) == {"actor": 4, "env": 2}
+        assert self.workers(str(folder / "train.yaml")) == {"actor": 4, "env": 2}, "its placement is in another file"
+
+    def test_overrides_are_hydras(self, folder: Path) -> None:
+        at = ("--config-path", str(folder))
+        assert self.workers("train", "cluster.component_placement.env=4-7", *at) == {"actor": 4, "env": 4}
+        added = "+cluster.component_placement.reward=7"
+        assert self.workers("train", added, *at) == {"actor": 4, "env": 2, "reward": 1}
+
+    def test_a_plain_file_takes_overrides_too(self, file: Path) -> None:
+        shown = show(file, "cluster.component_placement.env=0-20", "--nodes", "4+4+0")
+        assert shown.exit_code == 2
+        assert f"{file} (composed):" in shown.stderr
+        assert "env" in shown.stderr
+        assert file.read_text() == CONFIG
+
+    def test_what_can_not_be_composed_says_why(self, folder: Path) -> None:
+        for arguments, why in (
+            (("trian", "--config-path", str(folder)), "Similar ones: train."),
+            (("train", "cluster.component_placement.envs.x=1", "--config-path", str(folder)), "can't be composed"),
+            (("-", "a=b"), "Overrides and folders of configs are for files."),
+        ):
+            shown = CliRunner().invoke(app, ["placement", "show", *arguments, "--nodes", "8"])
+            assert shown.exit_code == 2
+            assert why in shown.stderr, arguments
+
+    def test_what_is_submitted_is_the_whole_config(self, run: Run, api: FakeApi, folder: Path) -> None:
+        config = ("--config", "train", "--config-path", str(folder), "cluster.component_placement.env=4")
+        actors = ("--actors", "env=pkg.mod:Env", "--kwargs", "env={seed: 3}")
+        shown = run("job", "submit", *config, *actors)
+        assert shown.exit_code == 0, shown.output
+        (request,) = api.seen(SubmitJobRequest)
+        placed = yaml.safe_load(request.spec.placement_config)["cluster"]["component_placement"]
+        assert placed == {"actor": "0-3", "env": 4}
+        assert [component.name for component in request.spec.components] == ["actor", "env"]
+        assert json.loads(request.spec.components[1].kwargs_json) == {"seed": 3}
+        for arguments, why in (("env=[1]", "reads COMPONENT"), ("actor={a: 1}", "with --actors")):
+            assert why in run("job", "submit", *config, *actors, "--kwargs", arguments).stderr
+        for wrong in (("a.yaml", "b.yaml"), ("--config", "x.yaml", "job.yaml"), ()):
+            assert run("job", "submit", *wrong).exit_code == 2
+        assert len(api.seen(SubmitJobRequest)) == 1
+
+    def test_the_example_of_the_docs_is_taken(self, run: Run, api: FakeApi) -> None:
+        page = (ROOT / "docs" / "placement.md").read_text()
+        commands = [
+            line
+            for line in page.replace("\\\n", "").splitlines()
+            if line.startswith("callboard job submit --config ex")
+        ]
+        assert commands
+        job = Job(name="jobs/grpo", uid="j1", state=JobState.JOB_STATE_RUNNING)
+        api.on(methods.SUBMIT_JOB, SubmitJobResponse(job=job))
+        api.on(methods.GET_JOB, GetJobResponse(job=job))
+        for command in commands:
+            shown = run(*shlex.split(command)[1:])
+            assert shown.exit_code == 0, shown.output
+        assert len(api.seen(SubmitJobRequest)) == len(commands)

@@ -44,6 +44,7 @@ TERMINAL_COLOURS = ("blue", "yellow", "green", "red", "magenta", "cyan", "bright
 def run(
     config: str,
     *,
+    overrides: Sequence[str],
     config_path: Path | None,
     nodes: str,
     controller: str,
@@ -60,7 +61,7 @@ def run(
     with failing_in_words():
         _check_cluster(nodes, controller)
         outputs.check()
-        source = load_config(config, config_path)
+        source = load_config(config, config_path, overrides)
         cluster = _cluster(nodes, controller)
         searching = Searching(time_limit, quiet=quiet)
         try:

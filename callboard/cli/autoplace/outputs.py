@@ -132,7 +132,7 @@ def _apply(answer: Answer, source: ConfigSource) -> None:
 
 def _has(source: ConfigSource, answer: Answer) -> bool:
     """Whether the config, composed again, has the placement."""
-    composed = Config(load_config(str(source.file.absolute()), source.folder).config)
+    composed = Config(load_config(str(source.file.absolute()), source.folder, source.overrides).config)
     return _texts(composed.section("cluster.component_placement")) == _texts(placement_of(answer))
 
 

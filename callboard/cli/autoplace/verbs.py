@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, QuietOption
+from callboard.cli.options import ConfigPathOption, ControllerOption, OverridesArgument, QuietOption
 
 
 class PlanOutput(StrEnum):
@@ -49,10 +49,8 @@ def autoplace(
             "the name of a Hydra config.",
         ),
     ],
-    config_path: Annotated[
-        Path | None,
-        typer.Option("--config-path", metavar="FOLDER", help="Folder of Hydra configs.", show_default=False),
-    ] = None,
+    overrides: OverridesArgument = None,
+    config_path: ConfigPathOption = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -102,6 +100,7 @@ def autoplace(
     """
     actions.autoplace.run(
         config,
+        overrides=overrides or [],
         config_path=config_path,
         nodes=nodes,
         controller=controller,

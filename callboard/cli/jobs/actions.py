@@ -15,6 +15,11 @@ from callboard.cli.jobs import views as job_views
 from callboard.cli.jobs.config_jobs import config_job, read_text
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.layouts.placement import refuse_placement, show_warnings
+from callboard.cli import job_views, printing, screen, words
+from callboard.cli.actions.config_jobs import config_job
+from callboard.cli.actions.placement import refuse_placement, show_warnings
+from callboard.cli.config_source import read_text, rl_config
+from callboard.cli.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.show import printing, screen, words
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
@@ -38,8 +43,11 @@ _STEP = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)|\[([0-9]+)\]")
 def submit(
     file: Path | None,
     *,
-    config: Path | None,
+    config: str | None,
+    config_path: Path | None,
+    overrides: Sequence[str],
     actors: Sequence[str],
+    kwargs: Sequence[str],
     pool: str,
     name: str,
     priority: float | None,
@@ -57,7 +65,14 @@ def submit(
 
     async def action(client: Client) -> None:
         spec: Mapping[str, Any] = (
-            config_job(config, pool=pool, name=name, priority=priority, actors=actors)
+            config_job(
+                *rl_config(config, config_path, overrides),
+                pool=pool,
+                name=name,
+                priority=priority,
+                actors=actors,
+                kwargs=kwargs,
+            )
             if config is not None
             else with_source(_job_in(file or Path("-")), file)
         )

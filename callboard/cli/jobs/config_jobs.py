@@ -7,14 +7,18 @@ not kept by the controller.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.file_faults import name_of, refuse
+from callboard.cli.config_source import COMPOSED
+from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.file_faults import refuse
 from callboard.model.faults import InvalidInput
 from callboard.model.names import is_actor_path
 from callboard.model.requests import fresh_name
@@ -24,58 +28,47 @@ PROBE = "callboard.agents.probe:Probe"
 """What runs for a component that no class is named for: it reports where it is."""
 
 
-def config_job(file: Path, *, pool: str, name: str, priority: float | None, actors: Sequence[str]) -> dict[str, Any]:
+def config_job(
+    file: str, text: str, *, pool: str, name: str, priority: float | None, actors: Sequence[str], kwargs: Sequence[str]
+) -> dict[str, Any]:
     """The job of an RLinf config.
 
     Args:
-        file: the config; "-" is the standard input.
+        file: what the config is called.
+        text: the config.
         pool: pool to charge.
         name: name of the job; empty: the file's with a random end.
         priority: its priority; None: the default.
         actors: ``name=pkg.module:Class`` of each component that doesn't run the probe.
+        kwargs: ``name={key: value}``: keyword arguments of the class of a component, as YAML.
 
     Raises:
-        CommandFailed: the file can't be read, or places nothing.
+        CommandFailed: it places nothing.
         typer.Exit: it is no YAML mapping, or its components have no names; every fault is shown.
         typer.BadParameter: ``actors`` names no component or no class.
     """
-    text = read_text(file)
     components = _components(text, file)
     classes = _classes(actors, components)
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", "job" if str(file) == "-" else file.stem)
+    arguments = _arguments(kwargs, classes)
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", "job" if file == "input" else Path(file.removesuffix(COMPOSED)).stem)
     job: dict[str, Any] = {
         "name": name or fresh_name(stem if stem[:1].isalpha() else f"job-{stem}"),
         "pool": pool,
-        "components": [{"name": each, "actor": classes.get(each, PROBE)} for each in components],
+        "components": [
+            {"name": each, "actor": classes.get(each, PROBE), "kwargs": arguments.get(each, {})} for each in components
+        ],
         "placement_config": text,
-        "placement_source": str(file)[-200:],
+        "placement_source": file[-200:],
     }
     return job | ({"priority": priority} if priority is not None else {})
 
 
-def read_text(file: Path) -> str:
-    """The text of a file; "-" is the standard input.
-
-    Raises:
-        CommandFailed: it can't be read.
-    """
-    if str(file) == "-":
-        return typer.get_text_stream("stdin").read()
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CommandFailed(
-            Failure(f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", BAD_INPUT)
-        ) from error
-
-
-def _components(text: str, file: Path) -> list[str]:
+def _components(text: str, file: str) -> list[str]:
     """Names of the components that a config places, in the order of the text."""
     try:
         found = placed_names(text)
     except InvalidInput as error:
-        refuse(name_of(file), text, error.faults)
+        refuse(file, text, error.faults)
     if not found:
         raise CommandFailed(
             Failure(
@@ -103,3 +96,19 @@ def _classes(actors: Sequence[str], components: Sequence[str]) -> dict[str, str]
             raise typer.BadParameter(f"component {name} is named twice", param_hint="--actors")
         classes[name] = path
     return classes
+
+
+def _arguments(kwargs: Sequence[str], classes: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
+    found: dict[str, Mapping[str, Any]] = {}
+    for text in kwargs:
+        name, _, value = text.partition("=")
+        try:
+            read = yaml.safe_load(value)
+        except yaml.YAMLError:
+            read = None
+        if not isinstance(read, Mapping):
+            raise typer.BadParameter(f"{text!r} reads COMPONENT={{key: value}}", param_hint="--kwargs")
+        if name not in classes:
+            raise typer.BadParameter(f"name the class of {name!r}, too, with --actors", param_hint="--kwargs")
+        found[name] = read
+    return found

@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from callboard.cli import actions, completing
 from callboard.cli.options import (
+    ConfigPathOption,
     ControllerOption,
     Output,
     OutputOption,
@@ -37,14 +38,16 @@ class _Submit(TyperCommand):
 
 @app.command("submit", cls=_Submit, epilog="Example: callboard job submit train.yaml --wait")
 def submit(
-    file: Annotated[
-        Path | None,
+    arguments: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="FILE", help="YAML or JSON file with the job, or what `job get` printed; - reads the input."
+            metavar="FILE | [KEY=VALUE]...",
+            help="YAML or JSON file with the job, or what `job get` printed; - reads the input.",
         ),
     ] = None,
+    config_path: ConfigPathOption = None,
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--config", metavar="FILE", help="Instead of a job: an RLinf config, run as it is placed."),
     ] = None,
     actors: Annotated[
@@ -53,6 +56,14 @@ def submit(
             "--actors",
             metavar="NAME=pkg:Class",
             help="With --config: the class of a component; may be repeated. Default: a probe that reports itself.",
+        ),
+    ] = None,
+    kwargs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kwargs",
+            metavar="NAME={KEY: VALUE}",
+            help="With --actors: keyword arguments of the class of a component, as YAML; may be repeated.",
         ),
     ] = None,
     pool: Annotated[
@@ -98,12 +109,20 @@ def submit(
     quiet: QuietOption = False,
 ) -> None:
     """Submit a job."""
-    if (file is None) == (config is None):
-        raise typer.BadParameter("state either FILE or --config", param_hint="FILE")
+    given = arguments or []
+    if (config is None) == (not given) and not (config and given):
+        raise typer.BadParameter("give either FILE or --config", param_hint="FILE")
+    if config is None and len(given) > 1:
+        raise typer.BadParameter("give one FILE; KEY=VALUE belongs to --config", param_hint="FILE")
+    if config is not None and (files := [each for each in given if "=" not in each]):
+        raise typer.BadParameter(f"give either FILE or --config; {files[0]} is no KEY=VALUE", param_hint="FILE")
     actions.jobs.submit(
-        file,
+        Path(given[0]) if config is None else None,
         config=config,
+        config_path=config_path,
+        overrides=given if config is not None else [],
         actors=actors or [],
+        kwargs=kwargs or [],
         pool=pool,
         name=name,
         priority=priority,

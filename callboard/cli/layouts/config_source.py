@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+import typer
+
+from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 
+COMPOSED = " (composed)"
+"""After the name of a config whose text is not that of its file: its lines are those of the whole config."""
+
 _HYDRA = "callboard[hydra]"
+
+_TOP_DEFAULTS, _TOP_CLUSTER = re.compile(r"^defaults:", re.MULTILINE), re.compile(r"^cluster:", re.MULTILINE)
 
 # Sections that a placement is read from. What only adds to others can be left out.
 _DECIDING = ("_global_", "algorithm", "cluster", "data", "profile_data", "runner")
@@ -48,9 +58,63 @@ class ConfigSource:
     composed: bool
     folder: Path | None
     left_out: str = ""
+    overrides: tuple[str, ...] = ()
+
+    def placement_text(self) -> str:
+        """The text that its placement is read from: the file, or the whole config where that says more.
+
+        Interpolations are resolved section by section: one that can't be, such as a path of another machine, is left
+        as it is written, for no placement needs it.
+        """
+        if not self.composed and not self.overrides:
+            return self.text
+        import yaml  # noqa: PLC0415 - what is no composed config needs none
+
+        return str(yaml.safe_dump(_resolved(self.config), sort_keys=False, allow_unicode=True))
 
 
-def load_config(name: str, config_path: Path | None) -> ConfigSource:
+def read_text(file: Path) -> str:
+    """The text of a file; "-" is the standard input.
+
+    Raises:
+        CommandFailed: it can't be read.
+    """
+    if str(file) == "-":
+        return typer.get_text_stream("stdin").read()
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise CommandFailed(
+            Failure(f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", BAD_INPUT)
+        ) from error
+
+
+def rl_config(name: str, config_path: Path | None, overrides: Sequence[str]) -> tuple[str, str]:
+    """An RLinf config, and what it is called: the text of a file, or of the whole of a config that Hydra composes.
+
+    Args:
+        name: path of a file, "-" for the standard input, or name of a config below ``config_path``.
+        config_path: folder of Hydra configs; None: ``name`` is a path.
+        overrides: as on Hydra's command line: ``cluster.component_placement.env=0-1``.
+
+    Raises:
+        As :func:`load_config`.
+    """
+    if config_path is None and not overrides:
+        text = read_text(Path(name))
+        # One whose placement is in another file is composed, as far as that can be.
+        if name == "-" or not _TOP_DEFAULTS.search(text) or _TOP_CLUSTER.search(text):
+            return "input" if name == "-" else name, text
+    if name == "-":
+        why = "Overrides and folders of configs are for files."
+        raise CommandFailed(Failure("The input can't be composed.", why, "Name a file.", BAD_INPUT))
+    source = load_config(name, config_path, overrides)
+    composed = source.composed or source.overrides
+    return f"{source.file}{COMPOSED}" if composed else str(source.file), source.placement_text()
+
+
+def load_config(name: str, config_path: Path | None, overrides: Sequence[str] = ()) -> ConfigSource:
     """The config that a command line names.
 
     RLinf's embodied configs name the settings of their simulator and their model, which lie in its own folders. Where
@@ -59,6 +123,8 @@ def load_config(name: str, config_path: Path | None) -> ConfigSource:
     Args:
         name: path of a YAML file, or name of a config below ``config_path``.
         config_path: folder of Hydra configs; None: ``name`` is a path.
+        overrides: as on Hydra's command line. Those of a file that is composed of others are Hydra's own; those of any
+            other file are plain KEY=VALUE.
 
     Raises:
         CommandFailed: there is no such config, or an option is needed that isn't installed.
@@ -77,18 +143,17 @@ def load_config(name: str, config_path: Path | None) -> ConfigSource:
         raise InvalidInput(
             Fault(fault.field or str(file), fault.message, fault.line, fault.column) for fault in error.faults
         ) from error
+    alone: dict[str, Any] = {"file": file, "text": text, "own": own, "composed": False, "overrides": tuple(overrides)}
     if not _composes(own):
-        return ConfigSource(file=file, text=text, own=own, config=_alone(own, text), composed=False, folder=config_path)
+        return ConfigSource(config=_alone(own, text, overrides), folder=config_path, **alone)
     try:
-        config = _composed(file, config_path)
+        config = _composed(file, config_path, overrides)
     except (CommandFailed, InvalidInput) as error:
         if config_path is not None or any(_decides(entry) for entry in _defaults(own)):
             raise
         why = error.failure.why.rstrip(".") if isinstance(error, CommandFailed) else error.faults[0].message
-        return ConfigSource(
-            file=file, text=text, own=own, config=_alone(own, text), composed=False, folder=None, left_out=why
-        )
-    return ConfigSource(file=file, text=text, own=own, config=config, composed=True, folder=config_path)
+        return ConfigSource(config=_alone(own, text, overrides), folder=None, left_out=why, **alone)
+    return ConfigSource(config=config, folder=config_path, **alone | {"composed": True})
 
 
 def config_names(folder: Path) -> list[str]:
@@ -123,8 +188,12 @@ def _file_of(name: str, config_path: Path | None) -> Path:
     )
 
 
-def _alone(own: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+def _alone(own: Mapping[str, Any], text: str, overrides: Sequence[str]) -> Mapping[str, Any]:
     """What the file itself says, its interpolations resolved where OmegaConf is installed."""
+    if overrides:
+        from callboard.cli.changes import changed, read_changes  # noqa: PLC0415 - few command lines have some
+
+        own = changed(own, read_changes(each.lstrip("+") for each in overrides))
     if "${" not in text or find_spec("omegaconf") is None:
         return own
     found: Mapping[str, Any] = importlib.import_module("omegaconf").OmegaConf.create(dict(own))
@@ -151,7 +220,20 @@ def _decides(entry: str) -> bool:
     return not at or package.split("/")[0].split(".")[0] in _DECIDING
 
 
-def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:
+def _resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as plain data."""
+    if not hasattr(config, "_content"):  # no DictConfig
+        return dict(config)
+    omegaconf, errors = importlib.import_module("omegaconf"), importlib.import_module("omegaconf.errors")
+    plain: dict[str, Any] = omegaconf.OmegaConf.to_container(config, resolve=False)
+    for section, value in plain.items():
+        if isinstance(value, dict | list):
+            with suppress(errors.OmegaConfBaseException):
+                plain[section] = omegaconf.OmegaConf.to_container(config[section], resolve=True)
+    return plain
+
+
+def _composed(file: Path, config_path: Path | None, overrides: Sequence[str]) -> Mapping[str, Any]:
     if find_spec("hydra") is None:
         raise CommandFailed(
             Failure(
@@ -176,7 +258,7 @@ def _composed(file: Path, config_path: Path | None) -> Mapping[str, Any]:
             warnings.catch_warnings(action="ignore", category=UserWarning),
             hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"),
         ):
-            composed: Mapping[str, Any] = hydra.compose(config_name=name)
+            composed: Mapping[str, Any] = hydra.compose(config_name=name, overrides=list(overrides))
     except RecursionError as error:
         raise InvalidInput([Fault(str(file), "can't be composed: its defaults name each other in a circle")]) from error
     except (errors.HydraException, omega_errors.OmegaConfBaseException, ValueError, TypeError) as error:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from callboard.cli.layouts import placement_svg, placement_views
+from callboard.cli import placement_svg, placement_views, printing, screen
+from callboard.cli.config_source import rl_config
+from callboard.cli.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.file_faults import refuse, warn
 from callboard.cli.options import Output
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
@@ -27,13 +31,22 @@ from callboard.v1 import node_pb2
 _GONE = (node_pb2.NODE_STATE_LOST, node_pb2.NODE_STATE_LEFT)
 
 
-def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path | None) -> None:
+def show(
+    file: str,
+    *,
+    overrides: Sequence[str],
+    config_path: Path | None,
+    nodes: str,
+    controller: str,
+    output: Output,
+    svg: Path | None,
+) -> None:
     """Shows the placement of a file; ends with 2 and every fault if it has some."""
     with failing_in_words():
         if nodes and controller:
             why = "--nodes describes them, --controller asks for them."
             raise CommandFailed(Failure("It is not clear which nodes are meant.", why, "Leave one out.", BAD_INPUT))
-        text = _text(file)
+        name, text = rl_config(file, config_path, overrides)
     try:
         cluster = Cluster.from_nodes(nodes, "--nodes") if nodes else None
     except InvalidInput as error:
@@ -41,11 +54,11 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
     try:
         known = cluster is not None or (not controller and _describes_nodes(text))
     except InvalidInput as error:
-        refuse(name_of(file), text, error.faults)
+        refuse(name, text, error.faults)
     faults = _job_faults(text)
     if not known:
         if faults:
-            refuse(name_of(file), text, faults)
+            refuse(name, text, faults)
         try:
             cluster = with_client(controller, live_cluster)
         except typer.Exit as ended:
@@ -56,14 +69,14 @@ def show(file: Path, *, nodes: str, controller: str, output: Output, svg: Path |
         plan = plan_placement(text, cluster)
     except InvalidInput as error:
         places = {(fault.line, fault.column) for fault in faults}
-        refuse(name_of(file), text, faults + [one for one in error.faults if (one.line, one.column) not in places])
+        refuse(name, text, faults + [one for one in error.faults if (one.line, one.column) not in places])
     if faults:
-        refuse(name_of(file), text, faults)
+        refuse(name, text, faults)
     if svg is not None:
         with failing_in_words():
-            _write(svg, placement_svg.draw(plan, title=name_of(file)))
+            _write(svg, placement_svg.draw(plan, title=name))
+    warn(name, text, plan.warnings)
     _print(plan, output)
-    warn(name_of(file), text, plan.warnings)
 
 
 async def refuse_placement(client: Client, name: str, text: str) -> None:
@@ -147,15 +160,6 @@ def _print(plan: PlacementPlan, output: Output) -> None:
         console = screen.stdout(wide=wide)
         for part in placement_views.plan_view(plan, width=console.width, wide=wide):
             console.print(part)
-
-
-def _text(file: Path) -> str:
-    if str(file) == "-":
-        return sys.stdin.read()
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(file, error, "read") from error
 
 
 def _write(file: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption
+from callboard.cli.options import ConfigPathOption, ControllerOption, Output, OutputOption, OverridesArgument
 
 app = typer.Typer(help="Check placements and draw them, before anything starts.", no_args_is_help=True)
 
@@ -16,9 +16,15 @@ app = typer.Typer(help="Check placements and draw them, before anything starts."
 @app.command("show", epilog="Example: callboard placement show train.yaml --nodes 8+8 --svg train.svg")
 def show(
     file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="An RLinf config or a job, as YAML or JSON; - reads the input."),
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="An RLinf config or a job, as YAML or JSON; with --config-path the name of a Hydra config; "
+            "- reads the input.",
+        ),
     ],
+    overrides: OverridesArgument = None,
+    config_path: ConfigPathOption = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -42,4 +48,12 @@ def show(
 
     A file with faults ends with exit code 2 and says all of them, each with its line and column.
     """
-    actions.placement.show(file, nodes=nodes, controller=controller, output=output, svg=svg)
+    actions.placement.show(
+        file,
+        overrides=overrides or [],
+        config_path=config_path,
+        nodes=nodes,
+        controller=controller,
+        output=output,
+        svg=svg,
+    )
