@@ -14,12 +14,8 @@ import typer
 from callboard.cli.jobs import views as job_views
 from callboard.cli.jobs.config_jobs import config_job, read_text
 from callboard.cli.jobs.pending import with_reasons
+from callboard.cli.layouts.config_source import read_text, rl_config
 from callboard.cli.layouts.placement import refuse_placement, show_warnings
-from callboard.cli import job_views, printing, screen, words
-from callboard.cli.actions.config_jobs import config_job
-from callboard.cli.actions.placement import refuse_placement, show_warnings
-from callboard.cli.config_source import read_text, rl_config
-from callboard.cli.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.options import Output
 from callboard.cli.show import printing, screen, words
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure

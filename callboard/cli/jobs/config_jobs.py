@@ -14,11 +14,9 @@ from typing import Any
 import typer
 import yaml
 
+from callboard.cli.layouts.config_source import COMPOSED
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.show.file_faults import name_of, refuse
-from callboard.cli.config_source import COMPOSED
-from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.file_faults import refuse
+from callboard.cli.show.file_faults import refuse
 from callboard.model.faults import InvalidInput
 from callboard.model.names import is_actor_path
 from callboard.model.requests import fresh_name

@@ -16,15 +16,11 @@ from typing import Any
 import typer
 
 from callboard.cli.jobs.config_jobs import read_text
+from callboard.cli.layouts.config_source import read_text
 from callboard.cli.show import screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.cli.show.session import with_client
-from callboard.cli import screen
-from callboard.cli.config_source import read_text
-from callboard.cli.failing import FAILED, INTERRUPTED
-from callboard.cli.failures import EXPECTED, failure_of
-from callboard.cli.session import with_client
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
 from callboard.client.output import MISSING, LogLine

@@ -17,10 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 import typer
 
-from callboard.cli.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import read_yaml
 
@@ -191,7 +190,7 @@ def _file_of(name: str, config_path: Path | None) -> Path:
 def _alone(own: Mapping[str, Any], text: str, overrides: Sequence[str]) -> Mapping[str, Any]:
     """What the file itself says, its interpolations resolved where OmegaConf is installed."""
     if overrides:
-        from callboard.cli.changes import changed, read_changes  # noqa: PLC0415 - few command lines have some
+        from callboard.cli.show.changes import changed, read_changes  # noqa: PLC0415 - few command lines have some
 
         own = changed(own, read_changes(each.lstrip("+") for each in overrides))
     if "${" not in text or find_spec("omegaconf") is None:

@@ -9,14 +9,11 @@ from typing import Any
 import typer
 
 from callboard.cli.layouts import placement_svg, placement_views
-from callboard.cli import placement_svg, placement_views, printing, screen
-from callboard.cli.config_source import rl_config
-from callboard.cli.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
-from callboard.cli.file_faults import refuse, warn
+from callboard.cli.layouts.config_source import rl_config
 from callboard.cli.options import Output
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
-from callboard.cli.show.file_faults import name_of, refuse, warn
+from callboard.cli.show.file_faults import refuse, warn
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client
 from callboard.model.faults import Fault, InvalidInput
