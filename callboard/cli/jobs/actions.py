@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from callboard.cli.jobs import views as job_views
-from callboard.cli.jobs.config_jobs import config_job, read_text
+from callboard.cli.jobs.config_jobs import config_job
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.layouts.config_source import read_text, rl_config
 from callboard.cli.layouts.placement import refuse_placement, show_warnings

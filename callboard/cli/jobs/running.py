@@ -15,7 +15,6 @@ from typing import Any
 
 import typer
 
-from callboard.cli.jobs.config_jobs import read_text
 from callboard.cli.layouts.config_source import read_text
 from callboard.cli.show import screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED
