@@ -89,7 +89,7 @@ class TestFilesThatAreRefused:
             ("? [1]\n: 2", "a key is not a text"),
             ("a: *nowhere", "undefined alias"),
             ("a: 2024-13-45", "no YAML"),
-            ("&a [*a]", "nested deeper"),
+            ("a: &a [*a]", "nested deeper"),
             ("[" * 2000, "nested deeper"),
             ("a: {<<: 3}", "<< needs a mapping"),
             ("a: " + "x" * (5 << 20), "larger than"),

@@ -15,7 +15,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import screen
 from callboard.cli.show.failing import BAD_INPUT, Failure, as_json
 from callboard.model.faults import Fault, InvalidInput
-from callboard.placement.source.yaml_tree import composed
+from callboard.placement.source.yaml_tree import composed_text
 
 _LONGEST = 160
 
@@ -113,7 +113,7 @@ Span = tuple[int, int]
 def secret_spans(text: str) -> dict[int, list[Span]]:
     """By line, from 1, the columns that hold values of variables; nothing of a text that is no YAML."""
     try:
-        root = composed(text)
+        root = composed_text(text)
     except InvalidInput:
         return {}
     found: dict[int, list[Span]] = {}

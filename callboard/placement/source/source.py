@@ -10,7 +10,7 @@ from callboard.model.inputs.located import shown
 from callboard.placement.source.diagnostics import Report
 from callboard.placement.source.mapping_tree import MappingReader
 from callboard.placement.source.tree import Value
-from callboard.placement.source.yaml_tree import YamlReader, composed
+from callboard.placement.source.yaml_tree import YamlReader, composed_text
 
 
 class Document:
@@ -32,7 +32,7 @@ def open_document(source: object, report: Report) -> Document:
         InvalidInput: the text is no YAML, or ``source`` is no mapping.
     """
     if isinstance(source, str):
-        return Document(YamlReader(report), composed(source))
+        return Document(YamlReader(report), composed_text(source))
     if isinstance(source, Mapping):
         return Document(MappingReader(report), source)
     raise InvalidInput([Fault("", f"{shown(source)} is no placement config; give a YAML text or a mapping")])

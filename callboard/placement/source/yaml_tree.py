@@ -8,20 +8,13 @@ from dataclasses import replace
 
 import yaml
 
-from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.located import path_of, shown_text
-from callboard.model.inputs.source import syntax_fault, unreadable
+from callboard.model.inputs.source import composed
 from callboard.placement.source.diagnostics import Report, Where
 from callboard.placement.source.tree import NULL, WHOLE, Budget, Items, Leaf, Table, Value
 
-MAX_TEXT_BYTES = 4 << 20
-"""Largest file."""
-
 MAX_INTERPOLATED = 65_536
 """Longest text that interpolations may grow to."""
-
-# libyaml's composer recurses in C; this many openings would need a stack that nobody has.
-_MAX_OPEN = 1000
 
 _Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
@@ -30,43 +23,13 @@ _REFERENCE = re.compile(r"\$\{(\.*)([A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
-def composed(text: str) -> yaml.Node:
-    """The nodes of a YAML text.
+def composed_text(text: str) -> yaml.MappingNode:
+    """The nodes of a YAML text whose scalars have no tags: they stay the text that was written.
 
     Raises:
         InvalidInput: it is no YAML, too large, too deep, or no mapping.
     """
-    if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
-        raise InvalidInput([Fault("", f"the file is larger than {MAX_TEXT_BYTES} bytes")])
-    if text.count("[") + text.count("{") > _MAX_OPEN and _flow_depth(text) > _MAX_OPEN:
-        raise InvalidInput([Fault("", f"nested deeper than {_MAX_OPEN}")])
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        raise InvalidInput([syntax_fault(error, text)]) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a lone surrogate, which UTF-8 can't carry
-        said = Fault("", f"no YAML: {' '.join(str(error).split())[:200]}", 1, 1)
-        raise InvalidInput([unreadable(text) or said]) from None
-    except RecursionError:
-        raise InvalidInput([Fault("", f"nested deeper than {_MAX_OPEN}")]) from None
-    if node is None:
-        raise InvalidInput([Fault("", "the file is empty", 1, 1)])
-    if not isinstance(node, yaml.MappingNode):
-        what = "a list" if isinstance(node, yaml.SequenceNode) else shown_text(node.value)
-        raise InvalidInput([Fault("", f"the file holds {what}, not a mapping", 1, 1)])
-    return node
-
-
-def _flow_depth(text: str) -> int:
-    """An upper bound of the nesting of brackets: those in quotes count too."""
-    deepest = depth = 0
-    for char in text:
-        if char in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "]}":
-            depth = max(0, depth - 1)
-    return deepest
+    return composed(text, _Loader)
 
 
 class YamlReader:
