@@ -215,3 +215,16 @@ class TestAPlacedJob:
         assert result.exit_code == 0
         assert "warning: " in result.output
         assert "no accelerators found on nodes 1" in result.output
+
+
+class TestAFileWithManyFaults:
+    def test_shows_all_of_them_at_once_in_their_order(self, tmp_path: Path) -> None:
+        file = tmp_path / "job.yaml"
+        file.write_text(
+            "name: x\npool: p\npriorty: 3\nnodes: 2x(2gpu\ncomponents:\n"
+            "  - {name: a, actor: m:C, role: trainr}\n  - {name: b, actor: m:C, resources: {gpu: two}}\n"
+        )
+        result = CliRunner().invoke(app, ["plan", str(file), "-o", "json"])
+        assert result.exit_code == 2
+        found = [fault["field"] for fault in json.loads(result.stderr)["error"]["faults"]]
+        assert found == ["priorty", "nodes", "components[0].role", "components[1].resources.gpu"]

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
-from callboard.cli.options import Output
-from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, lines, of_faults
+from callboard.cli.options import Output, wishes
+from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, as_json, lines, of_faults
 from callboard.cli.show.printing import print_json, print_yaml
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.colocation import member_names
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.job import job_of_file
 from callboard.model.inputs.located import Misfits
+from callboard.model.inputs.placement_config import KEY
 from callboard.model.inputs.reading import faults_of
-from callboard.model.inputs.settling import settled
+from callboard.model.inputs.settling import settled, unknown_roles
 from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import NOTHING, Resources, total
 from callboard.model.role_file import RoleFile
 from callboard.model.roles import PRESETS
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler.account.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
+
+Result = TypeVar("Result")
 
 
 def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
@@ -34,9 +38,7 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
             from callboard.cli.show.plain import unprinted_job  # noqa: PLC0415 - most jobs are written by hand
 
             source = unprinted_job(source)
-        spec = job_of_file(source)
-        said = _role_file(roles)
-        cluster: Sequence[DescribedNode] = _described(source, nodes, placed=bool(spec.placement_config))
+        spec, said, cluster = _all_read(source, nodes, roles)
         if spec.placement_config:
             spec, cluster = _placed(file, source, spec, cluster, nodes_of(said.nodes))
         else:
@@ -48,7 +50,8 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         plan = plan_job(spec, cluster, said.pools) if cluster else None
         _tell_unknown_pools(spec, said)
     except InvalidInput as error:
-        for line in lines(of_faults(error), ""):
+        told = [as_json(of_faults(error), faults=error.faults)] if wishes.for_program else lines(of_faults(error), "")
+        for line in told:
             typer.echo(line, err=True)
         raise typer.Exit(BAD_INPUT) from error
     value = as_plain(spec, plan)
@@ -63,6 +66,46 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
         stdout(wide=output is Output.WIDE).print(plan_view(value))
     if plan is not None and not plan.fits:
         raise typer.Exit(NO_PLAN)
+
+
+def _all_read(
+    source: SourceMapping, nodes: str, roles: Path | None
+) -> tuple[JobSpec, RoleFile, Sequence[DescribedNode]]:
+    """The job, the roles and the nodes.
+
+    Raises:
+        InvalidInput: every fault of all three.
+    """
+    faults: list[Fault] = []
+
+    def attempt(read: Callable[[], Result]) -> Result | None:
+        try:
+            return read()
+        except InvalidInput as error:
+            faults.extend(error.faults)
+            return None
+
+    spec = attempt(lambda: job_of_file(source))
+    said = attempt(lambda: _role_file(roles))
+    placed = KEY in str(source) if spec is None else bool(spec.placement_config)
+    cluster = attempt(lambda: _described(source, nodes, placed=placed))
+    if spec is None and said is not None:
+        # Of a job that can't be read: what is told of others once they are settled.
+        faults += faults_of(Misfits(unknown_roles(_roles_in(source), said.presets)), source)
+    if spec is None or said is None or cluster is None:
+        raise InvalidInput(sorted(faults, key=lambda fault: (fault.line, fault.column)))
+    return spec, said, cluster
+
+
+def _roles_in(source: SourceMapping) -> list[str]:
+    """The role that each component of a file names; empty: none."""
+    components = source.get("components")
+    found = [each.get("role") if isinstance(each, Mapping) else None for each in _listed(components)]
+    return [role if isinstance(role, str) else "" for role in found]
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _tell_unknown_pools(spec: JobSpec, said: RoleFile) -> None:
@@ -116,10 +159,14 @@ def _described(source: SourceMapping, nodes: str, *, placed: bool) -> tuple[Desc
     text = source.get("nodes")
     if text is None or (placed and isinstance(text, list)):
         return ()
+    line, column = source.position(("nodes",))
     if not isinstance(text, str | int) or isinstance(text, bool):
-        line, column = source.position(("nodes",))
         raise InvalidInput([Fault("nodes", "is not a text; write e.g. 4x(2gpu,32cpu)", line, column)])
-    return nodes_of(parse_cluster(str(text)))
+    try:
+        return nodes_of(parse_cluster(str(text)))
+    except InvalidInput as error:
+        # Its places are those in the text; this one stands in a file.
+        raise InvalidInput(replace(fault, line=line, column=column) for fault in error.faults) from None
 
 
 def as_plain(spec: JobSpec, plan: JobPlan | None) -> dict[str, Any]:

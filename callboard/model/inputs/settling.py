@@ -6,7 +6,7 @@ is submitted (after its placement was resolved), `callboard plan` when it reads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from callboard.model.colocation import fused, groups_of
 from callboard.model.faults import guess
@@ -21,11 +21,7 @@ def settled(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSp
     Raises:
         Misfits: components whose role has no preset, members of a colocation group with different places.
     """
-    misfits = [
-        Misfit(("components", index, "role"), _unknown(component.role, presets))
-        for index, component in enumerate(spec.components)
-        if component.role and component.role not in presets
-    ]
+    misfits = unknown_roles([component.role for component in spec.components], presets)
     misfits += [
         Misfit(
             ("components", index, "places"),
@@ -40,6 +36,14 @@ def settled(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSp
     return fused(filled_in(spec, presets))
 
 
+def unknown_roles(roles: Sequence[str], presets: Mapping[str, RolePreset]) -> list[Misfit]:
+    """A misfit for each component, in the order of the job, whose role has no preset; "" names no role."""
+    return [
+        Misfit(("components", index, "role"), _unknown(role, presets))
+        for index, role in enumerate(roles)
+        if role and role not in presets
+    ]
+
+
 def _unknown(role: str, presets: Mapping[str, RolePreset]) -> str:
-    add = "start the controller with `callboard controller --roles FILE` to add presets"
-    return f"there is no preset for role {role}; {guess(role, presets)}; or {add}"
+    return f"role {role} has no preset (`callboard controller --roles FILE` adds presets); {guess(role, presets)}"
