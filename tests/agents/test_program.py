@@ -193,7 +193,7 @@ async def test_nj_02_an_agent_that_was_stopped_ends_strict_workers_before_it_lis
 async def test_nj_02_without_a_fence_the_agent_itself_ends_strict_workers_before_it_listens(
     controller: FakeController, program: Program, tmp_path: Path
 ) -> None:
-    controller.welcome |= {"lease_ms": 2_000}
+    controller.welcome |= {"lease_ms": 4_000}
     agent = await program()
     await controller.session()
     strict = (await controller.do(start_worker=start_worker("Plain", strict=True))).worker_ready.pid
