@@ -1,9 +1,10 @@
 """Lanes: the thread on which each method of the user runs.
 
-Sync classes are built and called on one pool of `limit` threads: with 1, strictly one call at a time and always
-on the same thread, so thread-local CUDA and torch state is kept. That thread is the main thread of the process where
-the host can give it away (`worker_main`, `worker_ray`): signal handlers can be set nowhere else. Async classes live on
-an event loop of their own. Hooks run beside either, because they must work while `run()` is busy.
+Sync classes run on threads. With a `limit` of 1 one thread builds the object and makes every call, strictly one at a
+time, so thread-local CUDA and torch state is kept; that is the main thread of the process where the host can give it
+away (`worker_main`, `worker_ray`), because signal handlers can be set nowhere else. With more the main thread builds
+the object and runs its entry method, and a pool serves the calls. Async classes live on an event loop of their own.
+Hooks run beside either, because they must work while `run()` is busy.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ _STREAM_AHEAD = 8
 
 class Lane(Protocol):
     """Where the methods of one object run."""
+
+    def build(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Run what makes the object ready."""
+
+    def enter(self, function: Callable[..., Any], /) -> Future[Any]:
+        """Run the entry method; counts as one call."""
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a method; at most `limit` at once."""
@@ -61,10 +68,14 @@ class InFlight:
             return self._changed.wait_for(lambda: self.count == 0, timeout_s)
 
 
-def lane_for(target: type, *, hooks: tuple[str, ...], limit: int, main: MainThread | None = None) -> Lane:
+def lane_for(
+    target: type, *, hooks: tuple[str, ...], limit: int, enters: bool = False, main: MainThread | None = None
+) -> Lane:
     """The lane for objects of this class: a loop if any public method but a hook is async.
 
     Args:
+        limit: calls at once.
+        enters: it has an entry method.
         main: the main thread, where the lane may have it.
     """
     is_async = any(
@@ -74,7 +85,14 @@ def lane_for(target: type, *, hooks: tuple[str, ...], limit: int, main: MainThre
     )
     if is_async:
         return LoopLane(limit)
-    return ThreadLane(limit, main if main is not None and limit == 1 and main.take() else None)
+    taken = main if main is not None and (enters or limit == 1) and main.take() else None
+    if limit == 1:
+        return ThreadLane(taken or _pool(1))
+    return ThreadLane(_pool(limit - bool(taken)), build=main, enter=taken)
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="callboard-run")
 
 
 def in_thread(function: Callable[..., Any], /, *args: Any) -> Future[Any]:
@@ -103,7 +121,8 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 class MainThread:
-    """The main thread of the process, for the first object that takes one call at a time; `serve` gives it away."""
+    """The main thread of the process: for what builds objects, then for the first object that keeps it busy; `serve`
+    gives it away."""
 
     def __init__(self) -> None:
         self._taken = False
@@ -135,12 +154,28 @@ class MainThread:
 class ThreadLane:
     """The lane of sync classes."""
 
-    def __init__(self, limit: int, main: MainThread | None = None) -> None:
+    def __init__(
+        self,
+        pool: MainThread | ThreadPoolExecutor,
+        *,
+        build: MainThread | None = None,
+        enter: MainThread | None = None,
+    ) -> None:
         """
         Args:
-            main: the thread to run on, taken for this lane; None: threads of its own.
+            pool: for the calls.
+            build: for what makes the object ready; None: as the calls.
+            enter: for the entry method; None: as the calls.
         """
-        self._pool = main or ThreadPoolExecutor(limit, thread_name_prefix="callboard-run")
+        self._pool, self._build, self._enter = pool, build or pool, enter or pool
+
+    def build(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Run on the thread for that."""
+        return self._build.submit(lambda: _finish(function(*args)))
+
+    def enter(self, function: Callable[..., Any], /) -> Future[Any]:
+        """Run on the thread for that."""
+        return self._enter.submit(lambda: _finish(function()))
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run on the pool."""
@@ -172,6 +207,14 @@ class LoopLane:
         self._loop = asyncio.new_event_loop()
         self._limit = asyncio.Semaphore(limit)
         threading.Thread(target=self._loop.run_forever, name="callboard-loop", daemon=True).start()
+
+    def build(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Run on the loop, as everything."""
+        return self.call(function, *args)
+
+    def enter(self, function: Callable[..., Any], /) -> Future[Any]:
+        """Run on the loop, as everything."""
+        return self.call(function)
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run on the loop; a method that isn't async blocks it, as it would anywhere."""

@@ -69,13 +69,14 @@ class Member:
             target = await asyncio.wrap_future(in_thread(load) if main is None else main.submit(load))
         except BaseException as error:  # noqa: BLE001 - SystemExit of a user's module is a failed import
             return self._failed("IMPORT", error)
-        lane = lane_for(target, hooks=HOOKS, limit=self.limit, main=main)
+        enters = bool(self._plan["entry"])
+        lane = lane_for(target, hooks=HOOKS, limit=self.limit, enters=enters, main=main)
         try:
-            await asyncio.wrap_future(lane.call(self._construct, target))
+            await asyncio.wrap_future(lane.build(self._construct, target))
             for hook, offered in first_hooks(self):
                 function = getattr(self._target, hook)
-                await asyncio.wrap_future(lane.call(function, *fitting(function, (offered,))))
-            if self._plan["entry"]:
+                await asyncio.wrap_future(lane.build(function, *fitting(function, (offered,))))
+            if enters:
                 self.entry = getattr(self._target, self._plan["entry"])
         except BaseException as error:  # noqa: BLE001 - likewise for a constructor
             return self._failed("CONSTRUCTOR", error)
@@ -97,7 +98,7 @@ class Member:
         """Begin the entry method; counts as a call in flight until it ends."""
         assert self.entry is not None, "asked to run an entry that the plan doesn't have"
         self.in_flight.__enter__()
-        run = self.lane.call(self.entry)
+        run = self.lane.enter(self.entry)
         run.add_done_callback(lambda _: self.in_flight.__exit__(None, None, None))
         return run
 

@@ -157,9 +157,16 @@ class TestSyncClass:
         (tmp_path / "done").touch()
         await busy
 
-    async def test_ft_b4_one_that_takes_more_has_threads_of_its_own(self, host: Host) -> None:
-        _, answer = await host("OnMain", max_concurrency=2)
-        assert "signal only works in main thread" in answer["message"]
+    @pytest.mark.parametrize("entry", ["", "enter"])
+    async def test_ft_b4_one_that_takes_more_is_built_on_the_main_thread_and_runs_there(
+        self, host: Host, entry: str
+    ) -> None:
+        hosted, answer = await host("OnMain", max_concurrency=2, entry=entry)
+        assert answer["ok"], answer
+        if entry:
+            assert (await hosted.control("report"))["succeeded"]
+        (on_main, _), *_ = await asyncio.gather(call(hosted, "thread"), call(hosted, "thread"))
+        assert not on_main
 
     async def test_more_at_once_if_asked(self, host: Host) -> None:
         hosted, _ = await host("Plain", max_concurrency=2)

@@ -43,6 +43,10 @@ class OnMain:
         os.kill(os.getpid(), signal.SIGUSR1)
         return [threading.current_thread() is threading.main_thread(), self.seen]
 
+    def enter(self) -> None:
+        """As an event loop of an engine does."""
+        assert threading.current_thread() is threading.main_thread()
+
     def put(self, count: int) -> list[object]:
         """Ids of so many objects in Ray's store, and of so many results of tasks."""
         import ray

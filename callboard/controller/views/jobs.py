@@ -82,7 +82,7 @@ def _failures(job: JobRecord) -> list[job_pb2.WorkerFailure]:
             died=failure.died,
             cause=any(failure is cause for cause in causes),
         )
-        for failure in job.failed
+        for failure in sorted(job.failed, key=lambda failure: (failure.attempt, failure.at_ms))
     ]
 
 
