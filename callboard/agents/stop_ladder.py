@@ -63,6 +63,9 @@ def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_K
     )
 
 
+ENDED_FIRST = "its process ended before it left one"
+"""Why a checkpoint was lost."""
+
 _EXIT_SETTLE_S = 1.0
 
 
@@ -117,7 +120,7 @@ async def _asked(
     ended = Yielded(
         cooperative=True,
         detail="the process ended by itself",
-        lost="its process ended before it left one" if take else "",
+        lost=ENDED_FIRST if take else "",
     )
     step = "cancel()"
     answer: Json = {}

@@ -14,7 +14,7 @@ import structlog
 
 from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.process_tree import NotOurProcess, ProcessId, send_signal
-from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
+from callboard.agents.stop_ladder import ENDED_FIRST, UNASKED_KILL_S, ask_to_yield
 from callboard.agents.usage import oom_kills
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
@@ -48,6 +48,8 @@ async def end_stopped(facts: WorkerFacts) -> str:
     if yielded.checkpoint is None and facts.hosted is not None and not facts.signals.over.done():
         signalling = Signalling(facts) if facts.order.command.stop_signal else None
         yielded = await ask_to_yield(facts.hosted, facts.hooks, order, facts.signals.over, signalling)
+        if yielded.lost == ENDED_FIRST:
+            yielded = replace(yielded, lost=f"{ENDED_FIRST}: {facts.exit_message()}")
         facts.site.checkpoints.keep(facts.name, yielded)
     elif yielded.checkpoint is None and order.checkpoint and "checkpoint" in facts.hooks:
         yielded = replace(yielded, lost=f"its process had ended before it was asked: {facts.exit_message()}")

@@ -72,17 +72,17 @@ class JobHandle:
         return self.job
 
     async def running(self, timeout: float | None = None) -> Job:
-        """Waits until every worker was constructed and answered.
+        """Waits until every worker was constructed and answered. A job that has succeeded meanwhile was there.
 
         Args:
             timeout: seconds to wait; None: as long as it takes.
 
         Raises:
-            JobEnded: it ended before; carries the reason and the worker's traceback.
+            JobEnded: it failed or was cancelled before; carries the reason and the worker's traceback.
             WaitTimeout: it is not running yet; carries what it waits for.
         """
         job = await self.until(lambda job: job.state == JobState.JOB_STATE_RUNNING, "RUNNING", timeout)
-        if self.state in ENDED:
+        if self.state in ENDED and self.state != "SUCCEEDED":
             raise self.ended()
         return job
 

@@ -116,6 +116,13 @@ async def test_waiting_asks_only_when_something_happened(api: FakeApi, board: Bo
     assert len(api.seen(GetJobRequest)) <= 1 + 1 + len(board.events)
 
 
+async def test_a_job_that_succeeded_before_anybody_looked_did_run(board: Board, client: Client) -> None:
+    job = await job_of(client)
+    waiting = asyncio.create_task(job.running(20))
+    await board.enter(JobState.JOB_STATE_SUCCEEDED)
+    assert (await waiting).state == JobState.JOB_STATE_SUCCEEDED
+
+
 async def test_a_job_that_fails_first_raises_with_reason_and_traceback(board: Board, client: Client) -> None:
     job = await job_of(client)
     waiting = asyncio.create_task(job.running(20))

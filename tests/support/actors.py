@@ -212,6 +212,8 @@ class Yielding:
         """The state, if it is one of those that end."""
         if self.kind == "never":
             threading.Event().wait()
+        if self.kind == "dies":
+            os._exit(9)
         if self.kind == "raises":
             raise OSError("No space left on device")
         return {

@@ -42,8 +42,8 @@ def change(resource: str, amount: int) -> str:
 
 
 def time_left(ms: int) -> str:
-    """A time to come, rounded up as far as people care: ``850 ms``, ``4 s``, ``29 min 59 s``, ``3 h``."""
-    if ms < 10_000 and (ms % 1000 or not ms):
+    """A time to come, rounded up as far as people care: ``850 ms``, ``9 s``, ``29 min 59 s``, ``3 h``."""
+    if ms < 1_000:
         return f"{ms} ms"
     seconds = -(-ms // 1000)
     parts = [(seconds // 3600, "h"), (seconds // 60 % 60, "min"), (seconds % 60, "s")]
