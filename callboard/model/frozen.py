@@ -34,7 +34,7 @@ def quick(cls: type[_T]) -> type[_T]:
         f"def __init__({', '.join(['self', *positional, *(['*'] if named else []), *named])}):",
         "    become(self, twin)",
         *(f"    self.{field.name} = {field.name}" for field in own),
-        "    become(self, cls)",
+        "    self.__class__ = cls",
     ]
     defaults = {f"default_{field.name}": field.default for field in own if field.default is not MISSING}
     made = _compiled(cls, source, **defaults)["__init__"]
@@ -53,7 +53,7 @@ def evolver(cls: type[_T]) -> Callable[[_T, dict[str, Any]], _T]:
         *(f"    new.{field.name} = old.{field.name}" for field in fields(cls)),  # type: ignore[arg-type]
         "    for name, value in changes.items():",
         "        setattr(new, name, value)",
-        "    become(new, cls)",
+        "    new.__class__ = cls",
         "    return new",
     ]
     made: Callable[[_T, dict[str, Any]], _T] = _compiled(cls, source)["evolve"]

@@ -36,7 +36,20 @@ from callboard.scheduler.plan.planning import could_ever_fit
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import Change, EventRecord, evolve
-from callboard.scheduler.records.states import ENDED, GroupState, JobState, NodeState, Removal, StopOutcome, WorkerState
+from callboard.scheduler.records.states import (
+    ENDED,
+    GROUP_BACKOFF,
+    GROUP_CREATING,
+    GROUP_REMOVING,
+    JOB_FAILED,
+    JOB_PENDING,
+    JOB_RUNNING,
+    JOB_STARTING,
+    WORKER_STOPPED,
+    NodeState,
+    Removal,
+    StopOutcome,
+)
 from callboard.scheduler.records.wording import join
 from callboard.scheduler.state.state import State
 from callboard.scheduler.state.transaction import Transaction
@@ -73,6 +86,7 @@ class Scheduler:
     def __init__(self, state: State | None = None, history_limit: int = HISTORY_LIMIT) -> None:
         self.state = state or State()
         self._history_limit = history_limit
+        self._ended = [self.state.jobs_by_state[state] for state in ENDED]
 
     def handle(self, event: ev.Event) -> Outcome:
         """Carries out one event.
@@ -129,7 +143,7 @@ class Scheduler:
             if uid == event.uid:
                 self._follow_up(tx)
                 job = tx.state.jobs[uid]
-                if account.workers and job.state is JobState.PENDING and not job.nominated:
+                if account.workers and job.state is JOB_PENDING and not job.nominated:
                     # Those who wait already take what it would have had.
                     return explaining.explain(tx.state, uid, tx.now_ms)
             return account
@@ -167,16 +181,9 @@ class Scheduler:
     def _trim_history(self, tx: Transaction) -> None:
         if not tx.changes:
             return
-        by_state = self.state.jobs_by_state
-        ended = len(by_state[JobState.SUCCEEDED]) + len(by_state[JobState.FAILED]) + len(by_state[JobState.CANCELLED])
-        if ended > self._history_limit:
+        if sum(map(len, self._ended)) > self._history_limit:
             oldest = sorted(
-                (
-                    uid
-                    for state in ENDED
-                    for uid in self.state.jobs_by_state[state]
-                    if uid not in self.state.jobs_holding
-                ),
+                (uid for uids in self._ended for uid in uids if uid not in self.state.jobs_holding),
                 key=lambda uid: (self.state.jobs[uid].end_ms, self.state.jobs[uid].order),
             )
             # A tenth at once, so that the sort is paid seldom.
@@ -200,7 +207,7 @@ def _controller_started(tx: Transaction, event: ev.ControllerStarted) -> int:
     for worker in list(tx.state.workers.values()):
         if 0 < worker.deadline_ms < heard_ms:
             tx.put(evolve(worker, deadline_ms=heard_ms))
-    for group_id in list(tx.state.group_index.by_state[GroupState.CREATING]):
+    for group_id in list(tx.state.group_index.by_state[GROUP_CREATING]):
         if 0 < tx.state.groups[group_id].deadline_ms < heard_ms:
             tx.change_group(group_id, deadline_ms=heard_ms)
     tx.event("controller.started", "scheduler", "", f"term {term}")
@@ -240,29 +247,29 @@ def _job_due(tx: Transaction, uid: str) -> None:
     job = tx.state.jobs[uid]
     if job.state in ENDED:
         ending.forget(tx, uid)
-    elif job.state is JobState.RUNNING:
+    elif job.state is JOB_RUNNING:
         reasons = [each.message for each in explaining.why_missing(tx.state, uid) if each.code != "REPLACING"]
         elastic.not_replaced(tx, uid, join(reasons) or "it did not start")
-    elif job.state is JobState.PENDING:
+    elif job.state is JOB_PENDING:
         spec = tx.state.specs[uid].spec
         if could_ever_fit(tx.state, spec):
             tx.change_job(uid, deadline_ms=0)
         else:
             short = waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
             why = short or explaining.explain_spec(tx.state, spec, tx.now_ms).summary
-            ending.end(tx, uid, JobState.FAILED, f"timed out waiting for nodes: {why}")
+            ending.end(tx, uid, JOB_FAILED, f"timed out waiting for nodes: {why}")
 
 
 def _group_due(tx: Transaction, group_id: str) -> None:
     """A creation that nobody answered, or a reserved group whose backoff is over."""
     group = tx.state.groups[group_id]
-    if group.state is GroupState.BACKOFF:
+    if group.state is GROUP_BACKOFF:
         tx.put(evolve(group, deadline_ms=0))
         pool = tx.state.pools.get(group.pool)
         if pool is not None and not tx.state.meta.reconcile_until_ms:
             groups.ensure_reserved(tx, pool)
         return
-    if group.state is GroupState.CREATING:
+    if group.state is GROUP_CREATING:
         tx.change_group(group_id, deadline_ms=0)
         _give_up_creation(tx, group_id, "not ready in time")
 
@@ -275,7 +282,7 @@ def _give_up_creation(tx: Transaction, group_id: str, why: str) -> None:
 
 def _group_ready(tx: Transaction, event: ev.GroupReady) -> None:
     group = tx.state.groups.get(event.group_id)
-    if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
+    if group is None or group.state is not GROUP_CREATING or group.attempt != event.attempt:
         if group is None or group.ray_id != event.ray_id:
             reason = f"made for {event.group_id} when nobody waited"
             groups.remove_stray(tx, event.ray_id, event.ray_session, reason, group.pool if group is not None else "")
@@ -296,7 +303,7 @@ def _group_found(tx: Transaction, event: ev.GroupFound) -> None:
     """A group in Ray that no record names is left by somebody who is gone, and goes too (PG-07). One that is being made
     is not judged here: its creation finds it by its name, compares it, and takes or removes it."""
     group = tx.state.groups.get(event.group_id)
-    making = group is not None and group.state is GroupState.CREATING
+    making = group is not None and group.state is GROUP_CREATING
     if making or event.ray_id in tx.state.group_index.by_ray_id:
         return
     groups.remove_stray(tx, event.ray_id, event.ray_session, f"found in Ray as {event.group_id}; nobody knows it")
@@ -304,11 +311,11 @@ def _group_found(tx: Transaction, event: ev.GroupFound) -> None:
 
 def _group_failed(tx: Transaction, event: ev.GroupFailed) -> None:
     group = tx.state.groups.get(event.group_id)
-    if group is None or group.state is not GroupState.CREATING or group.attempt != event.attempt:
+    if group is None or group.state is not GROUP_CREATING or group.attempt != event.attempt:
         return
     _fail_creation(tx, event.group_id, event.message)
     left = tx.state.groups.get(event.group_id)
-    if left is not None and left.state is GroupState.CREATING:
+    if left is not None and left.state is GROUP_CREATING:
         groups.failed(tx, event.group_id, event.message)
 
 
@@ -317,14 +324,14 @@ def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
     group = tx.state.groups[group_id]
     pool = tx.state.pools.get(group.pool)
     for worker in tx.state.workers_in(group_id):
-        if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
+        if worker.extra and tx.state.jobs[worker.job].state is JOB_RUNNING:
             stopped = tx.move_worker(
-                worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE
+                worker.generation, WORKER_STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE
             )
             elastic.lose(tx, worker.job, [stopped], f"placement group {group_id}: {message}", counts=True)
     for uid in dict.fromkeys(worker.job for worker in tx.state.workers_in(group_id)):
         job = tx.state.jobs[uid]
-        if job.state is JobState.STARTING:
+        if job.state is JOB_STARTING:
             stopping.requeue(
                 tx, uid, f"placement group {group_id} could not be made: {message}", pool=pool, failed_group=group_id
             )
@@ -332,7 +339,7 @@ def _fail_creation(tx: Transaction, group_id: str, message: str) -> None:
 
 def _group_removed(tx: Transaction, event: ev.GroupRemoved) -> None:
     group = tx.state.groups.get(event.group_id)
-    if group is not None and group.state is GroupState.REMOVING:
+    if group is not None and group.state is GROUP_REMOVING:
         groups.removed(tx, event.group_id)
 
 

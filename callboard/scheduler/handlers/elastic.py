@@ -25,7 +25,17 @@ from callboard.scheduler.records.asks import Ask, Slot
 from callboard.scheduler.records.events import JobScaled
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord, evolve
 from callboard.scheduler.records.refusals import Refusal, RefusalCode
-from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, GroupState, JobState, StopKind, WorkerState
+from callboard.scheduler.records.states import (
+    ENDED,
+    GROUP_READY,
+    HOLDING,
+    JOB_FAILED,
+    JOB_RUNNING,
+    JOB_STOPPING,
+    LIVE,
+    WORKER_READY,
+    StopKind,
+)
 from callboard.scheduler.state.transaction import Transaction
 
 
@@ -80,7 +90,7 @@ def set_target(
 def grow(tx: Transaction, uid: str) -> None:
     """Adds workers to a running job, as many as are wanted and find free room."""
     job = tx.state.jobs[uid]
-    if job.state is not JobState.RUNNING or job.eligible_ms > tx.now_ms or job.cause_ms:
+    if job.state is not JOB_RUNNING or job.eligible_ms > tx.now_ms or job.cause_ms:
         return
     # Nothing new before running work is counted (QL-03), nor beside a copy that may live (R5).
     if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):
@@ -106,12 +116,12 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
     gone = [worker for worker in gone if worker.attempt == job.attempt]
     base = [worker for worker in gone if not worker.extra]
     spec = tx.state.specs[uid].spec
-    goes_on = job.state is JobState.RUNNING and not job.cause_ms
+    goes_on = job.state is JOB_RUNNING and not job.cause_ms
     if not goes_on or not (_promote(tx, job, base) or _replaces(tx, job, base)):
         stopping.recover(tx, uid, reason, counts=counts)
         return
     if counts and spec.replaces and not stopping.may_restart(tx, uid):
-        stopping.stop(tx, uid, JobState.STOPPING, reason, StopKind.FAILURE, target=JobState.FAILED)
+        stopping.stop(tx, uid, JOB_STOPPING, reason, StopKind.FAILURE, target=JOB_FAILED)
         return
     _survive(tx, uid)
     for worker in gone:
@@ -137,9 +147,7 @@ def await_replacement(tx: Transaction, uid: str, reason: str) -> None:
     """A job runs on without some worker. If that is not replaced within the time of a start, all of it starts again."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     until_ms = max(tx.now_ms, job.eligible_ms) + spec.start_timeout_ms
-    tx.move_job(
-        uid, JobState.RUNNING, f"{_named(missing(tx.state, uid))} is being replaced: {reason}", deadline_ms=until_ms
-    )
+    tx.move_job(uid, JOB_RUNNING, f"{_named(missing(tx.state, uid))} is being replaced: {reason}", deadline_ms=until_ms)
 
 
 def replaced(tx: Transaction, worker: WorkerRecord) -> None:
@@ -151,7 +159,7 @@ def replaced(tx: Transaction, worker: WorkerRecord) -> None:
     starting.promote(tx, worker)
     if job.deadline_ms and not missing(tx.state, worker.job):
         reason = f"{worker.component}/{worker.rank} was replaced"
-        tx.move_job(worker.job, JobState.RUNNING, reason, deadline_ms=0, restarts=job.restarts + 1)
+        tx.move_job(worker.job, JOB_RUNNING, reason, deadline_ms=0, restarts=job.restarts + 1)
 
 
 def not_replaced(tx: Transaction, uid: str, why: str) -> None:
@@ -167,7 +175,7 @@ def replace_living(
     """Ends one worker of a running job and replaces it, if its job is such that the others keep running meanwhile."""
     job, spec = tx.state.jobs[worker.job], tx.state.specs[worker.job].spec
     counts = kind is StopKind.FAILURE
-    if job.state is not JobState.RUNNING or job.cause_ms or not _replaces(tx, job, [worker]):
+    if job.state is not JOB_RUNNING or job.cause_ms or not _replaces(tx, job, [worker]):
         return False
     if counts and not stopping.may_restart(tx, job.uid):
         return False
@@ -193,7 +201,7 @@ def _survive(tx: Transaction, uid: str) -> None:
 def _replaces(tx: Transaction, job: JobRecord, lost: list[WorkerRecord]) -> bool:
     """Whether a job runs on without these workers until they are replaced: some worker has to be left to run on."""
     gone = {worker.generation for worker in lost}
-    left = [w for w in tx.state.workers_of(job.uid) if w.state is WorkerState.READY and w.generation not in gone]
+    left = [w for w in tx.state.workers_of(job.uid) if w.state is WORKER_READY and w.generation not in gone]
     return tx.state.specs[job.uid].spec.replaces and bool(left)
 
 
@@ -212,7 +220,7 @@ def _promote(tx: Transaction, job: JobRecord, base: list[WorkerRecord]) -> bool:
         extras = [
             worker
             for worker in tx.state.workers_of(job.uid)
-            if worker.extra and worker.component == component and worker.state is WorkerState.READY
+            if worker.extra and worker.component == component and worker.state is WORKER_READY
         ]
         missing = sum(1 for worker in base if worker.component == component)
         if len(extras) < missing:
@@ -255,7 +263,7 @@ def _add_in_place(tx: Transaction, uid: str, spec: JobSpec, ask: Ask) -> bool:
         return False
     for group_id in state.jobs[uid].groups:
         group = state.groups.get(group_id)  # gone with its Ray session, perhaps, or when its last worker left it
-        if group is None or group.state is not GroupState.READY or group.pool != ask.pool or group.destroy:
+        if group is None or group.state is not GROUP_READY or group.pool != ask.pool or group.destroy:
             continue
         held = {worker.bundle_index for worker in state.workers_in(group_id)}
         for index, bundle in enumerate(group.bundles):

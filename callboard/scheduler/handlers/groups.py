@@ -16,7 +16,19 @@ from callboard.scheduler.records.asks import Slot
 from callboard.scheduler.records.job_records import evolve
 from callboard.scheduler.records.node_record import DeviceShare
 from callboard.scheduler.records.pool_records import BundleRecord, GroupCounts, GroupRecord, PoolRecord
-from callboard.scheduler.records.states import GroupKind, GroupState, Removal
+from callboard.scheduler.records.states import (
+    GROUP_BACKOFF,
+    GROUP_CREATING,
+    GROUP_NOMINATED,
+    GROUP_READY,
+    GROUP_REMOVING,
+    KIND_DYNAMIC,
+    KIND_PRIVATE,
+    KIND_RESERVED,
+    GroupKind,
+    GroupState,
+    Removal,
+)
 from callboard.scheduler.state.state import State
 from callboard.scheduler.state.transaction import Transaction
 
@@ -24,7 +36,7 @@ ANSWER_MARGIN_MS = 5_000
 """How much longer than a bound given to an agent the controller waits for the answer: above one reconnect of an agent
 (keepalive 10 s counts as a lost agent instead), below anything a person would call hanging."""
 
-_TAKEN_APART = (GroupState.CREATING, GroupState.READY)
+_TAKEN_APART = (GROUP_CREATING, GROUP_READY)
 
 
 def new_group(
@@ -71,20 +83,14 @@ def create(
     """Adds a group with the next id, whose room is free, and asks Ray for it."""
     number = tx.draw("next_group")
     group_id = f"pg-{number}"
-    revision = tx.event(
-        "group.creating",
-        f"placementGroups/{group_id}",
-        GroupState.CREATING.value,
-        reason,
-        {"pool": pool, "kind": kind.value},
-    )
+    revision = tx.note_group(group_id, GROUP_CREATING, reason, pool, kind)
     timeout_ms = orders.creation_timeout_ms(tx.state, pool)
     group = GroupRecord(
         group_id=group_id,
         number=number,
         pool=pool,
         group_kind=kind,
-        state=GroupState.CREATING,
+        state=GROUP_CREATING,
         bundles=bundles,
         created_ms=tx.now_ms,
         executor=bundles[0].node_id,
@@ -105,11 +111,11 @@ def begin_creation(tx: Transaction, group_id: str, reason: str, **fields: Any) -
     bundles: tuple[BundleRecord, ...] = fields.get("bundles", group.bundles)
     executor = bundles[0].node_id
     timeout_ms = orders.creation_timeout_ms(tx.state, group.pool)
-    if group.state is not GroupState.CREATING:
-        fields["attempt"] = group.attempt + 1 if group.state is GroupState.BACKOFF else group.attempt
+    if group.state is not GROUP_CREATING:
+        fields["attempt"] = group.attempt + 1 if group.state is GROUP_BACKOFF else group.attempt
     group = tx.move_group(
         group_id,
-        GroupState.CREATING,
+        GROUP_CREATING,
         reason,
         executor=executor,
         deadline_ms=tx.now_ms + timeout_ms + ANSWER_MARGIN_MS,
@@ -127,7 +133,7 @@ def ready(tx: Transaction, group_id: str, ray_id: str, ray_session: str) -> Grou
     idle_since_ms = 0 if group.job or group.nominee else tx.now_ms
     return tx.move_group(
         group_id,
-        GroupState.READY,
+        GROUP_READY,
         "booked in Ray",
         ray_id=ray_id,
         ray_session=ray_session,
@@ -167,12 +173,12 @@ def follow(tx: Transaction, group_id: str, got: tuple[tuple[int, ...], ...]) -> 
         for other_id in list(tx.state.group_index.on_node.get(node_id, ())):
             other = tx.state.groups[other_id]
             held = {share.index for bundle in other.bundles if bundle.node_id == node_id for share in bundle.devices}
-            going = other.state is GroupState.REMOVING
+            going = other.state is GROUP_REMOVING
             if other_id == group_id or held.isdisjoint((*pairs, *taken)):
                 continue
-            planned = other.state is GroupState.NOMINATED
+            planned = other.state is GROUP_NOMINATED
             if going or (
-                (planned or other.state is GroupState.CREATING) and not orders.must_have_its_devices(tx.state, other)
+                (planned or other.state is GROUP_CREATING) and not orders.must_have_its_devices(tx.state, other)
             ):
                 moved.append(other)
             elif planned:
@@ -217,16 +223,16 @@ def _exchange(tx: Transaction, group: GroupRecord, exchanged: Mapping[str, Mappi
 def remove(tx: Transaction, group_id: str, removal: Removal, reason: str) -> None:
     """Takes a group that nobody holds out of Ray, or out of the plan if it was never asked for."""
     group = tx.state.groups[group_id]
-    if group.state in (GroupState.NOMINATED, GroupState.BACKOFF):
-        _count(tx, group.pool, removal=removal if group.state is GroupState.BACKOFF else None)
+    if group.state in (GROUP_NOMINATED, GROUP_BACKOFF):
+        _count(tx, group.pool, removal=removal if group.state is GROUP_BACKOFF else None)
         tx.drop("group", group_id)
         tx.event("group.removed", f"placementGroups/{group_id}", "REMOVED", reason, {"pool": group.pool})
         return
-    if group.state is GroupState.REMOVING:
+    if group.state is GROUP_REMOVING:
         return
     group = tx.move_group(
         group_id,
-        GroupState.REMOVING,
+        GROUP_REMOVING,
         reason,
         executor=orders.pick_executor(tx.state, group),
         deadline_ms=0,
@@ -247,10 +253,10 @@ def remove_stray(tx: Transaction, ray_id: str, ray_session: str, reason: str, po
         pool: pool it was made for; empty: nobody knows any more.
     """
     known = [tx.state.groups[group_id] for group_id in tx.state.group_index.by_ray_id.get(ray_id, ())]
-    if not ray_id or any(group.state is GroupState.REMOVING for group in known):
+    if not ray_id or any(group.state is GROUP_REMOVING for group in known):
         return
     fields = {"ray_id": ray_id, "ray_session": ray_session, "removal": Removal.FAILED, "reason": reason}
-    group = new_group(tx, pool, GroupKind.PRIVATE, GroupState.REMOVING, (), **fields)
+    group = new_group(tx, pool, KIND_PRIVATE, GROUP_REMOVING, (), **fields)
     executor = orders.pick_executor(tx.state, group)
     if executor:
         tx.command(orders.remove_group(tx.change_group(group.group_id, executor=executor)))
@@ -274,7 +280,7 @@ def back_off(tx: Transaction, group_id: str, reason: str, wait_ms: int) -> None:
     """A reserved group waits to be made: for room, or for a while after a failure."""
     tx.move_group(
         group_id,
-        GroupState.BACKOFF,
+        GROUP_BACKOFF,
         reason,
         bundles=(),
         executor="",
@@ -311,12 +317,12 @@ def let_go(tx: Transaction, group_id: str) -> None:
         remove(tx, group_id, group.removal or Removal.REQUESTED, group.reason or "asked for")
     elif pool is None or pool.deleting:
         remove(tx, group_id, Removal.POOL_DELETED, "its pool is being deleted")
-    elif group.group_kind is GroupKind.PRIVATE:
+    elif group.group_kind is KIND_PRIVATE:
         remove(tx, group_id, Removal.JOB_ENDED, "its job let go of it")
-    elif group.group_kind is GroupKind.DYNAMIC and not pool.spec.pg_pool.reuse:
+    elif group.group_kind is KIND_DYNAMIC and not pool.spec.pg_pool.reuse:
         remove(tx, group_id, Removal.JOB_ENDED, "its pool reuses no groups")
     elif group.job:
-        idle_since_ms = tx.now_ms if group.state is GroupState.READY else 0
+        idle_since_ms = tx.now_ms if group.state is GROUP_READY else 0
         tx.change_group(group_id, job="", idle_since_ms=idle_since_ms)
 
 
@@ -326,7 +332,7 @@ def doom(tx: Transaction, group_id: str, removal: Removal, reason: str) -> None:
     if group.state in _TAKEN_APART:
         tx.change_group(group_id, destroy=True, removal=removal, reason=reason)
         let_go(tx, group_id)
-    elif group.state is GroupState.BACKOFF:
+    elif group.state is GROUP_BACKOFF:
         remove(tx, group_id, removal, reason)
 
 
@@ -342,27 +348,25 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
     existing = {
         group.reserved_index: group
         for group_id in tx.state.group_index.of_pool.get(pool.spec.name, ())
-        if (group := tx.state.groups[group_id]).group_kind is GroupKind.RESERVED
+        if (group := tx.state.groups[group_id]).group_kind is KIND_RESERVED
     }
     for index, shape in enumerate(pool.spec.pg_pool.reserved):
         if index in pool.destroyed_reserved:
             continue
         planned = existing.get(index)
-        if planned is not None and (planned.state is not GroupState.BACKOFF or planned.deadline_ms > tx.now_ms):
+        if planned is not None and (planned.state is not GROUP_BACKOFF or planned.deadline_ms > tx.now_ms):
             continue
         rooms = Rooms(tx.state, View(tx.state, Assumption()), NodeFilter(pool.spec.node_selector))
         bundles = fit(rooms, [Slot("", 0, shape)], Strategy.PACK)
         if bundles is not None:
             if planned is None:
-                create(tx, pool.spec.name, GroupKind.RESERVED, bundles, "reserved", reserved_index=index)
+                create(tx, pool.spec.name, KIND_RESERVED, bundles, "reserved", reserved_index=index)
             else:
                 begin_creation(tx, planned.group_id, "reserved", bundles=bundles)
             continue
         reason = f"no node has room for {shape}"
         if planned is None:
-            new_group(
-                tx, pool.spec.name, GroupKind.RESERVED, GroupState.BACKOFF, (), reserved_index=index, reason=reason
-            )
+            new_group(tx, pool.spec.name, KIND_RESERVED, GROUP_BACKOFF, (), reserved_index=index, reason=reason)
         elif planned.reason != reason or planned.deadline_ms:
             tx.change_group(planned.group_id, reason=reason, deadline_ms=0)
 
@@ -383,9 +387,7 @@ def reassign_removals(tx: Transaction, left: str = "") -> None:
         left: node whose agent can't remove any more, though it may still be there.
     """
     index = tx.state.group_index
-    theirs = [
-        group_id for group_id in index.by_executor.get(left, ()) if group_id in index.by_state[GroupState.REMOVING]
-    ]
+    theirs = [group_id for group_id in index.by_executor.get(left, ()) if group_id in index.by_state[GROUP_REMOVING]]
     waiting = [tx.state.groups[group_id] for group_id in dict.fromkeys((*index.orphans, *theirs))]
     for group in sorted(waiting, key=lambda group: group.number):
         chosen = orders.pick_executor(tx.state, group)
@@ -395,7 +397,7 @@ def reassign_removals(tx: Transaction, left: str = "") -> None:
 
 def count_use(tx: Transaction, group: GroupRecord, *, fresh: bool, reused: bool) -> None:
     """Counts that a job got a group: a fresh one, or a kept one (used before: a reuse)."""
-    if group.group_kind is GroupKind.PRIVATE:
+    if group.group_kind is KIND_PRIVATE:
         return
     _count(tx, group.pool, misses=1 if fresh else 0, hits=0 if fresh else 1, reuses=1 if reused else 0)
 
@@ -404,7 +406,7 @@ def _is_made_again(tx: Transaction, group: GroupRecord) -> bool:
     """Whether a reserved group that is gone comes back: not when somebody wanted it gone."""
     pool = tx.state.pools.get(group.pool)
     return (
-        group.group_kind is GroupKind.RESERVED
+        group.group_kind is KIND_RESERVED
         and pool is not None
         and not pool.deleting
         and group.removal in (None, Removal.NODE_LOST, Removal.FAILED)

@@ -16,7 +16,16 @@ from callboard.model.specs import ComponentSpec, Fencing
 from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.pool_records import GroupRecord
-from callboard.scheduler.records.states import GroupState, NodeState, WorkerState
+from callboard.scheduler.records.states import (
+    GROUP_CREATING,
+    GROUP_READY,
+    WORKER_ASSIGNED,
+    WORKER_QUARANTINED,
+    WORKER_READY,
+    WORKER_STARTING,
+    WORKER_STOPPING,
+    NodeState,
+)
 from callboard.scheduler.state.state import State
 
 
@@ -46,7 +55,7 @@ def peers_of(state: State, worker: WorkerRecord) -> Peers:
         for other in state.workers_of(worker.job)
         if other.component == worker.component
         and other.attempt == worker.attempt
-        and (other is worker or other.state in (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY))
+        and (other is worker or other.state in (WORKER_ASSIGNED, WORKER_STARTING, WORKER_READY))
     ]
     peers.sort(key=lambda other: other.rank)
     local_ranks: dict[str, list[int]] = {}
@@ -62,7 +71,7 @@ def awaited_port(peers: Peers) -> ReservePort | None:
     start."""
     first = peers.first
     # A first worker that runs was started by a controller that knew of no reservations.
-    if peers.component.max_workers == 1 or first.master_port or first.state is not WorkerState.ASSIGNED:
+    if peers.component.max_workers == 1 or first.master_port or first.state is not WORKER_ASSIGNED:
         return None
     return ReservePort(command_id=f"port-g{first.generation}", node_id=first.node_id, worker=first)
 
@@ -116,10 +125,14 @@ def stop_worker(worker: WorkerRecord, now_ms: int) -> StopWorker:
 def must_have_its_devices(state: State, group: GroupRecord) -> bool:
     """Whether a group can't take other devices than the ledger named: a placement says so, or parts of them are
     others'."""
-    spec = state.specs.get(group.job or group.nominee)
-    return (spec is not None and spec.spec.placed) or any(
-        share.milli < MILLI for bundle in group.bundles for share in bundle.devices
-    )
+    shape = state.shapes.get(group.job or group.nominee)
+    if shape is not None and shape.placed:
+        return True
+    for bundle in group.bundles:
+        for share in bundle.devices:
+            if share.milli < MILLI:
+                return True
+    return False
 
 
 def create_group(state: State, group: GroupRecord, timeout_ms: int) -> CreateGroup:
@@ -188,21 +201,21 @@ def owed(state: State, node_id: str, now_ms: int) -> Iterator[Command]:
     """Every command that the agent of a node has been or should have been told and has not answered."""
     peers: dict[tuple[str, str, int], Peers] = {}
     for worker in state.workers_on(node_id):
-        if worker.state is WorkerState.ASSIGNED and state.groups[worker.group_id].state is GroupState.READY:
+        if worker.state is WORKER_ASSIGNED and state.groups[worker.group_id].state is GROUP_READY:
             waits = awaited_port(peers_of(state, worker))
             if waits is not None and waits.worker is worker:
                 yield waits
-        elif worker.state is WorkerState.STARTING:
+        elif worker.state is WORKER_STARTING:
             key = (worker.job, worker.component, worker.attempt)
             if key not in peers:
                 peers[key] = peers_of(state, worker)
             yield start_worker(state, worker, peers[key])
-        elif worker.state in (WorkerState.STOPPING, WorkerState.QUARANTINED):
+        elif worker.state in (WORKER_STOPPING, WORKER_QUARANTINED):
             yield stop_worker(worker, now_ms)
     going: list[RemoveGroup] = []
     for group_id in state.group_index.by_executor.get(node_id, ()):
         group = state.groups[group_id]
-        if group.state is GroupState.CREATING:
+        if group.state is GROUP_CREATING:
             yield create_group(state, group, creation_timeout_ms(state, group.pool))
         else:
             going.append(remove_group(group))

@@ -20,7 +20,7 @@ from callboard.scheduler.plan.quota import borrows, shortages
 from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import Ask, asks_of
 from callboard.scheduler.records.job_records import JobRecord
-from callboard.scheduler.records.states import GroupState, JobState
+from callboard.scheduler.records.states import GROUP_NOMINATED, JOB_PENDING, JOB_RUNNING, JOB_STARTING
 from callboard.scheduler.state.shapes import Shape
 from callboard.scheduler.state.transaction import Transaction
 
@@ -163,7 +163,7 @@ def _witness(tx: Transaction, shape: Shape, came: Collection[str]) -> bool:
 
 def _look_at(tx: Transaction, found: Found, uid: str) -> None:
     job = tx.state.jobs[uid]
-    if job.state is not JobState.PENDING or job.nominated:
+    if job.state is not JOB_PENDING or job.nominated:
         return
     spec = tx.state.specs[uid].spec
     if job.eligible_ms > tx.now_ms:
@@ -258,7 +258,7 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
         if pool is None or pool.deleting:
             broken = f"pool {ask.pool} is gone"
             break
-        if group.state is GroupState.NOMINATED:
+        if group.state is GROUP_NOMINATED:
             bundle_of: tuple[int, ...] | None = tuple(range(len(group.bundles)))
             free = free and _room_is_free(tx, group_id, rooms)
         else:
@@ -307,7 +307,7 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
     state = tx.state
     released: frozenset[str] = frozenset()
     if state.jobs[uid].patient:
-        released = frozenset((*state.jobs_by_state[JobState.RUNNING], *state.jobs_by_state[JobState.STARTING]))
+        released = frozenset((*state.jobs_by_state[JOB_RUNNING], *state.jobs_by_state[JOB_STARTING]))
     view = View(state, Assumption(subject=uid, future=True, released=released))
     rooms: dict[str, Room] = {}
     for use in uses:
@@ -316,7 +316,7 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
         charged = charged_beside(view, [other.ask for other in uses], use.ask)
         if shortages(state.pools, charged, pool, use.ask.resources, reserved_refund(state, pool, use)):
             return False
-        if group.state is not GroupState.NOMINATED:
+        if group.state is not GROUP_NOMINATED:
             if not view.open_to_subject(group):
                 return False
             continue

@@ -6,7 +6,7 @@ from callboard.scheduler.handlers.stopping import finish_if_all_returned, shed, 
 from callboard.scheduler.plan.planning import Victim
 from callboard.scheduler.plan.preemption import lost_work_ms, stop_timeouts
 from callboard.scheduler.records.job_records import JobRecord, PreemptionRecord
-from callboard.scheduler.records.states import ENDED, JobState, Rule, StopKind
+from callboard.scheduler.records.states import ENDED, JOB_PREEMPTING, Rule, StopKind
 from callboard.scheduler.state.transaction import Transaction
 
 BY_HAND, ON_REQUEST = "asked by hand", "drained on request"
@@ -61,7 +61,7 @@ def preempt(tx: Transaction, victim: Victim, preemptor: JobRecord | None, *, wit
         shed(tx, tx.state.workers[victim.generation], why, kind, bounds)
         finish_if_all_returned(tx, uid)
         return
-    stop(tx, uid, JobState.PREEMPTING, why, kind, checkpoint=True, within_ms=within_ms)
+    stop(tx, uid, JOB_PREEMPTING, why, kind, checkpoint=True, within_ms=within_ms)
 
 
 def note_yield(tx: Transaction, uid: str, winner: str) -> None:

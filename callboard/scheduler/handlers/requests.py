@@ -24,7 +24,21 @@ from callboard.scheduler.records.events import (
 from callboard.scheduler.records.job_records import JobRecord, SpecRecord, evolve
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.scheduler.records.refusals import Refusal, RefusalCode
-from callboard.scheduler.records.states import ENDED, GroupKind, GroupState, JobState, Removal, Rule, StopKind
+from callboard.scheduler.records.states import (
+    ENDED,
+    GROUP_REMOVING,
+    JOB_CANCELLED,
+    JOB_PENDING,
+    JOB_RUNNING,
+    JOB_STARTING,
+    JOB_STOPPING,
+    JOB_SUCCEEDED,
+    GroupKind,
+    JobState,
+    Removal,
+    Rule,
+    StopKind,
+)
 from callboard.scheduler.records.wording import asked
 from callboard.scheduler.state.transaction import Transaction
 
@@ -76,7 +90,7 @@ def _drain_pool(tx: Transaction, name: str) -> None:
     """Preempts what runs in a pool that holds and drains."""
     reason = f"pool {name} drains (stop policy)"
     for uid in jobs_in(tx, name):
-        if tx.state.jobs[uid].state in (JobState.RUNNING, JobState.STARTING):
+        if tx.state.jobs[uid].state in (JOB_RUNNING, JOB_STARTING):
             preempting.preempt(tx, Victim(uid, Rule.DRAIN, reason), None)
         stopping.hasten_job(tx, uid, reason, StopKind.DRAIN)
 
@@ -218,7 +232,7 @@ def cancel(tx: Transaction, event: JobCancelled) -> str:
     job = _job(tx, event.uid)
     if event.destroy_groups and job.state not in ENDED:
         ending.destroy_groups_of(tx, job)
-    _finish(tx, job, JobState.CANCELLED, event.reason or "cancelled", event.within_ms)
+    _finish(tx, job, JOB_CANCELLED, event.reason or "cancelled", event.within_ms)
     return job.uid
 
 
@@ -245,33 +259,33 @@ def session_over(tx: Transaction, uid: str) -> None:
 def complete(tx: Transaction, event: JobCompleted) -> str:
     """Ends a job as succeeded in whatever state it is. Idempotent."""
     job = _job(tx, event.uid)
-    _finish(tx, job, JobState.SUCCEEDED, event.reason or "completed")
+    _finish(tx, job, JOB_SUCCEEDED, event.reason or "completed")
     return job.uid
 
 
 def _finish(tx: Transaction, job: JobRecord, target: JobState, reason: str, within_ms: int | None = None) -> None:
-    kind = StopKind.CANCEL if target is JobState.CANCELLED else StopKind.COMPLETE
+    kind = StopKind.CANCEL if target is JOB_CANCELLED else StopKind.COMPLETE
     if job.state in ENDED:
         return
-    if job.state is JobState.STOPPING:
+    if job.state is JOB_STOPPING:
         stopping.hasten_job(tx, job.uid, reason, kind, within_ms)
-    elif job.state is JobState.PENDING:
+    elif job.state is JOB_PENDING:
         ending.end(tx, job.uid, target, reason)
     else:
-        stopping.stop(tx, job.uid, JobState.STOPPING, reason, kind, target=target, within_ms=within_ms)
+        stopping.stop(tx, job.uid, JOB_STOPPING, reason, kind, target=target, within_ms=within_ms)
 
 
 def preempt(tx: Transaction, event: JobPreempted) -> str:
     """Makes a job yield by hand. The rules of the policy don't bind a person."""
     job = _job(tx, event.uid)
-    if job.state not in (JobState.RUNNING, JobState.STARTING):
+    if job.state not in (JOB_RUNNING, JOB_STARTING):
         raise Refusal(
             RefusalCode.WRONG_STATE, f"jobs/{job.name}", f"job {job.name} is {job.state} and holds nothing to yield"
         )
     preemptor = None
     if event.for_uid:
         preemptor = _job(tx, event.for_uid)
-        if preemptor.state is not JobState.PENDING:
+        if preemptor.state is not JOB_PENDING:
             raise Refusal(
                 RefusalCode.WRONG_STATE,
                 f"jobs/{preemptor.name}",
@@ -308,7 +322,7 @@ def delete_group(tx: Transaction, event: GroupDeleted) -> str:
             f"there is no placement group {event.group_id}",
             "name",
         )
-    if group.state is GroupState.REMOVING:
+    if group.state is GROUP_REMOVING:
         return event.group_id
     holders = tx.state.workers_in(event.group_id)
     if (holders or group.nominee) and not event.when_free:

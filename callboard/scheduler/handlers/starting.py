@@ -11,7 +11,21 @@ from callboard.scheduler.records.events import PortReserved
 from callboard.scheduler.records.job_records import RAN_LIMIT, JobRecord, RanOn, WorkerRecord, evolve
 from callboard.scheduler.records.node_record import DeviceShare
 from callboard.scheduler.records.pool_records import BundleRecord
-from callboard.scheduler.records.states import LIVE, GroupState, JobState, Removal, WorkerState
+from callboard.scheduler.records.states import (
+    GROUP_NOMINATED,
+    GROUP_READY,
+    GROUP_REMOVING,
+    JOB_PREEMPTING,
+    JOB_STARTING,
+    JOB_STOPPING,
+    LIVE,
+    WORKER_ASSIGNED,
+    WORKER_LOST,
+    WORKER_QUARANTINED,
+    WORKER_STARTING,
+    WORKER_STOPPED,
+    Removal,
+)
 from callboard.scheduler.state.transaction import Transaction
 
 
@@ -20,13 +34,13 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
     state = tx.state
     job = state.jobs[uid]
     for old in state.workers_of(uid):
-        if old.state in (WorkerState.STOPPED, WorkerState.LOST):
+        if old.state in (WORKER_STOPPED, WORKER_LOST):
             tx.drop("worker", old.generation)
     group_ids = [_take_group(tx, uid, use) for use in uses]
     generation = tx.draw("next_generation", sum(len(use.ask.slots) for use in uses))
     tx.move_job(
         uid,
-        JobState.STARTING,
+        JOB_STARTING,
         reason,
         attempt=job.attempt + 1,
         groups=tuple(group_ids),
@@ -45,7 +59,7 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
     if job.attempt:
         announce(tx, uid, f"attempt {job.attempt + 1}")
     for group_id in group_ids:
-        if state.groups[group_id].state is GroupState.READY:
+        if state.groups[group_id].state is GROUP_READY:
             start_assigned(tx, group_id)
 
 
@@ -62,8 +76,8 @@ def _ran(job: JobRecord, attempt: int, uses: tuple[GroupUse, ...]) -> tuple[RanO
             ranks[key] = sorted({*each.ranks, *ranks[key]})
         else:
             before.append(each)
-    new = [RanOn(attempt, node_id, component, tuple(found)) for (node_id, component), found in ranks.items()]
-    return (*before, *new)[-RAN_LIMIT:]
+    before += [RanOn(attempt, node_id, component, tuple(found)) for (node_id, component), found in ranks.items()]
+    return tuple(before[-RAN_LIMIT:])
 
 
 def _assign(tx: Transaction, uid: str, use: GroupUse, group_id: str, generation: int, *, extra: bool) -> int:
@@ -76,7 +90,7 @@ def _assign(tx: Transaction, uid: str, use: GroupUse, group_id: str, generation:
                 component=slot.component,
                 rank=slot.rank,
                 attempt=tx.state.jobs[uid].attempt,
-                state=WorkerState.ASSIGNED,
+                state=WORKER_ASSIGNED,
                 node_id=use.bundles[index].node_id,
                 group_id=group_id,
                 bundle_index=index,
@@ -111,7 +125,7 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
     peers: dict[tuple[str, str], orders.Peers] = {}
     asked: set[int] = set()
     for worker in tx.state.workers_in(group_id):
-        if worker.state is not WorkerState.ASSIGNED:
+        if worker.state is not WORKER_ASSIGNED:
             continue
         key = (worker.job, worker.component)
         if key not in peers:
@@ -119,7 +133,7 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
         reservation = orders.awaited_port(peers[key])
         if reservation is not None:
             first = reservation.worker.generation
-            if first not in asked and tx.state.groups[reservation.worker.group_id].state is GroupState.READY:
+            if first not in asked and tx.state.groups[reservation.worker.group_id].state is GROUP_READY:
                 tx.command(reservation)
             asked.add(first)
             continue
@@ -127,7 +141,7 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
         # The agent bounds the start and cleans up for at most a kill timeout; only then is its silence a fault.
         deadline_ms = tx.now_ms + timeout_ms + groups.ANSWER_MARGIN_MS + 10_000
         started = tx.move_worker(
-            worker.generation, WorkerState.STARTING, f"asked of {worker.node_id}", deadline_ms=deadline_ms
+            worker.generation, WORKER_STARTING, f"asked of {worker.node_id}", deadline_ms=deadline_ms
         )
         tx.command(orders.start_worker(tx.state, started, peers[key]))
 
@@ -135,12 +149,12 @@ def start_assigned(tx: Transaction, group_id: str) -> None:
 def port_reserved(tx: Transaction, event: PortReserved) -> None:
     """The first worker of a component has a port where the others find it: all of them may start."""
     first = tx.state.workers.get(event.generation)
-    if first is None or first.node_id != event.node_id or first.state is not WorkerState.ASSIGNED or first.master_port:
+    if first is None or first.node_id != event.node_id or first.state is not WORKER_ASSIGNED or first.master_port:
         return
     tx.put(evolve(first, master_port=event.port or -1))
     waiting = [other for other in tx.state.workers_of(first.job) if other.component == first.component]
     for group_id in dict.fromkeys(other.group_id for other in waiting):
-        if tx.state.groups[group_id].state is GroupState.READY:
+        if tx.state.groups[group_id].state is GROUP_READY:
             start_assigned(tx, group_id)
 
 
@@ -155,7 +169,7 @@ def add_extra(tx: Transaction, uid: str, use: GroupUse) -> None:
     )
     generation = tx.draw("next_generation")
     _assign(tx, uid, use, group_id, generation, extra=True)
-    if tx.state.groups[group_id].state is GroupState.READY:
+    if tx.state.groups[group_id].state is GROUP_READY:
         start_assigned(tx, group_id)
 
 
@@ -189,13 +203,13 @@ def nominate(tx: Transaction, uid: str, plan: Plan, *, patient: bool = False) ->
             group_ids.append(use.group_id)
         else:
             group = groups.new_group(
-                tx, use.ask.pool, use.kind, GroupState.NOMINATED, use.bundles, nominee=uid, reason="waits for room"
+                tx, use.ask.pool, use.kind, GROUP_NOMINATED, use.bundles, nominee=uid, reason="waits for room"
             )
             group_ids.append(group.group_id)
     if plan.waits and not waits_for and not patient:
-        leaving = (JobState.STOPPING, JobState.PREEMPTING)
+        leaving = (JOB_STOPPING, JOB_PREEMPTING)
         waits_for = [other for job_state in leaving for other in tx.state.jobs_by_state[job_state]]
-        waits_for += list(tx.state.group_index.by_state[GroupState.REMOVING])
+        waits_for += list(tx.state.group_index.by_state[GROUP_REMOVING])
     job = tx.change_job(
         uid, nominated=True, patient=patient, groups=tuple(group_ids), waits_for=tuple(waits_for), retry_ms=0
     )
@@ -219,10 +233,10 @@ def drop_nomination(tx: Transaction, uid: str, reason: str) -> None:
         group = tx.state.groups.get(group_id)
         if group is None or group.nominee != uid:
             continue
-        if group.state is GroupState.NOMINATED:
+        if group.state is GROUP_NOMINATED:
             groups.remove(tx, group_id, Removal.JOB_ENDED, reason)
         else:
-            idle = group.state is GroupState.READY and not tx.state.workers_in(group_id)
+            idle = group.state is GROUP_READY and not tx.state.workers_in(group_id)
             tx.change_group(group_id, nominee="", idle_since_ms=tx.now_ms if idle else 0)
     tx.event("job.nomination_dropped", f"jobs/{job.name}", job.state.value, reason)
 
@@ -234,9 +248,9 @@ def _take_group(tx: Transaction, uid: str, use: GroupUse) -> str:
         groups.count_use(tx, group, fresh=True, reused=False)
         return group.group_id
     group = tx.state.groups[use.group_id]
-    groups.count_use(tx, group, fresh=group.state is GroupState.NOMINATED, reused=group.users > 0)
+    groups.count_use(tx, group, fresh=group.state is GROUP_NOMINATED, reused=group.users > 0)
     tx.change_group(group.group_id, job=uid, nominee="", idle_since_ms=0, users=group.users + 1)
-    if group.state is GroupState.NOMINATED:
+    if group.state is GROUP_NOMINATED:
         groups.begin_creation(tx, group.group_id, reason)
     return group.group_id
 
@@ -245,5 +259,5 @@ def a_copy_may_live(tx: Transaction, uid: str) -> bool:
     """Whether a strict job has a worker that nobody proved gone: it starts nothing until that is proved or its node is
     given up (R5)."""
     return tx.state.specs[uid].spec.fencing is Fencing.STRICT and any(
-        worker.state is WorkerState.QUARANTINED for worker in tx.state.workers_of(uid)
+        worker.state is WORKER_QUARANTINED for worker in tx.state.workers_of(uid)
     )

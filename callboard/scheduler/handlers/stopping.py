@@ -14,13 +14,27 @@ from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.scheduler.records.states import (
     ENDED,
     HOLDING,
+    JOB_CANCELLED,
+    JOB_FAILED,
+    JOB_PENDING,
+    JOB_PREEMPTING,
+    JOB_RECOVERING,
+    JOB_RUNNING,
+    JOB_STARTING,
+    JOB_STOPPING,
+    JOB_SUCCEEDED,
     LIVE,
+    WORKER_ASSIGNED,
+    WORKER_LOST,
+    WORKER_READY,
+    WORKER_STARTING,
+    WORKER_STOPPED,
+    WORKER_STOPPING,
     GroupKind,
     JobState,
     Removal,
     StopKind,
     StopOutcome,
-    WorkerState,
 )
 from callboard.scheduler.records.wording import join, time_left
 from callboard.scheduler.state.transaction import Transaction
@@ -51,12 +65,12 @@ def stop(
     tx.move_job(uid, state, reason, deadline_ms=0, target=target, cause_ms=0, checkpoint_lost=lost)
     bounds = stop_timeouts(tx.state, spec, within_ms)
     for worker in tx.state.workers_of(uid):
-        if worker.state is WorkerState.ASSIGNED:
-            tx.move_worker(worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
+        if worker.state is WORKER_ASSIGNED:
+            tx.move_worker(worker.generation, WORKER_STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
             groups.let_go(tx, worker.group_id)
-        elif worker.state in (WorkerState.STARTING, WorkerState.READY):
+        elif worker.state in (WORKER_STARTING, WORKER_READY):
             stop_one(tx, worker, reason, kind, bounds, checkpoint=checkpoint)
-        elif worker.state is WorkerState.STOPPING:
+        elif worker.state is WORKER_STOPPING:
             hasten(tx, worker, reason, kind, bounds)
     settle(tx, uid)
 
@@ -78,7 +92,7 @@ def stop_one(
     cancel_ms, kill_ms = bounds
     stopping = tx.move_worker(
         worker.generation,
-        WorkerState.STOPPING,
+        WORKER_STOPPING,
         reason,
         cancel_timeout_ms=cancel_ms,
         kill_timeout_ms=kill_ms,
@@ -139,7 +153,7 @@ def hasten_job(tx: Transaction, uid: str, reason: str, kind: StopKind, within_ms
     bounds = stop_timeouts(tx.state, tx.state.specs[uid].spec, within_ms)
     before = len(tx.commands)
     for worker in tx.state.workers_of(uid):
-        if worker.state is WorkerState.STOPPING:
+        if worker.state is WORKER_STOPPING:
             hasten(tx, worker, reason, kind, bounds)
     if len(tx.commands) > before:
         tx.add_line(uid, f"{reason}; killed at the latest in {time_left(bounds[0])}")
@@ -147,15 +161,15 @@ def hasten_job(tx: Transaction, uid: str, reason: str, kind: StopKind, within_ms
 
 def shed(tx: Transaction, worker: WorkerRecord, reason: str, kind: StopKind, bounds: tuple[int, int]) -> None:
     """Ends one extra worker; its job goes on."""
-    if worker.state is WorkerState.ASSIGNED:
+    if worker.state is WORKER_ASSIGNED:
         cancel_assigned(tx, worker, reason)
-    elif worker.state in (WorkerState.STARTING, WorkerState.READY):
+    elif worker.state in (WORKER_STARTING, WORKER_READY):
         stop_one(tx, worker, reason, kind, bounds, checkpoint=True)
 
 
 def cancel_assigned(tx: Transaction, worker: WorkerRecord, reason: str) -> None:
     """An extra worker that was never asked of an agent will not come."""
-    stopped = tx.move_worker(worker.generation, WorkerState.STOPPED, reason, outcome=StopOutcome.ALREADY_GONE)
+    stopped = tx.move_worker(worker.generation, WORKER_STOPPED, reason, outcome=StopOutcome.ALREADY_GONE)
     groups.let_go(tx, worker.group_id)
     drop_extra(tx, stopped)
 
@@ -177,15 +191,15 @@ def finish_if_all_returned(tx: Transaction, uid: str) -> None:
     worker may have had to go."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
     entered = {component.name for component in spec.components if component.entry}
-    if job.state is not JobState.RUNNING or not entered or job.cause_ms:
+    if job.state is not JOB_RUNNING or not entered or job.cause_ms:
         return
-    staying = (WorkerState.ASSIGNED, WorkerState.STARTING, WorkerState.READY)
+    staying = (WORKER_ASSIGNED, WORKER_STARTING, WORKER_READY)
     peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt and worker.state in staying]
     if len([worker for worker in peers if not worker.extra]) < fewest(spec):
         return  # one is being replaced
     if all(worker.finished for worker in peers if worker.component in entered):
         reason = "every entry method returned"
-        stop(tx, uid, JobState.STOPPING, reason, StopKind.COMPLETE, target=JobState.SUCCEEDED)
+        stop(tx, uid, JOB_STOPPING, reason, StopKind.COMPLETE, target=JOB_SUCCEEDED)
 
 
 def note_failure(
@@ -196,8 +210,8 @@ def note_failure(
     It may be the cause also when the job is on its way out: what comes first is not always heard first.
     """
     job = tx.state.jobs[uid]
-    failing = job.state is JobState.RECOVERING or job.target is JobState.FAILED
-    if failure.attempt != job.attempt or not (failing or job.state in (JobState.STARTING, JobState.RUNNING)):
+    failing = job.state is JOB_RECOVERING or job.target is JOB_FAILED
+    if failure.attempt != job.attempt or not (failing or job.state in (JOB_STARTING, JOB_RUNNING)):
         return False
     if any(each.worker == failure.worker and each.died == failure.died for each in unsurvived(job)):
         return False
@@ -239,7 +253,7 @@ def await_cause(tx: Transaction, uid: str) -> bool:
     """Whether a job that just failed by an exception goes on for a moment, since a process of it may have died before
     and be reported after."""
     job = tx.state.jobs[uid]
-    busy = (WorkerState.STARTING, WorkerState.READY)
+    busy = (WORKER_STARTING, WORKER_READY)
     failed = unsurvived(job)
     if any(failure.died for failure in failed):
         return False
@@ -266,16 +280,16 @@ def recover(tx: Transaction, uid: str, reason: str, *, counts: bool) -> None:
         counts: the loss counts against the budget; losing a node does not.
     """
     job = tx.state.jobs[uid]
-    if job.state not in (JobState.STARTING, JobState.RUNNING):
+    if job.state not in (JOB_STARTING, JOB_RUNNING):
         settle(tx, uid)
         return
     if failed := unsurvived(job):
         cause = cause_of(failed)
         reason, counts = failed_by(failed), cause.counts
     if counts and not may_restart(tx, uid):
-        stop(tx, uid, JobState.STOPPING, reason, StopKind.FAILURE, target=JobState.FAILED)
+        stop(tx, uid, JOB_STOPPING, reason, StopKind.FAILURE, target=JOB_FAILED)
         return
-    stop(tx, uid, JobState.RECOVERING, reason, StopKind.FAILURE)
+    stop(tx, uid, JOB_RECOVERING, reason, StopKind.FAILURE)
 
 
 def may_restart(tx: Transaction, uid: str) -> bool:
@@ -291,7 +305,7 @@ def may_restart(tx: Transaction, uid: str) -> bool:
 def settle(tx: Transaction, uid: str) -> None:
     """Moves a job on once none of its workers may have a process any more."""
     job = tx.state.jobs.get(uid)
-    if job is None or job.state not in (JobState.STOPPING, JobState.PREEMPTING, JobState.RECOVERING):
+    if job is None or job.state not in (JOB_STOPPING, JOB_PREEMPTING, JOB_RECOVERING):
         return
     workers = tx.state.workers_of(uid)
     if any(worker.state in LIVE for worker in workers):
@@ -299,23 +313,23 @@ def settle(tx: Transaction, uid: str) -> None:
     _close_preemptions(tx, job, [worker for worker in workers if worker.attempt == job.attempt])
     spec = tx.state.specs[uid].spec
     reason = job.reason
-    if job.checkpoint_lost and job.state is not JobState.RECOVERING:
+    if job.checkpoint_lost and job.state is not JOB_RECOVERING:
         reason = f"{reason}; checkpoint lost: {job.checkpoint_lost}"
-    if job.state is JobState.STOPPING:
+    if job.state is JOB_STOPPING:
         assert job.target is not None, "a stopping job knows how it ends"
-        end(tx, uid, job.target, job.reason if job.target is JobState.FAILED else reason)
-    elif job.state is JobState.PREEMPTING and spec.on_preempt is OnPreempt.CANCEL:
-        end(tx, uid, JobState.CANCELLED, reason)
+        end(tx, uid, job.target, job.reason if job.target is JOB_FAILED else reason)
+    elif job.state is JOB_PREEMPTING and spec.on_preempt is OnPreempt.CANCEL:
+        end(tx, uid, JOB_CANCELLED, reason)
     else:
-        if job.state is JobState.PREEMPTING:
+        if job.state is JOB_PREEMPTING:
             wait_ms = yield_backoff_ms(tx.state, spec, job.preemptions)
         else:
             failed = job.failures and job.failures[-1] == _last_failure(job)
             wait_ms = backoff_ms(spec, len(job.failures)) if failed else 0
-        restarts = job.restarts + (job.state is JobState.RECOVERING)
+        restarts = job.restarts + (job.state is JOB_RECOVERING)
         tx.move_job(
             uid,
-            JobState.PENDING,
+            JOB_PENDING,
             reason,
             groups=(),
             running_ms=0,
@@ -333,15 +347,15 @@ def requeue(tx: Transaction, uid: str, reason: str, *, pool: PoolRecord | None =
         failed_group: the group that its caller takes care of.
     """
     job = tx.state.jobs[uid]
-    if any(worker.state in (WorkerState.STARTING, WorkerState.READY) for worker in tx.state.workers_of(uid)):
+    if any(worker.state in (WORKER_STARTING, WORKER_READY) for worker in tx.state.workers_of(uid)):
         recover(tx, uid, reason, counts=False)
         return
     wait_ms = min(60_000, pool.spec.pg_pool.retry_base_ms << min(job.attempt - 1, 16)) if pool else 0
     for worker in tx.state.workers_of(uid):
-        if worker.state is WorkerState.ASSIGNED:
-            tx.move_worker(worker.generation, WorkerState.STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
+        if worker.state is WORKER_ASSIGNED:
+            tx.move_worker(worker.generation, WORKER_STOPPED, "never started", outcome=StopOutcome.ALREADY_GONE)
     eligible_ms = tx.now_ms + wait_ms if wait_ms else 0
-    tx.move_job(uid, JobState.PENDING, reason, groups=(), eligible_ms=eligible_ms, cause_ms=0)
+    tx.move_job(uid, JOB_PENDING, reason, groups=(), eligible_ms=eligible_ms, cause_ms=0)
     tx.fresh.append(uid)
     for group_id in job.groups:
         if group_id != failed_group:
@@ -389,7 +403,7 @@ def lose_checkpoint(tx: Transaction, worker: WorkerRecord, why: str) -> None:
     tx.put(evolve(current, checkpoint_lost=why))
     job = tx.state.jobs[worker.job]
     # A job that runs on loses extra workers one by one; of the others all are stopped at once.
-    whose = [current] if job.state is JobState.RUNNING else tx.state.workers_of(job.uid)
+    whose = [current] if job.state is JOB_RUNNING else tx.state.workers_of(job.uid)
     lost = lost_by([tx.state.workers[each.generation] for each in whose if each.attempt == job.attempt])
     tx.change_job(job.uid, checkpoint_lost=lost)
     tx.event("worker.checkpoint_lost", tx.worker_subject(worker), worker.state.value, f"checkpoint lost: {why}")
@@ -419,7 +433,7 @@ def end(tx: Transaction, uid: str, state: JobState, reason: str) -> None:
         deadline_ms=tx.now_ms + ttl_ms if ttl_ms is not None else 0,
     )
     for worker in tx.state.workers_of(uid):
-        if worker.state in (WorkerState.STOPPED, WorkerState.LOST):
+        if worker.state in (WORKER_STOPPED, WORKER_LOST):
             tx.drop("worker", worker.generation)
     for checkpoint in tx.state.checkpoints_of(job.uid):
         tx.drop("checkpoint", checkpoint.key)

@@ -22,7 +22,18 @@ from callboard.scheduler.records.events import (
 )
 from callboard.scheduler.records.job_records import CheckpointRecord, Failure, WorkerRecord, evolve
 from callboard.scheduler.records.refusals import ImpossibleTransition
-from callboard.scheduler.records.states import JobState, StopKind, StopOutcome, WorkerState
+from callboard.scheduler.records.states import (
+    JOB_RUNNING,
+    JOB_STARTING,
+    WORKER_QUARANTINED,
+    WORKER_READY,
+    WORKER_STARTING,
+    WORKER_STOPPED,
+    WORKER_STOPPING,
+    StopKind,
+    StopOutcome,
+    WorkerState,
+)
 from callboard.scheduler.state.transaction import Transaction
 
 Handler = Callable[[Transaction, WorkerRecord, Any], None]
@@ -47,15 +58,15 @@ def handle(tx: Transaction, event: WorkerEvent) -> None:
 
 def overdue(tx: Transaction, worker: WorkerRecord) -> None:
     """An agent did not answer in time."""
-    if worker.state is WorkerState.STARTING:
+    if worker.state is WORKER_STARTING:
         job = tx.state.jobs[worker.job]
         bounds = stop_timeouts(tx.state, tx.state.specs[worker.job].spec)
         reason = f"{worker.component}/{worker.rank} did not start in time on {worker.node_id}"
         stopping.stop_one(tx, worker, reason, StopKind.FAILURE, bounds, checkpoint=False)
-        if not worker.extra or job.state is not JobState.RUNNING:
+        if not worker.extra or job.state is not JOB_RUNNING:
             stopping.note_failure(tx, job.uid, _failure(tx, worker, reason, died=False))
             stopping.recover(tx, job.uid, reason, counts=True)
-    elif worker.state is WorkerState.STOPPING:
+    elif worker.state is WORKER_STOPPING:
         miss_checkpoint(tx, worker, f"its agent on {worker.node_id} did not answer in time")
         _gone_or_quarantined(tx, worker, "not proved gone in time", StopOutcome.QUARANTINED)
         _after_stop(tx, worker)
@@ -63,7 +74,7 @@ def overdue(tx: Transaction, worker: WorkerRecord) -> None:
 
 def leave(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> WorkerRecord:
     """A worker is proved gone: its room is free (I4)."""
-    stopped = tx.move_worker(worker.generation, WorkerState.STOPPED, reason, outcome=outcome, deadline_ms=0)
+    stopped = tx.move_worker(worker.generation, WORKER_STOPPED, reason, outcome=outcome, deadline_ms=0)
     groups.let_go(tx, worker.group_id)
     return stopped
 
@@ -71,7 +82,7 @@ def leave(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutco
 def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> None:
     tx.move_worker(
         worker.generation,
-        WorkerState.READY,
+        WORKER_READY,
         "constructed and answering",
         pid=event.pid,
         pid_start_ms=event.pid_start_ms,
@@ -87,12 +98,12 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
     job = tx.state.jobs[worker.job]
     tx.draw("warm_starts" if event.warm else "cold_starts")
     if worker.extra:
-        if job.state is JobState.RUNNING:
+        if job.state is JOB_RUNNING:
             elastic.replaced(tx, worker)
         starting.announce(tx, job.uid, f"{worker.component}/{worker.rank} joined")
         return
-    if job.state is JobState.STARTING and tx.state.all_ready(job):
-        tx.move_job(job.uid, JobState.RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
+    if job.state is JOB_STARTING and tx.state.all_ready(job):
+        tx.move_job(job.uid, JOB_RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
         elastic.grow(tx, job.uid)
         stopping.finish_if_all_returned(tx, job.uid)
 
@@ -249,7 +260,7 @@ def _error_of(traceback: str) -> str:
 
 def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
     """A worker that was to stop did: its job goes on without it if it was an extra one, else it may be over."""
-    if worker.extra and tx.state.jobs[worker.job].state is JobState.RUNNING:
+    if worker.extra and tx.state.jobs[worker.job].state is JOB_RUNNING:
         stopping.drop_extra(tx, worker)
         starting.announce(tx, worker.job, f"{worker.component}/{worker.rank} left")
         stopping.finish_if_all_returned(tx, worker.job)
@@ -259,7 +270,7 @@ def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
 
 def _gone_or_quarantined(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> None:
     if outcome is StopOutcome.QUARANTINED:
-        tx.move_worker(worker.generation, WorkerState.QUARANTINED, reason, outcome=outcome, deadline_ms=0)
+        tx.move_worker(worker.generation, WORKER_QUARANTINED, reason, outcome=outcome, deadline_ms=0)
     else:
         leave(tx, worker, reason, outcome)
 

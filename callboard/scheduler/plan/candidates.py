@@ -22,7 +22,7 @@ from callboard.scheduler.plan.preemption import (
 from callboard.scheduler.plan.quota import borrowed
 from callboard.scheduler.plan.view import Assumption, View
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
-from callboard.scheduler.records.states import ENDED, LIVE, JobState, Rule, WorkerState
+from callboard.scheduler.records.states import ENDED, JOB_RUNNING, JOB_STARTING, LIVE, WORKER_STOPPING, Rule
 from callboard.scheduler.state.shapes import YieldClass
 from callboard.scheduler.state.state import State
 
@@ -132,7 +132,7 @@ def _extras(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> list
             now_ms=now_ms,
         )
         for worker in state.workers_of(job.uid)
-        if worker.extra and worker.state in LIVE and worker.state is not WorkerState.STOPPING
+        if worker.extra and worker.state in LIVE and worker.state is not WORKER_STOPPING
     ]
 
 
@@ -149,7 +149,7 @@ def candidates(
     time (ms) at which there may be more, 0 if there is none."""
     found: list[Candidate] = []
     retry_ms = 0
-    for job_state in (JobState.RUNNING, JobState.STARTING):
+    for job_state in (JOB_RUNNING, JOB_STARTING):
         for uid in state.jobs_by_state[job_state]:
             job = state.jobs[uid]
             verdict = may_yield(state, job, preemptor, preemptor_uid, now_ms, claims=claims)

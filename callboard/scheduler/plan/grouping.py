@@ -16,7 +16,7 @@ from callboard.scheduler.plan.rooms import ANY_NODE, NodeFilter, Rooms
 from callboard.scheduler.plan.view import View
 from callboard.scheduler.records.asks import Ask, Slot
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
-from callboard.scheduler.records.states import GroupKind, GroupState
+from callboard.scheduler.records.states import GROUP_READY, KIND_DYNAMIC, KIND_PRIVATE, KIND_RESERVED, GroupKind
 from callboard.scheduler.state.state import State
 
 
@@ -122,9 +122,9 @@ def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
         later = bool(state.workers_in(group_id))
         waste = total(bundle.resources for bundle in group.bundles) - ask.resources
         preference = (
-            group.group_kind is not GroupKind.RESERVED,
+            group.group_kind is not KIND_RESERVED,
             later,
-            group.state is not GroupState.READY,
+            group.state is not GROUP_READY,
             waste.gpu_milli,
             waste.cpu_milli,
             waste.memory_bytes,
@@ -137,9 +137,9 @@ def reuse(state: State, view: View, spec: JobSpec, ask: Ask) -> GroupUse | None:
 
 def may_use(pg_pool: PgPoolSpec, spec: JobSpec, group: GroupRecord) -> bool:
     """Whether the kind of a group is open to a job of this priority."""
-    if group.group_kind is GroupKind.RESERVED:
+    if group.group_kind is KIND_RESERVED:
         return spec.priority_milli >= pg_pool.reserved_min_priority_milli or pg_pool.reserved_lendable
-    return group.group_kind is GroupKind.DYNAMIC and pg_pool.reuse
+    return group.group_kind is KIND_DYNAMIC and pg_pool.reuse
 
 
 def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: Ask) -> tuple[int, ...] | None:
@@ -239,27 +239,27 @@ def _kind_open(view: View, spec: JobSpec, pool: PoolSpec, ask: Ask) -> GroupKind
     """Kind of the new group that a pool may make for an ask, or None. When the question is what could ever fit, a
     reserved group that isn't made yet counts too."""
     kind = new_kind(pool.pg_pool)
-    full = kind is GroupKind.DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic
+    full = kind is KIND_DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic
     if kind is not None and not full:
         return kind
     if not view.assumption.empty or len(ask.slots) != 1 or not pool.pg_pool.enable:
         return None
     meant = spec.priority_milli >= pool.pg_pool.reserved_min_priority_milli or pool.pg_pool.reserved_lendable
     fits = any(shape.covers(ask.slots[0].resources) for shape in pool.pg_pool.reserved)
-    return GroupKind.RESERVED if meant and fits else None
+    return KIND_RESERVED if meant and fits else None
 
 
 def new_kind(pg_pool: PgPoolSpec) -> GroupKind | None:
     """Kind of the groups that a pool makes on demand, or None if it makes none."""
     if not pg_pool.enable:
-        return GroupKind.PRIVATE
-    return GroupKind.DYNAMIC if pg_pool.dynamic else None
+        return KIND_PRIVATE
+    return KIND_DYNAMIC if pg_pool.dynamic else None
 
 
 def reserved_refund(state: State, pool: PoolSpec, use: GroupUse) -> Resources:
     """What the pool already charges for a reserved group that the job would take: nothing for one that is not there
     yet, which counts only where the question is what could ever fit."""
-    if not pool.pg_pool.charge_reserved or use.kind is not GroupKind.RESERVED or not use.group_id:
+    if not pool.pg_pool.charge_reserved or use.kind is not KIND_RESERVED or not use.group_id:
         return NOTHING
     return total(bundle.resources for bundle in state.groups[use.group_id].bundles)
 
@@ -270,7 +270,7 @@ def _size_fits(group: GroupRecord, ask: Ask, pg_pool: PgPoolSpec) -> bool:
     size, wanted = total(bundle.resources for bundle in group.bundles), ask.resources
     if size.gpu_milli and not wanted.gpu_milli:
         return False
-    if group.group_kind is GroupKind.RESERVED:
+    if group.group_kind is KIND_RESERVED:
         return True
     for have, want in ((size.gpu_milli, wanted.gpu_milli), (size.cpu_milli, wanted.cpu_milli)):
         if want and have * 1000 > want * pg_pool.reuse_slack_milli:

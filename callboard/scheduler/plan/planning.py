@@ -27,7 +27,7 @@ from callboard.scheduler.plan.rooms import NodeFilter, Rooms
 from callboard.scheduler.plan.victims import Choice, worker_by_worker
 from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import Ask
-from callboard.scheduler.records.states import JobState, Rule
+from callboard.scheduler.records.states import JOB_RUNNING, JOB_STARTING, Rule
 from callboard.scheduler.state.shapes import MAX_SHAPES
 from callboard.scheduler.state.state import State
 
@@ -161,7 +161,7 @@ class _Search:
         return None if found is None else Plan(found[1], waits=True)
 
     def _all_ended(self) -> Assumption:
-        running = (*self._state.jobs_by_state[JobState.RUNNING], *self._state.jobs_by_state[JobState.STARTING])
+        running = (*self._state.jobs_by_state[JOB_RUNNING], *self._state.jobs_by_state[JOB_STARTING])
         return Assumption(subject=self._uid, future=True, released=frozenset(running))
 
     def _passable(self, now_ms: int) -> frozenset[str]:

@@ -9,7 +9,7 @@ from callboard.model.specs import JobSpec
 from callboard.scheduler.plan.quota import borrowed, borrows, cohort_of
 from callboard.scheduler.plan.view import Assumption, View
 from callboard.scheduler.records.job_records import JobRecord
-from callboard.scheduler.records.states import ENDED, GroupKind, JobState, Rule
+from callboard.scheduler.records.states import ENDED, JOB_RUNNING, JOB_STARTING, GroupKind, Rule
 from callboard.scheduler.records.wording import time_left
 from callboard.scheduler.state.state import State
 
@@ -190,10 +190,10 @@ def guarded(
 def _spared_for_a_time(victim: JobRecord, spec: JobSpec, min_runtime_ms: int, now_ms: int) -> Verdict | None:
     """What keeps a job from yielding until it has run for long enough, or None."""
     lost = spec.require_checkpoint and victim.checkpoint_lost
-    if lost and victim.state is JobState.STARTING:
+    if lost and victim.state is JOB_STARTING:
         until_ms = now_ms + max(min_runtime_ms, LOOK_AGAIN_MS)
         return _no("CHECKPOINT_LOST", f"{_lost(victim)}, and it does not run yet", until_ms)
-    if victim.state is JobState.RUNNING and now_ms < victim.running_ms + min_runtime_ms:
+    if victim.state is JOB_RUNNING and now_ms < victim.running_ms + min_runtime_ms:
         until_ms = victim.running_ms + min_runtime_ms
         left = f"{time_left(until_ms - now_ms)} of {time_left(min_runtime_ms)}"
         if lost:
@@ -265,7 +265,7 @@ def stop_timeouts(state: State, spec: JobSpec, within_ms: int | None = None) -> 
 
 def lost_work_ms(job: JobRecord, now_ms: int) -> int:
     """Work that a job would lose: since its start or its last checkpoint."""
-    if job.state is not JobState.RUNNING:
+    if job.state is not JOB_RUNNING:
         return 0
     return max(0, now_ms - max(job.running_ms, job.checkpoint_ms))
 

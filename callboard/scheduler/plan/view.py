@@ -11,11 +11,23 @@ from callboard.model.quantities import MILLI, NOTHING, Resources, total
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
-from callboard.scheduler.records.states import LIVE, GroupKind, GroupState, JobState, WorkerState
+from callboard.scheduler.records.states import (
+    GROUP_CREATING,
+    GROUP_NOMINATED,
+    GROUP_READY,
+    GROUP_REMOVING,
+    JOB_PREEMPTING,
+    JOB_STOPPING,
+    KIND_DYNAMIC,
+    KIND_PRIVATE,
+    KIND_RESERVED,
+    LIVE,
+    WORKER_STOPPING,
+)
 from callboard.scheduler.state.ledger import Amounts
 from callboard.scheduler.state.state import State
 
-LEAVING = (JobState.STOPPING, JobState.PREEMPTING)
+LEAVING = (JOB_STOPPING, JOB_PREEMPTING)
 """Jobs whose room is free-to-come. A RECOVERING job is not among them: it queues for its own room again."""
 
 
@@ -196,7 +208,7 @@ class View:
 
     def unused(self, group: GroupRecord) -> bool:
         """Whether nobody holds a group, nor has it promised, once what is assumed has happened."""
-        if group.state not in (GroupState.READY, GroupState.CREATING) or group.destroy:
+        if group.state not in (GROUP_READY, GROUP_CREATING) or group.destroy:
             return False
         if group.group_id in self.assumption.trimmed or (group.nominee and group.nominee not in self._ignored):
             return False
@@ -228,7 +240,7 @@ class View:
         return total(
             bundle.resources
             for group_id in self.state.group_index.of_pool.get(pool, ())
-            if (group := self.state.groups[group_id]).group_kind is GroupKind.RESERVED
+            if (group := self.state.groups[group_id]).group_kind is KIND_RESERVED
             and (holders := self.state.workers_in(group_id))
             and all(self._is_gone(worker) for worker in holders)
             for bundle in group.bundles
@@ -241,10 +253,10 @@ class View:
         return sum(
             1
             for group_id in self.state.group_index.of_pool.get(pool, ())
-            if (group := self.state.groups[group_id]).group_kind is GroupKind.DYNAMIC
-            and group.state is not GroupState.REMOVING
+            if (group := self.state.groups[group_id]).group_kind is KIND_DYNAMIC
+            and group.state is not GROUP_REMOVING
             and group_id not in self.assumption.trimmed
-            and not (group.state is GroupState.NOMINATED and group.nominee in self._ignored)
+            and not (group.state is GROUP_NOMINATED and group.nominee in self._ignored)
             and not (group.destroy and self.assumption.future)
         )
 
@@ -253,7 +265,7 @@ class View:
         ids = dict.fromkeys(self.state.group_index.idle)
         ids |= dict.fromkeys(worker.group_id for worker in self._gone_workers())
         groups = [self.state.groups[group_id] for group_id in ids]
-        found = [group for group in groups if group.group_kind is GroupKind.DYNAMIC and self.unused(group)]
+        found = [group for group in groups if group.group_kind is KIND_DYNAMIC and self.unused(group)]
         found.sort(key=lambda group: (group.idle_since_ms or self.state.meta.now_ms, group.number))
         return [group.group_id for group in found]
 
@@ -263,7 +275,7 @@ class View:
             return False
         if worker.job in self._gone or worker.generation in self.assumption.shed:
             return True
-        return self.assumption.future and worker.extra and worker.state is WorkerState.STOPPING
+        return self.assumption.future and worker.extra and worker.state is WORKER_STOPPING
 
     def _gone_workers(self) -> Iterator[WorkerRecord]:
         for uid in self._gone:
@@ -286,18 +298,18 @@ class View:
             return {}
         back: list[GroupRecord] = [state.groups[group_id] for group_id in assumption.trimmed]
         if assumption.future:
-            back += [state.groups[group_id] for group_id in state.group_index.by_state[GroupState.REMOVING]]
+            back += [state.groups[group_id] for group_id in state.group_index.by_state[GROUP_REMOVING]]
         for uid in self._ignored:
             job = state.jobs.get(uid)
             if job is not None and job.nominated:
                 held = (state.groups.get(group_id) for group_id in job.groups)
-                back += [group for group in held if group is not None and group.state is GroupState.NOMINATED]
+                back += [group for group in held if group is not None and group.state is GROUP_NOMINATED]
         left = dict.fromkeys(worker.group_id for worker in self._gone_workers())
         for group_id in left:
             group = state.groups[group_id]
             if (
                 group_id not in assumption.trimmed
-                and (group.group_kind is GroupKind.PRIVATE or group.destroy)
+                and (group.group_kind is KIND_PRIVATE or group.destroy)
                 and all(self._is_gone(worker) for worker in state.workers_in(group_id))
             ):
                 back.append(group)

@@ -356,9 +356,9 @@ RECORD_TYPES: tuple[type[Record], ...] = get_args(Record)
 Key = str | int | tuple[str, str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Put:
-    """A record is new, or replaces the one with its key."""
+    """A record is new, or replaces the one with its key. Made with every change, so nothing guards its one field."""
 
     record: Record
 

@@ -9,7 +9,7 @@ from callboard.model.frozen import quick
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.ray_fault import RayFault
 from callboard.model.specs import Labels
-from callboard.scheduler.records.states import NodeState
+from callboard.scheduler.records.states import NODE_READY, NodeState
 
 
 @quick
@@ -112,4 +112,4 @@ class NodeRecord:
     @property
     def usable(self) -> bool:
         """Whether new work may be placed here."""
-        return self.state is NodeState.READY and not self.cordoned and not self.ghosts
+        return self.state is NODE_READY and not self.cordoned and not self.ghosts

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 from callboard.scheduler.records.pool_records import GroupRecord
-from callboard.scheduler.records.states import GroupKind, GroupState
+from callboard.scheduler.records.states import GROUP_CREATING, GROUP_REMOVING, KIND_DYNAMIC, GroupState
 from callboard.scheduler.state.indexes import InOrder, Members, add, mark, remove
 
 
@@ -51,15 +51,16 @@ class GroupIndex:
         self._follow_executor(old, new)
         self._follow_ray_id(old, new)
         group = new or cast("GroupRecord", old)
-        idle = new is not None and new.group_kind is GroupKind.DYNAMIC and not new.job
-        mark(self.idle, group.group_id, group.number, wanted=idle)
-        mark(self.doomed, group.group_id, group.number, wanted=new is not None and new.destroy)
+        if group.group_kind is KIND_DYNAMIC:
+            mark(self.idle, group.group_id, group.number, wanted=new is not None and not new.job)
+        if group.destroy or (old is not None and old.destroy):
+            mark(self.doomed, group.group_id, group.number, wanted=new is not None and new.destroy)
 
     def node_came_or_went(self, node_id: str) -> None:
         """A node is there that was not, or the other way round."""
         gone = not self._is_there(node_id)
         for group_id, number in self.by_executor.get(node_id, {}).items():
-            mark(self.orphans, group_id, number, wanted=gone and group_id in self.by_state[GroupState.REMOVING])
+            mark(self.orphans, group_id, number, wanted=gone and group_id in self.by_state[GROUP_REMOVING])
 
     def _follow_bundles(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         if old is not None and new is not None and old.bundles is new.bundles:
@@ -79,7 +80,7 @@ class GroupIndex:
             self.orphans.pop(old.group_id, None)
         if new is not None and _is_under_way(new):
             add(self.by_executor, new.executor, new.group_id, new.number)
-            gone = new.state is GroupState.REMOVING and not self._is_there(new.executor)
+            gone = new.state is GROUP_REMOVING and not self._is_there(new.executor)
             mark(self.orphans, new.group_id, new.number, wanted=gone)
 
     def _follow_ray_id(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
@@ -93,4 +94,4 @@ class GroupIndex:
 
 
 def _is_under_way(group: GroupRecord) -> bool:
-    return group.state is GroupState.CREATING or group.state is GroupState.REMOVING
+    return group.state is GROUP_CREATING or group.state is GROUP_REMOVING

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items, dict_keys, dict_values
@@ -19,67 +19,87 @@ _V = TypeVar("_V")
 _M = TypeVar("_M", bound=Hashable)
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
+class _Least:
+    """Lower than any place."""
+
+    def __gt__(self, other: object) -> bool:
+        return False
+
+
 class InOrder(dict[_K, _V]):
     """A dict that is walked through by the place of its values. Most members come in order and cost nothing more; after
     one that did not, the next walk sorts first."""
 
-    _place: Callable[[Any], Any] | None = None
-    """The place of a value, which never changes for a key; None: the value is the place."""
-    _highest: Any = None
-    """The highest place that ever was: whoever comes with a higher one comes in order."""
-    _mixed = False
+    __slots__ = ("_highest", "_mixed", "_place")
 
-    @classmethod
-    def by(cls, place: Callable[[_V], Any]) -> Self:
-        """An empty one whose values have their places somewhere in them."""
-        made = cls()
-        made._place = place
-        return made
+    def __init__(self, place: Callable[[_V], Any] = _itself) -> None:
+        """
+        Args:
+            place: the place of a value, which never changes for a key; without it the value is the place.
+        """
+        super().__init__()
+        self._place = place
+        self._highest: Any = _Least()
+        """The highest place that ever was: whoever comes with a higher one comes in order."""
+        self._mixed = False
 
-    def put(self, key: _K, value: _V) -> None:
-        """Adds a member, or replaces its value."""
-        if key not in self:
-            place = value if self._place is None else self._place(value)
-            if self._highest is None or place >= self._highest:
-                self._highest = place
-            else:
-                self._mixed = True
+    def put(self, key: _K, place: Any) -> None:
+        """Adds a member whose value is its place."""
+        if not place < self._highest:
+            self._highest = place
+        elif key not in self:
+            self._mixed = True
+        self[key] = place
+
+    def add(self, key: _K, value: _V) -> None:
+        """Adds a member that is new."""
+        place = self._place(value)
+        if place < self._highest:
+            self._mixed = True
+        else:
+            self._highest = place
         self[key] = value
 
+    # Not by way of super(), which takes as long as a short walk.
+
     def __iter__(self) -> Iterator[_K]:
-        self._sort()
-        return super().__iter__()
+        if self._mixed:
+            self._sort()
+        return dict.__iter__(self)
 
     def __reversed__(self) -> Iterator[_K]:
-        self._sort()
-        return super().__reversed__()
+        if self._mixed:
+            self._sort()
+        return dict.__reversed__(self)
 
     def keys(self) -> dict_keys[_K, _V]:
         """The keys, in order."""
-        self._sort()
-        return super().keys()
+        if self._mixed:
+            self._sort()
+        return dict.keys(self)
 
     def values(self) -> dict_values[_K, _V]:
         """The values, in order."""
-        self._sort()
-        return super().values()
+        if self._mixed:
+            self._sort()
+        return dict.values(self)
 
     def items(self) -> dict_items[_K, _V]:
         """The items, in order."""
-        self._sort()
-        return super().items()
+        if self._mixed:
+            self._sort()
+        return dict.items(self)
 
     def _sort(self) -> None:
-        if self._mixed:
-            place = self._place or _itself
-            in_order = sorted(super().items(), key=lambda item: place(item[1]))
-            self.clear()
-            self.update(in_order)
-            self._mixed = False
-
-
-def _itself(value: Any) -> Any:
-    return value
+        place = self._place
+        in_order = sorted(dict.items(self), key=lambda item: place(item[1]))
+        self.clear()
+        self.update(in_order)
+        self._mixed = False
 
 
 Members = dict[_M, _M | int]

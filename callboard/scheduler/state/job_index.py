@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from callboard.scheduler.records.job_records import JobRecord, SpecRecord, WorkerRecord
-from callboard.scheduler.records.states import HOLDING, JobState, WorkerState
+from callboard.scheduler.records.states import HOLDING, JOB_PENDING, JOB_RUNNING, WORKER_STOPPING, JobState
 from callboard.scheduler.state.indexes import InOrder, Members, add, remove
 from callboard.scheduler.state.shapes import Holders, Shape, Shapes
 
@@ -60,10 +60,10 @@ class JobIndex:
 
     def follow_spec(self, record: SpecRecord, job: JobRecord | None) -> None:
         """Follows the spec of a job: of one that is new, or of one that waits and got its places."""
-        if job is not None and job.state is JobState.PENDING:
+        if job is not None and job.state is JOB_PENDING:
             self._unqueue(job)
         self.shapes.put(record.uid, record.spec)
-        if job is not None and job.state is JobState.PENDING:
+        if job is not None and job.state is JOB_PENDING:
             self._queue(job)
 
     def newest_of(self, name: str) -> str:
@@ -81,15 +81,15 @@ class JobIndex:
         self.holders.update(new, uid, self.shapes.get(uid))
         if old is not None:
             del self.by_state[old.state][uid]
-            if old.state is JobState.PENDING:
+            if old.state is JOB_PENDING:
                 self._unqueue(old)
             self.elastic.pop(uid, None)
         if new is None:
             return
         self.by_state[new.state].put(uid, new.order)
-        if new.state is JobState.PENDING:
+        if new.state is JOB_PENDING:
             self._queue(new)
-        elif new.state is JobState.RUNNING and self._grows(uid):
+        elif new.state is JOB_RUNNING and self._grows(uid):
             self.elastic.put(uid, new.order)
 
     def _grows(self, uid: str) -> bool:
@@ -151,7 +151,7 @@ class WorkerIndex:
             remove(self.in_group, before.group_id, before.generation)
             remove(self.on_node, before.node_id, before.generation)
             remove(self.holding_of_job, before.job, before.generation)
-        if new is not None and new.extra and new.state is WorkerState.STOPPING:
+        if new is not None and new.extra and new.state is WORKER_STOPPING:
             self.leaving_extras.put(new.generation, new.generation)
         elif old is not None and old.extra:
             self.leaving_extras.pop(old.generation, None)

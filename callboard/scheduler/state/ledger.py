@@ -13,7 +13,7 @@ from callboard.model.quantities import MILLI, NOTHING, Resources
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import GroupRecord
-from callboard.scheduler.records.states import BOOKED, LIVE, GroupState, WorkerState
+from callboard.scheduler.records.states import BOOKED, GROUP_NOMINATED, LIVE, WORKER_QUARANTINED
 
 
 class Amounts:
@@ -188,7 +188,7 @@ class Ledger:
             old is not None
             and new is not None
             and (old.state in LIVE) == (new.state in LIVE)
-            and (old.state is WorkerState.QUARANTINED) == (new.state is WorkerState.QUARANTINED)
+            and (old.state is WORKER_QUARANTINED) == (new.state is WORKER_QUARANTINED)
             and old.devices == new.devices
         ):
             return
@@ -206,7 +206,7 @@ class Ledger:
             for bundle in group.bundles:
                 self.nodes[bundle.node_id].booked.add(bundle.resources, bundle.devices, sign)
                 self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
-        elif group.state is GroupState.NOMINATED:
+        elif group.state is GROUP_NOMINATED:
             for bundle in group.bundles:
                 self.nodes[bundle.node_id].claimed.add(bundle.resources, bundle.devices, sign)
                 self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
@@ -214,7 +214,7 @@ class Ledger:
     def _charge(self, worker: WorkerRecord, sign: int) -> None:
         if worker.state in LIVE:
             amounts = self.nodes[worker.node_id].used
-        elif worker.state is WorkerState.QUARANTINED:
+        elif worker.state is WORKER_QUARANTINED:
             amounts = self.nodes[worker.node_id].quarantined
         else:
             return

@@ -9,7 +9,7 @@ from callboard.model.quantities import total
 from callboard.model.specs import JobSpec, Labels
 from callboard.scheduler.records.asks import asks_of
 from callboard.scheduler.records.job_records import JobRecord
-from callboard.scheduler.records.states import JobState
+from callboard.scheduler.records.states import JOB_RUNNING, JOB_STARTING
 
 
 class YieldClass(NamedTuple):
@@ -42,10 +42,11 @@ class Shape:
         yield_class: what decides whether its jobs must yield, and how much that takes away.
         least: what the fewest workers of a job hold.
         estimated_ms: how long a job is thought to run; 0: unknown.
+        placed: some of its workers must run at certain places.
         jobs: how many jobs there are of it.
     """
 
-    __slots__ = ("asks", "estimated_ms", "jobs", "key", "least", "yield_class")
+    __slots__ = ("asks", "estimated_ms", "jobs", "key", "least", "placed", "yield_class")
 
     def __init__(self, key: ShapeKey, spec: JobSpec) -> None:
         pools = tuple(sorted({spec.pool_of(component) for component in spec.components}))
@@ -63,25 +64,20 @@ class Shape:
             tuple(self.least.items()),
         )
         self.estimated_ms = spec.estimated_duration_ms
+        self.placed = spec.placed
         self.jobs = 0
 
 
-class Shapes:
-    """The shape of every job's spec. Each is kept once, so that to compare two is to compare their addresses."""
+class Shapes(dict[str, Shape]):
+    """The shape of every job's spec, by uid. Each is kept once, so that to compare two is to compare their
+    addresses."""
 
     def __init__(self) -> None:
-        self._of_job: dict[str, Shape] = {}
+        super().__init__()
         self._kept: dict[ShapeKey, Shape] = {}
         self._unused = 0
         self._newest: tuple[JobSpec, Shape] | None = None
         """What was asked last: a spec is asked about several times while it is submitted."""
-
-    def __getitem__(self, uid: str) -> Shape:
-        return self._of_job[uid]
-
-    def get(self, uid: str) -> Shape | None:
-        """The shape of a job; None if there is no such job."""
-        return self._of_job.get(uid)
 
     def of(self, spec: JobSpec) -> Shape:
         """The shape of a spec, whether a job has it or not."""
@@ -100,22 +96,22 @@ class Shapes:
 
     def put(self, uid: str, spec: JobSpec) -> None:
         """A job has this spec."""
-        if uid in self._of_job:
+        if uid in self:
             self.drop(uid)
         shape = self.of(spec)
         self._unused -= not shape.jobs
         shape.jobs += 1
-        self._of_job[uid] = shape
+        self[uid] = shape
 
     def drop(self, uid: str) -> None:
         """A job is gone."""
-        shape = self._of_job.pop(uid)
+        shape = self.pop(uid)
         shape.jobs -= 1
         self._unused += not shape.jobs
 
     def known(self) -> dict[str, ShapeKey]:
         """The shape of every job, for the check of the invariants."""
-        return {uid: shape.key for uid, shape in self._of_job.items()}
+        return {uid: shape.key for uid, shape in self.items()}
 
 
 def _key(spec: JobSpec) -> ShapeKey:
@@ -144,7 +140,7 @@ def _key(spec: JobSpec) -> ShapeKey:
 Order = tuple[int, int, int, str]
 """(-ms since which work would be lost, -estimated ms, -order of submission, uid): cheapest victim first."""
 
-_HOLDING = (JobState.STARTING, JobState.RUNNING)
+_HOLDING = (JOB_STARTING, JOB_RUNNING)
 _NOTHING_LOST = 1 << 62
 
 
@@ -179,5 +175,5 @@ class Holders:
 
 
 def _order(job: JobRecord, shape: Shape) -> Order:
-    since_ms = max(job.running_ms, job.checkpoint_ms) if job.state is JobState.RUNNING else _NOTHING_LOST
+    since_ms = max(job.running_ms, job.checkpoint_ms) if job.state is JOB_RUNNING else _NOTHING_LOST
     return (-since_ms, -shape.estimated_ms, -job.order, job.uid)

@@ -27,7 +27,24 @@ from callboard.scheduler.records.job_records import (
 )
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.pool_records import GroupRecord, PoolRecord
-from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, GroupKind, GroupState, JobState, WorkerState
+from callboard.scheduler.records.states import (
+    ENDED,
+    GROUP_BACKOFF,
+    GROUP_CREATING,
+    GROUP_READY,
+    GROUP_REMOVING,
+    HOLDING,
+    JOB_PENDING,
+    JOB_PREEMPTING,
+    JOB_RUNNING,
+    JOB_STARTING,
+    JOB_STOPPING,
+    KIND_DYNAMIC,
+    KIND_RESERVED,
+    LIVE,
+    WORKER_READY,
+    WORKER_STOPPING,
+)
 from callboard.scheduler.state.cluster_use import ClusterUse
 from callboard.scheduler.state.deadlines import Deadlines
 from callboard.scheduler.state.free_index import FreeIndex
@@ -45,14 +62,14 @@ class State:
     def __init__(self) -> None:
         self.meta = MetaRecord()
         # Each table is walked through in an order of its own, whatever became of its records meanwhile.
-        self.nodes: InOrder[str, NodeRecord] = InOrder.by(attrgetter("node_id"))
-        self.pools: InOrder[str, PoolRecord] = InOrder.by(attrgetter("made_at", "spec.name"))
-        self.groups: InOrder[str, GroupRecord] = InOrder.by(attrgetter("number"))
-        self.jobs: InOrder[str, JobRecord] = InOrder.by(attrgetter("order"))
-        self.specs: InOrder[str, SpecRecord] = InOrder.by(attrgetter("uid"))
-        self.workers: InOrder[int, WorkerRecord] = InOrder.by(attrgetter("generation"))
-        self.checkpoints: InOrder[tuple[str, str, int], CheckpointRecord] = InOrder.by(attrgetter("key"))
-        self.preemptions: InOrder[int, PreemptionRecord] = InOrder.by(attrgetter("number"))
+        self.nodes: InOrder[str, NodeRecord] = InOrder(attrgetter("node_id"))
+        self.pools: InOrder[str, PoolRecord] = InOrder(attrgetter("made_at", "spec.name"))
+        self.groups: InOrder[str, GroupRecord] = InOrder(attrgetter("number"))
+        self.jobs: InOrder[str, JobRecord] = InOrder(attrgetter("order"))
+        self.specs: InOrder[str, SpecRecord] = InOrder(attrgetter("uid"))
+        self.workers: InOrder[int, WorkerRecord] = InOrder(attrgetter("generation"))
+        self.checkpoints: InOrder[tuple[str, str, int], CheckpointRecord] = InOrder(attrgetter("key"))
+        self.preemptions: InOrder[int, PreemptionRecord] = InOrder(attrgetter("number"))
         self.ledger = Ledger()
         self._free = FreeIndex()
         self._cluster_use = ClusterUse()
@@ -103,6 +120,8 @@ class State:
         self._policies: dict[str, PreemptionPolicy] = {}
         """The policy of each pool, as far as somebody asked; forgotten when one changes."""
         self.deadlines = Deadlines()
+        self._timed: set[str] = set()
+        """Jobs that state a time by which something is due."""
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> State:
@@ -126,15 +145,16 @@ class State:
                 self._reindex[change.kind](old, None)
             return old
         new = change.record
-        if isinstance(new, MetaRecord):
-            return self._put_meta(new)
-        key, table = new.key, self._tables[new.kind]
+        kind = new.kind
+        if kind == "meta":
+            return self._put_meta(cast("MetaRecord", new))
+        key, table = new.key, self._tables[kind]
         old = table.get(key)
         if old is None:
-            table.put(key, new)
+            table.add(key, new)
         else:
             table[key] = new
-        self._reindex[new.kind](old, new)
+        self._reindex[kind](old, new)
         return old
 
     def _put_meta(self, new: MetaRecord) -> MetaRecord:
@@ -180,7 +200,7 @@ class State:
         """The job that has this name; None if it is free: once a job is on its way to its end, the next one may come,
         and the name leads to that one (PC-14)."""
         job = self.find_job(name)
-        going = job is None or job.state in ENDED or job.state is JobState.STOPPING
+        going = job is None or job.state in ENDED or job.state is JOB_STOPPING
         return None if going or job is None or job.name != name else job
 
     def workers_of(self, uid: str) -> list[WorkerRecord]:
@@ -190,17 +210,20 @@ class State:
     def all_ready(self, job: JobRecord) -> bool:
         """Whether every worker of a job's present attempt was constructed and answers."""
         # Workers tend to become ready in order, so the last ones tell soonest that some are not.
-        newest_first = (self.workers[generation] for generation in reversed(self._worker_index.of_job.get(job.uid, {})))
-        return all(worker.state is WorkerState.READY or worker.attempt != job.attempt for worker in newest_first)
+        for generation in reversed(self._worker_index.of_job.get(job.uid, {})):
+            worker = self.workers[generation]
+            if worker.state is not WORKER_READY and worker.attempt == job.attempt:
+                return False
+        return True
 
     @property
     def leaving(self) -> bool:
         """Whether anything is on its way out: jobs, extra workers, placement groups."""
         by_job, by_group = self.jobs_by_state, self.group_index.by_state
         return bool(
-            by_job[JobState.STOPPING]
-            or by_job[JobState.PREEMPTING]
-            or by_group[GroupState.REMOVING]
+            by_job[JOB_STOPPING]
+            or by_job[JOB_PREEMPTING]
+            or by_group[GROUP_REMOVING]
             or self.leaving_extras
             or self.group_index.doomed
         )
@@ -247,8 +270,8 @@ class State:
         idle = [
             bundle.resources
             for group_id in self.group_index.of_pool.get(pool, ())
-            if (group := self.groups[group_id]).group_kind is GroupKind.RESERVED
-            and group.state in (GroupState.CREATING, GroupState.READY)
+            if (group := self.groups[group_id]).group_kind is KIND_RESERVED
+            and group.state in (GROUP_CREATING, GROUP_READY)
             and not self._worker_index.in_group.get(group_id)
             for bundle in group.bundles
         ]
@@ -329,7 +352,7 @@ class State:
     def _index_worker(self, old: WorkerRecord | None, new: WorkerRecord | None) -> None:
         self.ledger.worker_changed(old, new)
         self._worker_index.update(old, new)
-        if new is not None and new.extra and new.state is WorkerState.STOPPING:
+        if new is not None and new.extra and new.state is WORKER_STOPPING:
             self.leaving_version += 1
         if old is not None and (
             (old.state in LIVE and (new is None or new.state not in LIVE))
@@ -341,7 +364,9 @@ class State:
         at_ms = 0 if new is None else new.deadline_ms
         if at_ms != (0 if old is None else old.deadline_ms):
             self.deadlines.set("worker", worker.generation, at_ms)
-        if (old is not None and old.state in HOLDING) != (new is not None and new.state in HOLDING):
+        if worker.job in self._timed and (old is not None and old.state in HOLDING) != (
+            new is not None and new.state in HOLDING
+        ):
             job = self.jobs.get(worker.job)
             if job is not None and job.deadline_ms:
                 self.deadlines.set("job", job.uid, self._end_of_wait_ms(job))
@@ -351,24 +376,30 @@ class State:
         if old is None or new is None or old.state is not new.state:
             if new is None or new.state in ENDED:
                 self.room_version += 1  # who yielded to it may take places again
-            elif new.state is JobState.STOPPING or new.state is JobState.PREEMPTING:
+            elif new.state is JOB_STOPPING or new.state is JOB_PREEMPTING:
                 self.leaving_version += 1
         if (
             old is not None
             and old.nominated
             and not (new is not None and new.nominated)
-            and (new is None or new.state is not JobState.STARTING)  # one that starts takes what was held
+            and (new is None or new.state is not JOB_STARTING)  # one that starts takes what was held
         ):
             self.room_version += 1
-        if not ((old is not None and _states_time(old)) or (new is not None and _states_time(new))):
-            return
         uid = (new or cast("JobRecord", old)).uid
-        waits = new is not None and new.state is JobState.PENDING
+        if new is not None and (
+            new.deadline_ms or new.starving_ms or new.eligible_ms or new.session_ms or new.retry_ms or new.cause_ms
+        ):
+            self._timed.add(uid)
+        elif uid in self._timed:
+            self._timed.remove(uid)
+        else:
+            return  # it states no time by which something is due: few do
+        waits = new is not None and new.state is JOB_PENDING
         at = self.deadlines.set
         at("eligible", uid, 0 if new is None else new.eligible_ms)
         at("session", uid, 0 if new is None else new.session_ms)
         at("job", uid, 0 if new is None else self._end_of_wait_ms(new))
-        holds = new is not None and new.state in (JobState.STARTING, JobState.RUNNING)
+        holds = new is not None and new.state in (JOB_STARTING, JOB_RUNNING)
         at("cause", uid, new.cause_ms if new is not None and holds else 0)
         at("starving", uid, new.starving_ms if new is not None and waits and not new.starving else 0)
         at("retry", uid, new.retry_ms if new is not None and waits and not new.nominated else 0)
@@ -376,7 +407,7 @@ class State:
     def _end_of_wait_ms(self, job: JobRecord) -> int:
         """When a job has waited long enough for nodes or for the replacement of a worker, or when one that ended may
         be forgotten: not while a worker of it is on record that nobody proved gone."""
-        if job.state in (JobState.PENDING, JobState.RUNNING):
+        if job.state in (JOB_PENDING, JOB_RUNNING):
             return job.deadline_ms
         return job.deadline_ms if job.state in ENDED and job.uid not in self.jobs_holding else 0
 
@@ -385,7 +416,7 @@ class State:
         self.group_index.update(old, new)
         if old is not None and _frees(old, new):
             self.room_version += 1
-        if new is not None and (new.destroy or new.state is GroupState.REMOVING):
+        if new is not None and (new.destroy or new.state is GROUP_REMOVING):
             self.leaving_version += 1
         group_id = (new or cast("GroupRecord", old)).group_id
         at_ms = 0 if new is None else new.deadline_ms
@@ -395,14 +426,9 @@ class State:
             self.deadlines.set("idle", group_id, 0 if new is None else self._idle_end_ms(new))
 
     def _idle_end_ms(self, group: GroupRecord) -> int:
-        if not group.idle_since_ms or group.group_kind is not GroupKind.DYNAMIC or group.nominee or group.destroy:
+        if not group.idle_since_ms or group.group_kind is not KIND_DYNAMIC or group.nominee or group.destroy:
             return 0
         return group.idle_since_ms + _idle_ttl_ms(self.pools.get(group.pool))
-
-
-def _states_time(job: JobRecord) -> bool:
-    """Whether a job states any time by which something is due: few do."""
-    return bool(job.eligible_ms or job.deadline_ms or job.session_ms or job.starving_ms or job.retry_ms or job.cause_ms)
 
 
 def _idle_ttl_ms(pool: PoolRecord | None) -> int:
@@ -412,6 +438,6 @@ def _idle_ttl_ms(pool: PoolRecord | None) -> int:
 
 def _frees(old: GroupRecord, new: GroupRecord | None) -> bool:
     """Whether a change of a group can let a waiting job start."""
-    if new is None or (new.state is not old.state and new.state in (GroupState.REMOVING, GroupState.BACKOFF)):
+    if new is None or (new.state is not old.state and new.state in (GROUP_REMOVING, GROUP_BACKOFF)):
         return True
     return (old.job != "" and new.job == "") or (old.nominee != "" and new.nominee == "")

@@ -30,8 +30,10 @@ from callboard.scheduler.records.refusals import ImpossibleTransition
 from callboard.scheduler.records.states import (
     GROUP_MOVES,
     JOB_MOVES,
+    JOB_PENDING,
     NODE_MOVES,
     WORKER_MOVES,
+    GroupKind,
     GroupState,
     JobState,
     NodeState,
@@ -47,7 +49,10 @@ RETRY_MS = 1_000
 
 _JOB_EVENTS = {state: (f"job.{state.value.lower()}", state.value) for state in JobState}
 _WORKER_EVENTS = {state: (f"worker.{state.value.lower()}", state.value) for state in WorkerState}
+_GROUP_EVENTS = {state: (f"group.{state.value.lower()}", state.value) for state in GroupState}
 """Type of the event of entering a state, and the state's name in it."""
+
+_GROUP_KINDS = {kind: kind.value for kind in GroupKind}
 
 
 class Transaction:
@@ -186,12 +191,12 @@ class Transaction:
 
     def add_job(self, uid: str, name: str, reason: str, **fields: Any) -> JobRecord:
         """Adds a job, PENDING, and begins its story."""
-        kind, state = _JOB_EVENTS[JobState.PENDING]
+        kind, state = _JOB_EVENTS[JOB_PENDING]
         revision = self._note(kind, f"jobs/{name}", state, reason, (("from", state), ("uid", uid)))
         new = JobRecord(
             uid=uid,
             name=name,
-            state=JobState.PENDING,
+            state=JOB_PENDING,
             reason=reason,
             submit_ms=self.now_ms,
             story=(StoryLine(revision, self.now_ms, state, reason, self.cause),),
@@ -234,16 +239,16 @@ class Transaction:
         group = self.state.groups[group_id]
         if not allowed(GROUP_MOVES, group.state, state):
             raise _impossible(f"placementGroups/{group_id}", group.state, state, group.reason)
-        revision = self.event(
-            f"group.{state.value.lower()}",
-            f"placementGroups/{group_id}",
-            state.value,
-            reason,
-            {"pool": group.pool, "kind": group.group_kind.value},
-        )
+        revision = self.note_group(group_id, state, reason, group.pool, group.group_kind)
         new = evolve(group, state=state, reason=reason, revision=revision, **fields)
         self.put(new)
         return new
+
+    def note_group(self, group_id: str, state: GroupState, reason: str, pool: str, kind: GroupKind) -> int:
+        """Adds the entry of the log that a placement group enters a state."""
+        what, name = _GROUP_EVENTS[state]
+        facts = (("kind", _GROUP_KINDS[kind]), ("pool", pool))
+        return self._note(what, f"placementGroups/{group_id}", name, reason, facts)
 
     def change_group(self, group_id: str, **fields: Any) -> GroupRecord:
         """Changes fields of a placement group, not its state."""
