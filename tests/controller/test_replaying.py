@@ -19,10 +19,10 @@ from callboard.controller.journal.replaying import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StateDir
 from callboard.controller.journal.store import FORMAT, Store
 from callboard.model.specs import ComponentSpec
-from callboard.scheduler import Outcome, State, check_invariants
+from callboard.scheduler import Outcome, Refusal, State, check_invariants
 from callboard.scheduler.records.events import Event, JobSubmitted
 from callboard.v1 import job_pb2
-from tests.controller.support import api_at, job, options_for, pool, running
+from tests.controller.support import api_at, job, options_for, pool, refusal_of, running
 from tests.scheduler.histories import History, TwinWorld
 from tests.scheduler.twin import Twin
 from tests.scheduler.world import World, job_spec
@@ -47,7 +47,11 @@ class Recorded:
 
         class Kept(Twin):
             def handle(self, event: Event) -> Outcome:
-                outcome = super().handle(event)
+                try:
+                    outcome = super().handle(event)
+                except Refusal as refusal:
+                    recorded.keep(event, refusal, self.next_wake_ms())
+                    raise
                 recorded.keep(event, outcome, self.next_wake_ms())
                 return outcome
 
@@ -58,11 +62,15 @@ class Recorded:
         world.make_scheduler = self.scheduler()
         world.scheduler = world.make_scheduler(world.state)
 
-    def keep(self, event: Event, outcome: Outcome, wake_ms: int | None) -> None:
-        decision = Decision(event=event, changes=len(outcome.changes), wake_ms=wake_ms, ended_jobs=1_000)
-        decisions = [decision] if outcome.changes else []
-        self.count += len(decisions)
-        self.store.commit(outcome.changes, outcome.events, decisions)
+    def keep(self, event: Event, outcome: Outcome | Refusal, wake_ms: int | None) -> None:
+        changes, events = (outcome.changes, outcome.events) if isinstance(outcome, Outcome) else ((), ())
+        decision = Decision(event=event, changes=len(changes), wake_ms=wake_ms, ended_jobs=1_000, outcome=outcome)
+        self.count += bool(changes)
+        self.store.commit(changes, events, [decision])
+
+    def decided(self, steps: list[Step]) -> list[Step]:
+        """Those that changed something, as often as it was decided."""
+        return [step for step in steps if step.changes]
 
     def close(self) -> None:
         self.store.close()
@@ -93,7 +101,8 @@ def test_a_history_is_decided_again_alike_across_snapshots_and_restarts(tmp_path
             recorded.store.snapshot(list(history.world.state.records()))
     steps = recorded.steps()
     assert differing(steps) == []
-    assert len(steps) == recorded.count > 100
+    assert len(recorded.decided(steps)) == recorded.count > 100
+    assert any(isinstance(step.outcome, Refusal) for step in steps)
     assert steps[-1].revision == history.world.state.meta.revision
     recorded.close()
 
@@ -119,7 +128,7 @@ def test_only_the_newest_decisions_are_kept_and_can_still_be_rerun(
     assert min(kept[4:]) >= 60
     steps = recorded.steps()
     assert differing(steps) == []
-    assert 5 < len(steps) < recorded.count
+    assert 5 < len(recorded.decided(steps)) < recorded.count
     recorded.close()
     reopened = Recorded(tmp_path / "s")
     state = State()
@@ -153,7 +162,8 @@ def test_a_decision_is_explained_as_it_was(tmp_path: Path) -> None:
     assert "all as they were" in shown.stdout
     whole = CliRunner().invoke(app, ["replay", str(tmp_path / "s"), "-o", "json"])
     report = json.loads(whole.stdout)
-    assert (report["decisions"], report["differing"]) == (recorded.count, 0)
+    assert (report["decisions"], report["differing"]) == (len(report["steps"]), 0)
+    assert sum(step["changes"] > 0 for step in report["steps"]) == recorded.count
     until = CliRunner().invoke(app, ["replay", str(tmp_path / "s"), "--until", str(revision), "-o", "json"])
     assert max(step["revision"] for step in json.loads(until.stdout)["steps"]) == revision
 
@@ -175,6 +185,101 @@ def test_a_decision_that_differs_is_named_and_leads_to_no_other(tmp_path: Path) 
     assert shown.exit_code == 1
     assert "DIFFERS: change" in shown.stdout
     assert "1 of them differ" in shown.stdout
+
+
+def test_what_was_refused_is_decided_again_and_shown_with_its_reason(tmp_path: Path) -> None:
+    recorded, world = waiting(tmp_path)
+    with pytest.raises(Refusal):
+        world.submit("first", priority=5)
+    with pytest.raises(Refusal):
+        world.submit("huge", workers=9)
+    recorded.close()
+    steps = list(rerun(tmp_path / "s" / JOURNAL_NAME))
+    assert differing(steps) == []
+    assert [step.outcome.code.value for step in steps if isinstance(step.outcome, Refusal)] == [
+        "ALREADY_EXISTS",
+        "UNSCHEDULABLE",
+    ]
+    shown = CliRunner().invoke(app, ["replay", str(tmp_path / "s")])
+    assert "refused: " in shown.stdout
+    assert "job first exists and is RUNNING; cancel it or choose another name" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new", "said"),
+    [
+        ("decision", '"commands": 1', '"commands": 2', "it leads to 1 commands, not to 2"),
+        ("decision", '"digest": "', '"digest": "0', "its commands or its result are others"),
+        ("decision", '"refused": false', '"refused": true', "it is not refused"),
+        ("fruitless", '"refused": true', '"refused": false', "it is refused: "),
+        ("fruitless", '"digest": "', '"digest": "0', "it is refused for another reason"),
+    ],
+)
+def test_a_rerun_that_tells_others_something_else_differs(
+    tmp_path: Path, table: str, old: str, new: str, said: str
+) -> None:
+    recorded, world = waiting(tmp_path)
+    with pytest.raises(Refusal):
+        world.submit("first", priority=5)
+    recorded.close()
+    with closing(sqlite3.connect(tmp_path / "s" / JOURNAL_NAME)) as database:
+        key = "sequence" if table == "decision" else "number"
+        number, body = database.execute(
+            f"SELECT {key}, body FROM {table} WHERE instr(body, ?) ORDER BY {key} LIMIT 1",
+            (old,),
+        ).fetchone()
+        database.execute(f"UPDATE {table} SET body = ? WHERE {key} = ?", (body.replace(old, new), number))
+        database.commit()
+    (found,) = differing(list(rerun(tmp_path / "s" / JOURNAL_NAME)))
+    assert found[0].startswith(said)
+
+
+def test_a_journal_that_says_nothing_of_commands_and_refusals_is_read(tmp_path: Path) -> None:
+    recorded, world = waiting(tmp_path)
+    with pytest.raises(Refusal):
+        world.submit("first", priority=5)
+    recorded.close()
+    with closing(sqlite3.connect(tmp_path / "s" / JOURNAL_NAME)) as database:
+        for number, body in database.execute("SELECT sequence, body FROM decision").fetchall():
+            plain = json.loads(body)
+            del plain["told"]
+            database.execute("UPDATE decision SET body = ? WHERE sequence = ?", (json.dumps(plain), number))
+        database.execute("DROP TABLE fruitless")
+        database.commit()
+    steps = list(rerun(tmp_path / "s" / JOURNAL_NAME))
+    assert differing(steps) == []
+    assert len(steps) == recorded.count
+    again = Recorded(tmp_path / "s")
+    assert again.store.load()
+    again.close()
+
+
+def test_a_request_that_differs_in_a_secret_only_is_not_compared(tmp_path: Path) -> None:
+    recorded, world = Recorded(tmp_path / "s"), World()
+    recorded.of(world)
+    world.join("n1", 2)
+    world.pool()
+    for value in (SECRET, "other"):
+        part = ComponentSpec(name="main", actor="a:B", secret_env=(("x", value),))
+        spec = job_spec("a", components=[part])
+        event = JobSubmitted(now_ms=world.now_ms, uid=f"u-{value}", spec=spec, request_id="r")
+        if value == SECRET:
+            world.send(event)
+        else:
+            with pytest.raises(Refusal, match="was used for another request"):
+                world.send(event)
+    assert differing(recorded.steps()) == []
+    recorded.close()
+
+
+def test_decisions_that_changed_nothing_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "FRUITLESS", 5)
+    recorded, world = waiting(tmp_path)
+    for _ in range(12):
+        with pytest.raises(Refusal):
+            world.submit("first", priority=5)
+    assert sum(not step.changes for step in recorded.steps()) == 5
+    recorded.close()
 
 
 def test_a_directory_without_a_journal_is_bad_input(tmp_path: Path) -> None:
@@ -227,7 +332,7 @@ def test_a_journal_of_the_landed_version_is_read_and_goes_on(tmp_path: Path) -> 
         world.join(node_id, {"cpu": 4, "memory": "8GiB", "gpu": 2})
     steps = recorded.steps()
     assert differing(steps) == []
-    assert len(steps) == 1 + recorded.count > 3
+    assert len(recorded.decided(steps)) == 1 + recorded.count > 3
     recorded.store.snapshot(list(world.state.records()))
     assert differing(recorded.steps()) == []
     recorded.close()
@@ -237,12 +342,14 @@ def test_a_journal_of_the_landed_version_is_read_and_goes_on(tmp_path: Path) -> 
 
 async def test_what_a_real_controller_decided_is_decided_again_alike(tmp_path: Path) -> None:
     options = options_for(tmp_path)
+    refused = []
     for _ in range(2):
         async with running(options) as controller, api_at(controller.address) as api:
             await api.pools.CreatePool(pool())
             async with FakeAgent(controller.address):
                 await api.submit(job(f"a{controller.driver.state.meta.term}", gpu=1000))
                 await api.until_job(f"a{controller.driver.state.meta.term}", "RUNNING")
+                refused.append((await refusal_of(api.submit(job("too-big", gpu=9_000_000)))).message)
                 name = f"jobs/a{controller.driver.state.meta.term}"
                 await api.jobs.CompleteJob(job_pb2.CompleteJobRequest(name=name))
                 # Beside the running controller.
@@ -250,4 +357,7 @@ async def test_what_a_real_controller_decided_is_decided_again_alike(tmp_path: P
     steps = list(rerun(options.state_dir / JOURNAL_NAME))
     assert differing(steps) == []
     decided = {type(step.decision.event).__name__ for step in steps if step.decision is not None}
+    # Each was journaled with the change that came next.
+    refusals = [step.outcome for step in steps if isinstance(step.outcome, Refusal)]
+    assert [each.message for each in refusals] == refused
     assert {"ControllerStarted", "NodeJoined", "JobSubmitted", "WorkerStarted", "JobCompleted"} <= decided

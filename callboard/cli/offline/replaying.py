@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from callboard.cli.options import Output
 from callboard.cli.show import printing, screen
@@ -15,6 +18,7 @@ from callboard.cli.show.failing import BAD_INPUT, FAILED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.replaying import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
+from callboard.scheduler import Refusal
 from callboard.scheduler.account.explain import Explanation
 
 
@@ -35,8 +39,8 @@ def run(state_dir: Path, *, until: int | None, explain: int | None, output: Outp
                 if as_data:
                     shown.append(_plain(step))
                 elif not quiet or step.differences:
-                    for line in _lines(step):
-                        console.print(line, markup=False, soft_wrap=True, highlight=False)
+                    for indent, line in _lines(step):
+                        _print(console, indent, line)
         except StoreFailed as error:
             raise CommandFailed(
                 Failure("The journal can't be replayed.", f"{error.path}: {error.why}.", error.remedy, BAD_INPUT)
@@ -51,20 +55,32 @@ def run(state_dir: Path, *, until: int | None, explain: int | None, output: Outp
         raise typer.Exit(FAILED)
 
 
-def _lines(step: Step) -> Iterator[str]:
-    """One decision for a reader."""
+def _print(console: Console, indent: int, line: str) -> None:
+    """One line, which a terminal shows folded and indented as a whole; a pipe gets it as it is."""
+    if console.is_terminal:
+        console.print(Padding(Text(line), (0, 0, 0, indent)))
+    else:
+        console.print(" " * indent + line, markup=False, soft_wrap=True, highlight=False)
+
+
+def _lines(step: Step) -> Iterator[tuple[int, str]]:
+    """One decision for a reader: lines and how far each is indented."""
     if step.decision is None:
-        yield f"{step.revision}  {len(step.changes)} changes from before decisions were kept"
+        yield 0, f"{step.revision}  {len(step.changes)} changes from before decisions were kept"
         return
     event = step.decision.event
     at = datetime.fromtimestamp(event.now_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    yield f"{step.revision}  {at}  {type(event).__name__}  {event.cause}"
-    yield from (f"    {entry.subject} {entry.state}: {entry.reason}" for entry in step.events)
+    yield 0, f"{step.revision}  {at}  {type(event).__name__}  {event.cause}".rstrip()
+    yield from ((4, f"{entry.subject} {entry.state}: {entry.reason}") for entry in step.events)
+    if isinstance(step.outcome, Refusal) and not step.changes:
+        yield 4, f"refused: {step.outcome}"
     for name, account in step.considered:
-        yield f"  {name}: {account.verdict}, {account.summary}"
-        yield from (f"    {reason.message}" for reason in account.reasons)
-        yield from (f"    would help: {change}" for change in account.unblock)
-    yield from (f"  DIFFERS: {difference}" for difference in step.differences)
+        yield 2, f"{name}: {account.verdict}, {account.summary}"
+        victims = {f"jobs/{victim.victim_name}" for victim in account.victims}
+        yield from ((4, f"{each.victim_name} yields by rule {each.rule}: {each.reason}") for each in account.victims)
+        yield from ((4, reason.message) for reason in account.reasons if reason.subject not in victims)
+        yield from ((4, f"would help: {change}") for change in account.unblock)
+    yield from ((2, f"DIFFERS: {difference}") for difference in step.differences)
 
 
 def _plain(step: Step) -> dict[str, Any]:
@@ -76,6 +92,7 @@ def _plain(step: Step) -> dict[str, Any]:
         "cause": event.cause if event is not None else "",
         "at_ms": event.now_ms if event is not None else 0,
         "changes": len(step.changes),
+        "refused": str(step.outcome) if isinstance(step.outcome, Refusal) else "",
         "log": [{"subject": each.subject, "state": each.state, "reason": each.reason} for each in step.events],
         "considered": {name: _account(account) for name, account in step.considered},
         "differences": list(step.differences),
@@ -87,5 +104,9 @@ def _account(account: Explanation) -> dict[str, Any]:
         "verdict": account.verdict,
         "summary": account.summary,
         "reasons": [reason.message for reason in account.reasons],
+        "victims": [
+            {"job": victim.victim_name, "rule": victim.rule.value, "reason": victim.reason}
+            for victim in account.victims
+        ],
         "unblock": list(account.unblock),
     }

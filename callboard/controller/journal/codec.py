@@ -10,16 +10,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from callboard.scheduler.machine import HANDLERS
+from callboard.model.specs import ComponentSpec
+from callboard.scheduler.machine import HANDLERS, Outcome
 from callboard.scheduler.records.events import Event
-from callboard.scheduler.records.job_records import RECORD_TYPES, Change, Drop, EventRecord, Key, Put, Record
+from callboard.scheduler.records.job_records import (
+    RECORD_TYPES,
+    Change,
+    CheckpointRecord,
+    Drop,
+    EventRecord,
+    Key,
+    Put,
+    Record,
+    WorkerRecord,
+)
+from callboard.scheduler.records.refusals import Refusal
 
 VERSION = 1
 """Version that is written."""
@@ -123,6 +136,46 @@ def decode_event(text: str) -> EventRecord:
     return event
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What agents and the sender of an event were told, as far as a rerun can be compared with it: counts and digests,
+    so that it takes the same room for one worker and for a thousand.
+
+    Attributes:
+        commands: how many commands the event led to.
+        digest: of the commands and the result, or of the refusal.
+        refused: whether the event was refused.
+    """
+
+    commands: int
+    digest: str
+    refused: bool = False
+
+    @classmethod
+    def of(cls, outcome: Outcome | Refusal) -> Told:
+        """What came of an event."""
+        if isinstance(outcome, Refusal):
+            return cls(0, _digest(outcome), refused=True)
+        # Not in it: what is in the records, and the spec, whose secret values a journal doesn't have.
+        plain = [
+            (type(command).__name__, *[_plain(getattr(command, field.name)) for field in fields(command)])
+            for command in outcome.commands
+        ]
+        return cls(len(plain), _digest((plain, outcome.result)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, WorkerRecord):
+        return value.generation
+    if isinstance(value, CheckpointRecord):
+        return (value.key, value.at_ms)
+    return "" if isinstance(value, ComponentSpec) else value
+
+
+def _digest(value: object) -> str:
+    return sha256(repr(value).encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One event that was decided, and what a rerun must come to.
@@ -132,12 +185,16 @@ class Decision:
         changes: how many changes it led to; they lie beside each other in the log.
         wake_ms: when the scheduler wanted to look at the time again, after it; None: never.
         ended_jobs: most ended jobs that were kept.
+        outcome: what came of it, unless this was read from a journal.
+        told: the same as it is in a journal; None: of an earlier version, or not to be compared.
     """
 
     event: Event
     changes: int
     wake_ms: int | None
     ended_jobs: int
+    outcome: Outcome | Refusal | None = None
+    told: Told | None = None
 
 
 _EVENT_TYPES: Mapping[str, type[Event]] = MappingProxyType({kind.__name__: kind for kind in HANDLERS})
@@ -155,7 +212,10 @@ def encode_decision(decision: Decision) -> str:
     body = _event_adapter(kind).dump_json(decision.event).decode()
     wake = "null" if decision.wake_ms is None else decision.wake_ms
     head = f'"v":{VERSION},"kind":"{kind}","changes":{decision.changes},"wake_ms":{wake}'
-    return f'{{{head},"ended_jobs":{decision.ended_jobs},"event":{body}}}'
+    # Here and not when it was decided: this runs beside the loop that decides.
+    told = decision.told or (None if decision.outcome is None else Told.of(decision.outcome))
+    said = "" if told is None else f'"told":{json.dumps(asdict(told))},'
+    return f'{{{head},"ended_jobs":{decision.ended_jobs},{said}"event":{body}}}'
 
 
 def decode_decision(text: str) -> Decision:
@@ -169,7 +229,14 @@ def decode_decision(text: str) -> Decision:
         if plain["v"] > VERSION:
             raise UnreadableChange(f"a decision has version {plain['v']}: it was written by a newer callboard")
         event: Event = _event_adapter(plain["kind"]).validate_json(json.dumps(plain["event"]))
-        return Decision(event=event, changes=plain["changes"], wake_ms=plain["wake_ms"], ended_jobs=plain["ended_jobs"])
+        told = Told(**plain["told"]) if plain.get("told") else None
+        return Decision(
+            event=event,
+            changes=plain["changes"],
+            wake_ms=plain["wake_ms"],
+            ended_jobs=plain["ended_jobs"],
+            told=told,
+        )
     except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
         raise UnreadableChange(f"a decision can't be read ({error}): {text[:120]}") from error
 

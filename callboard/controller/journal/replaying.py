@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from callboard.controller.journal.codec import Decision
+from callboard.controller.journal.codec import Decision, Told
 from callboard.controller.journal.store import History, read_history
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.account.explain import Explanation
@@ -24,6 +24,7 @@ class Step:
     Attributes:
         revision: of the state after it.
         decision: what is written of it; None: of changes that are older than the journal of events.
+        outcome: what the rerun came to: an outcome, a refusal, or a defect; None without a decision.
         changes: what it led to, as it is written.
         events: its entries of the event log.
         considered: with the name of each job that waited, the account of it when this was decided, best-ranked first;
@@ -33,6 +34,7 @@ class Step:
 
     revision: int
     decision: Decision | None
+    outcome: Outcome | Exception | None
     changes: tuple[Change, ...]
     events: tuple[EventRecord, ...]
     considered: tuple[tuple[str, Explanation], ...]
@@ -45,7 +47,7 @@ def rerun(path: Path, *, until: int | None = None, explain: int | None = None) -
     Args:
         path: the journal.
         until: last revision to rerun; None: all.
-        explain: revision of which what was considered is told.
+        explain: revision whose decision is explained.
 
     Raises:
         StoreFailed: the journal can't be read.
@@ -56,7 +58,12 @@ def rerun(path: Path, *, until: int | None = None, explain: int | None = None) -
         state.apply(change)
     numbers = sorted(history.changes)
     at = 0
-    while at < len(numbers) and (until is None or state.meta.revision < until):
+    while until is None or state.meta.revision < until:
+        next_number = numbers[at] if at < len(numbers) else numbers[-1] + 1 if numbers else 1
+        for fruitless in history.fruitless.get(next_number, ()):
+            yield _step(state, fruitless, (), history, None)
+        if at >= len(numbers):
+            break
         decision = history.decisions.get(numbers[at])
         count = _undecided(history, numbers, at) if decision is None else decision.changes
         changes = tuple(history.changes[number] for number in numbers[at : at + count])
@@ -82,26 +89,34 @@ def _step(
     events = tuple(history.events[r] for r in range(before + 1, after + 1) if r in history.events)
     considered: tuple[tuple[str, Explanation], ...] = ()
     differences: list[str] = []
+    outcome: Outcome | Exception | None = None
     if decision is not None:
         scheduler = Scheduler(state, decision.ended_jobs)
         try:
             if explain is not None and before < explain <= after:
                 considered = tuple(scheduler.considered(decision.event))
             outcome = scheduler.rehearse(decision.event)
-        except Refusal as refusal:
-            differences.append(f"it is refused: {refusal}")
         except Exception as error:  # noqa: BLE001 - a defect that shows in the rerun is what is looked for
-            differences.append(f"it raises {error!r}")
-        else:
-            differences += _differences(outcome, changes, events)
+            outcome = error
+        differences += _differences(decision, outcome, changes, events)
     for change in changes:
         state.apply(change)
     if decision is not None and not differences and state.deadlines.next_ms() != decision.wake_ms:
-        differences.append(f"time is looked at again at {state.deadlines.next_ms()}, not at {decision.wake_ms}")
-    return Step(after, decision, changes, events, considered, tuple(differences))
+        differences.append(f"it next looks at the time at {state.deadlines.next_ms()}, not at {decision.wake_ms}")
+    return Step(after, decision, outcome, changes, events, considered, tuple(differences))
 
 
-def _differences(outcome: Outcome, changes: tuple[Change, ...], events: tuple[EventRecord, ...]) -> list[str]:
+def _differences(
+    decision: Decision, outcome: Outcome | Exception, changes: tuple[Change, ...], events: tuple[EventRecord, ...]
+) -> list[str]:
+    told = decision.told
+    if isinstance(outcome, Refusal):
+        mine = Told.of(outcome)
+        if changes or (told is not None and not told.refused):
+            return [f"it is refused: {outcome}"]
+        return ["it is refused for another reason"] if told is not None and mine != told else []
+    if not isinstance(outcome, Outcome):
+        return [f"it raises {outcome!r}"]
     found = []
     if len(outcome.changes) != len(changes):
         found.append(f"it leads to {len(outcome.changes)} changes, not to {len(changes)}")
@@ -110,4 +125,12 @@ def _differences(outcome: Outcome, changes: tuple[Change, ...], events: tuple[Ev
     kept = {event.revision: event for event in events}
     said = [event for event in outcome.events if kept.get(event.revision, event) != event]
     found += [f"its log says {event}, not {kept[event.revision]}" for event in said[:1]]
+    if told is not None:
+        mine = Told.of(outcome)
+        if told.refused:
+            found.append("it is not refused")
+        elif mine.commands != told.commands:
+            found.append(f"it leads to {mine.commands} commands, not to {told.commands}")
+        elif mine != told:
+            found.append("its commands or its result are others")
     return found

@@ -45,7 +45,13 @@ CREATE TABLE IF NOT EXISTS mark (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS event (revision INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS past (position INTEGER PRIMARY KEY, line TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS decision (sequence INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS fruitless (number INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, body TEXT NOT NULL);
 """
+"""``fruitless``: decisions that changed nothing (refusals, mostly), by the change that came next. An earlier version
+of format 2 has no such table, and leaves it alone."""
+
+FRUITLESS = 1_000
+"""Most decisions kept that changed nothing."""
 
 REPLAYABLE = 10_000
 """Fewest changes that are kept with the events they are due to, once there were as many; at most there are three times
@@ -155,10 +161,16 @@ class Store:
             bodies = [(event.revision, encode_event(event)) for event in events]
             first = self._sequence + 1
             places = accumulate((decision.changes for decision in decisions), initial=first)
-            decided = [(place, encode_decision(_without_values(each))) for place, each in zip(places, decisions)]  # noqa: B905 - one place more
+            placed = list(zip(places, map(_without_values, decisions)))  # noqa: B905 - one place more
+            decided = [(place, encode_decision(each)) for place, each in placed if each.changes]
+            fruitless = [(place, encode_decision(each)) for place, each in placed if not each.changes and each.outcome]
             with self._transaction():
                 self._database.executemany("INSERT INTO log VALUES (?, ?)", enumerate(lines, first))
                 self._database.executemany("INSERT INTO decision VALUES (?, ?)", decided)
+                if fruitless:
+                    self._database.executemany("INSERT INTO fruitless (sequence, body) VALUES (?, ?)", fruitless)
+                    newest = "(SELECT max(number) FROM fruitless)"
+                    self._database.execute(f"DELETE FROM fruitless WHERE number <= {newest} - ?", (FRUITLESS,))  # noqa: S608 - no input
                 self._database.executemany("INSERT INTO event VALUES (?, ?)", bodies)
                 if events:
                     oldest = events[-1].revision - self._events_kept
@@ -206,6 +218,7 @@ class Store:
         self._database.executemany("INSERT INTO past VALUES (?, ?)", lines)
         self._database.execute("DELETE FROM log WHERE sequence <= ?", (end,))
         self._database.execute("DELETE FROM decision WHERE sequence <= ?", (end,))
+        self._database.execute("DELETE FROM fruitless WHERE sequence <= ?", (end,))
         self._database.execute("INSERT OR REPLACE INTO mark VALUES ('past', ?)", (end,))
 
     def kept(self) -> Kept:
@@ -269,12 +282,15 @@ class Store:
 
 
 def _without_values(decision: Decision) -> Decision:
-    """A decision without the values of secret variables: nothing is decided by them."""
+    """A decision without the values of secret variables. Nothing is decided by them, but whether a request is the one
+    that was made before: a submission that has some and changed nothing is not compared."""
     event = decision.event
     if not isinstance(event, JobSubmitted):
         return decision
     spec = without_values(SpecRecord(uid=event.uid, spec=event.spec)).spec
-    return replace(decision, event=replace(event, spec=spec))
+    comparable = decision.changes or spec == event.spec
+    outcome = decision.outcome if comparable else None
+    return replace(decision, event=replace(event, spec=spec), outcome=outcome)
 
 
 def _masked(record: Record) -> Record:
@@ -311,12 +327,14 @@ class History:
         base: what makes the state at its beginning.
         changes: every change since, by its number in the log, in order.
         decisions: the events that led to them, each by the number of its first change.
+        fruitless: the events that changed nothing, by the number of the change that came next.
         events: the entries of the event log that are kept, by revision.
     """
 
     base: tuple[Change, ...]
     changes: Mapping[int, Change]
     decisions: Mapping[int, Decision]
+    fruitless: Mapping[int, Sequence[Decision]]
     events: Mapping[int, EventRecord]
 
 
@@ -342,6 +360,10 @@ def read_history(path: Path) -> History:
                 "SELECT sequence, line FROM log WHERE sequence > ? ORDER BY sequence", (row[0] if row else 0,)
             ).fetchall()
             decided = [] if found == 1 else database.execute("SELECT sequence, body FROM decision").fetchall()
+            fruitless: dict[int, list[Decision]] = {}
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'fruitless'").fetchone():
+                for sequence, body in database.execute("SELECT sequence, body FROM fruitless ORDER BY number"):
+                    fruitless.setdefault(sequence, []).append(decode_decision(body))
             events = [decode_event(body) for (body,) in database.execute("SELECT body FROM event")]
         finally:
             database.close()
@@ -349,6 +371,7 @@ def read_history(path: Path) -> History:
             tuple(map(decode_change, base)),
             {sequence: decode_change(line) for sequence, line in log},
             {sequence: decode_decision(body) for sequence, body in decided},
+            fruitless,
             {event.revision: event for event in events},
         )
     except (sqlite3.Error, OSError, UnreadableChange) as error:

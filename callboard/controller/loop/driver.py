@@ -47,7 +47,10 @@ RETRY_LONGEST_S = 10.0
 
 log = structlog.get_logger(__name__)
 
-Decided = list[tuple[Ask[Any] | None, Outcome, Decision]]
+MOST_FRUITLESS = 32
+"""Most decisions that changed nothing and wait to be journaled with the next change."""
+
+Decided = list[tuple[Ask[Any] | None, Outcome]]
 """What a batch decided, in order; no ask for the passing of time."""
 
 
@@ -106,6 +109,8 @@ class Driver:
         self._inbox = Inbox(inbox, self.now_ms, new_cause)
         self._inbox.closed = _stopping("starting")
         self._listeners: list[Listener] = []
+        self._to_journal: list[Decision] = []
+        """What was decided since the last commit, in order."""
         self._scheduler = Scheduler()
         self._clock = new_clock(0)
         self._timer: asyncio.TimerHandle | None = None
@@ -206,9 +211,10 @@ class Driver:
         self._clock = self._new_clock(state.meta.now_ms)
         decided: Decided = []
         cause, grace_ms = self._new_cause("start"), self._reconcile_grace_ms
+        self._to_journal.clear()
         self._handle(None, ControllerStarted(now_ms=self.now_ms(), cause=cause, grace_ms=grace_ms), decided)
         await self._write(decided)
-        ((_, outcome, _),) = decided
+        ((_, outcome),) = decided
         if not self._stop.is_set():
             self._inbox.closed = None
         for listener in self._listeners:
@@ -302,25 +308,40 @@ class Driver:
             ask.fail(InternalError(f"the controller met a defect, nothing changed (cause {ask.cause})"))
 
     def _handle(self, ask: Ask[Any] | None, event: Event, decided: Decided) -> None:
-        outcome = self._scheduler.handle(event)
-        wake_ms, changes = self._scheduler.next_wake_ms(), len(outcome.changes)
-        decision = Decision(event=event, changes=changes, wake_ms=wake_ms, ended_jobs=self._ended_jobs)
-        decided.append((ask, outcome, decision))
+        try:
+            outcome = self._scheduler.handle(event)
+        except Refusal as refusal:
+            self._note(event, refusal, 0)
+            raise
+        if outcome.changes or outcome.commands:
+            self._note(event, outcome, len(outcome.changes))
+        decided.append((ask, outcome))
+
+    def _note(self, event: Event, outcome: Outcome | Refusal, changes: int) -> None:
+        """Keeps what was decided for the next commit. What changed nothing is worth none of its own, and not kept
+        without end until there is one."""
+        if not changes:
+            fruitless = [place for place, each in enumerate(self._to_journal) if not each.changes]
+            if len(fruitless) >= MOST_FRUITLESS:
+                del self._to_journal[fruitless[0]]
+        wake_ms = self._scheduler.next_wake_ms()
+        self._to_journal.append(
+            Decision(event=event, changes=changes, wake_ms=wake_ms, ended_jobs=self._ended_jobs, outcome=outcome)
+        )
 
     async def _write(self, decided: Decided) -> None:
-        await self._commits.write(
-            [change for _, outcome, _ in decided for change in outcome.changes],
-            [event for _, outcome, _ in decided for event in outcome.events],
-            # What changed nothing need not be decided again to come to where the others led.
-            [decision for _, _, decision in decided if decision.changes],
-        )
+        changes = [change for _, outcome in decided for change in outcome.changes]
+        events = [event for _, outcome in decided for event in outcome.events]
+        if changes or events:
+            decisions, self._to_journal = self._to_journal, []
+            await self._commits.write(changes, events, decisions)
 
     async def _commit(self, decided: Decided) -> None:
         began = time.perf_counter()
         try:
             await self._write(decided)
         except StoreFailed as failure:
-            for ask, _, _ in decided:
+            for ask, _ in decided:
                 if ask is not None:
                     ask.fail(store_failed(failure))
             raise
@@ -329,11 +350,11 @@ class Driver:
 
     def _publish(self, decided: Decided) -> None:
         for listener in self._listeners:
-            for _, outcome, _ in decided:
+            for _, outcome in decided:
                 listener.publish(outcome.events)
                 listener.deliver(outcome.commands)
         # After the commands: an agent that joined in this batch gets all it owes in one go, and nothing twice.
-        for ask, outcome, _ in decided:
+        for ask, outcome in decided:
             if ask is not None:
                 _answer(ask, outcome)
 
