@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.model.frozen import quick
-from callboard.model.specs import JobSpec
 from callboard.scheduler.account import explain as explaining
 from callboard.scheduler.handlers import (
     elastic,
@@ -174,10 +173,6 @@ class Scheduler:
         """Why a job is where it is."""
         return explaining.explain(self.state, uid, max(now_ms, self.state.meta.now_ms))
 
-    def explain_spec(self, spec: JobSpec, now_ms: int) -> explaining.Explanation:
-        """What would become of a job that was not submitted."""
-        return explaining.explain_spec(self.state, spec, max(now_ms, self.state.meta.now_ms))
-
     def _trim_history(self, tx: Transaction) -> None:
         if not tx.changes:
             return
@@ -256,7 +251,7 @@ def _job_due(tx: Transaction, uid: str) -> None:
             tx.change_job(uid, deadline_ms=0)
         else:
             short = waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
-            why = short or explaining.explain_spec(tx.state, spec, tx.now_ms).summary
+            why = short or explaining.unschedulable(tx.state, spec).summary
             ending.end(tx, uid, JOB_FAILED, f"timed out waiting for nodes: {why}")
 
 

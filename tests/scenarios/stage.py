@@ -227,9 +227,9 @@ class Stage(World):
         """explain NAME"""
         self.told += account(self.explain(command.words[0]))
 
-    def what_if(self, command: Command) -> None:
+    def ask_what_if(self, command: Command) -> None:
         """what-if NAME …: the account of a job that is not submitted."""
-        self.told += account(self.scheduler.explain_spec(_job_spec(command), self.now_ms))
+        self.told += account(self.what_if(_job_spec(command)))
 
     def jobs(self, _: Command) -> None:
         """jobs: every job that has not ended, in the order of submission."""
@@ -503,7 +503,7 @@ _VERBS: Mapping[str, Verb] = {
     "restart-controller": Stage.restart,
     "show": Stage.show,
     "explain": Stage.explain_job,
-    "what-if": Stage.what_if,
+    "what-if": Stage.ask_what_if,
     "jobs": Stage.jobs,
     "groups": Stage.groups,
     "pools": Stage.pools,

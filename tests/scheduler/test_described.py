@@ -12,7 +12,7 @@ from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy, Wo
 from callboard.scheduler.account.described import DescribedNode, JobPlan, described_state, nodes_of, plan_job
 from callboard.scheduler.account.explain import explain_spec
 from callboard.scheduler.machine import Scheduler
-from callboard.scheduler.records.events import NodeJoined, PoolCreated
+from callboard.scheduler.records.events import JobSubmitted, NodeJoined, PoolCreated
 
 
 def part(name: str, workers: int, cpus: int, gpus: float = 0, **fields: object) -> ComponentSpec:
@@ -106,7 +106,8 @@ def test_it_is_asked_of_the_state_that_a_scheduler_would_have() -> None:
     assert {name: replace(pool, made_at=0, revision=0) for name, pool in known.pools.items()} == dict(made.pools)
     told = {name: replace(node, reason="", revision=0) for name, node in known.nodes.items()}
     assert told == dict(made.nodes)
-    assert scheduler.explain_spec(job, 0) == explain_spec(made, job, 0)
+    asked = scheduler.what_if(JobSubmitted(now_ms=0, uid="", spec=job))
+    assert replace(asked, queue_position=0) == explain_spec(made, job, 0)
 
 
 class TestPlaces:

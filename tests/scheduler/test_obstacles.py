@@ -34,7 +34,7 @@ def codes(world: World, spec: JobSpec | str) -> dict[str, str]:
     if isinstance(uid_or_spec, str):
         found = world.scheduler.explain(uid_or_spec, world.now_ms)
     else:
-        found = world.scheduler.explain_spec(uid_or_spec, world.now_ms)
+        found = world.what_if(uid_or_spec)
     return {reason.code: reason.message for reason in found.reasons if reason.subject.startswith("jobs/")}
 
 
@@ -96,7 +96,7 @@ def test_ft_c3_a_held_pool_and_a_closed_node_are_the_reason() -> None:
     world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=False))
     hold(world, "p", StopPolicy.HOLD)
     assert "pool p admits nothing (stop policy HOLD)" in codes(world, spec)["POOL_HELD"]
-    found = world.scheduler.explain_spec(spec, world.now_ms)
+    found = world.what_if(spec)
     assert "set the stop_policy of pool p to none" in found.unblock
     hold(world, "p", StopPolicy.NONE)
     assert isinstance(plan(world.state, "", spec, world.now_ms, world.now_ms), Plan)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from callboard.model.specs import PoolSpec, StopPolicy
+from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, StopPolicy
 from callboard.scheduler.account.stats import pool_use
+from callboard.scheduler.plan.preemption import Claims, by_rules
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.states import JobState
 from callboard.scheduler.records.wording import time_left
-from tests.scheduler.world import World, pool_spec
+from tests.scheduler.world import World, job_spec, pool_spec
 
 
 def cohort(gpus: int, **pools: PoolSpec) -> World:
@@ -167,3 +168,21 @@ def test_a_job_that_waits_for_nodes_says_for_how_long() -> None:
     assert account.verdict == "WAIT"
     assert account.reasons[0].code == "WAITS_FOR_NODES"
     assert account.summary.startswith("j waits 40 s more for nodes")
+
+
+def test_all_jobs_of_a_class_are_told_of_the_same_lent_pool() -> None:
+    """One answer of the rules is given for a whole class, whose jobs may name their pools in any order."""
+    world = World({"n1": 4})
+    for name in ("owner", "b", "c"):
+        world.pool(pool_spec(name))
+
+    def of(*pools: str) -> JobSpec:
+        parts = [ComponentSpec(name=f"part-{at}", actor="a:B", pool=pool) for at, pool in enumerate(pools)]
+        return job_spec("v", pool="b", components=parts)
+
+    one, other, claims = of("b", "c"), of("c", "b"), Claims(reclaimable=frozenset({"b", "c"}))
+    shapes, asking = world.state.shapes, job_spec("p", pool="owner")
+    assert shapes.of(one).yield_class == shapes.of(other).yield_class
+    verdicts = [by_rules(world.state, spec, asking, claims) for spec in (one, other)]
+    assert verdicts[0] == verdicts[1]
+    assert verdicts[0].reason == "pool b uses quota borrowed from pool owner"

@@ -191,7 +191,7 @@ def test_what_would_help_is_enough(seed: int) -> None:
     for one in range(seed, seed + 20):
         operator = Operator(one)
         spec, state = operator.spec("what"), operator.world.state
-        found = operator.world.scheduler.explain_spec(spec, operator.world.now_ms)
+        found = operator.world.what_if(spec)
         if found.verdict not in BLOCKED or found.workers:
             continue
         assert found.unblock, f"seed {one}: {found}"
@@ -233,7 +233,7 @@ def test_ft_c3_a_node_that_is_closed_for_two_reasons_names_both_and_both_remedie
     places = (WorkerPlace(node_id="n1", devices=((0, MILLI),)),) if placed else ()
     component = ComponentSpec(name="c", actor="a:B", resources=Resources.parse({"gpu": 1}), places=places)
     spec = JobSpec(name="what", pool="p", components=(component,))
-    found = world.scheduler.explain_spec(spec, world.now_ms)
+    found = world.what_if(spec)
     assert [reason.code for reason in found.reasons] == ["CORDONED", "NODE_STATE"]
     assert found.unblock == ("uncordon n1", "bring n1 back")
 

@@ -193,7 +193,7 @@ class TestSelectorsOfComponents:
     def test_room_is_shared_between_them(self) -> None:
         world = self.world()
         parts = [self.part("any", 5, 4), self.part("rollout", 4, 4, ("node_group", "cpu"))]
-        account = world.scheduler.explain_spec(job_spec("j", components=parts), world.now_ms)
+        account = world.what_if(job_spec("j", components=parts))
         assert account.verdict == "UNSCHEDULABLE"
 
     def test_a_node_is_a_label_too(self) -> None:
@@ -256,7 +256,7 @@ class TestSelectorsOfComponents:
     def test_labels_that_no_node_has_are_the_reason(self) -> None:
         world = self.world()
         spec = job_spec("j", components=[self.part("a", 1, 1, ("zone", "moon"))])
-        account = world.scheduler.explain_spec(spec, world.now_ms)
+        account = world.what_if(spec)
         assert account.verdict == "UNSCHEDULABLE"
         assert any("no node has zone=moon, which a asks for" in reason.message for reason in account.reasons)
 

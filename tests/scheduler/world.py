@@ -18,6 +18,7 @@ from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
 from callboard.scheduler.records.node_record import DeviceInfo, RayInfo
+from callboard.scheduler.records.refusals import RefusalCode
 from callboard.scheduler.records.states import JobState, StopOutcome
 
 Answer = Callable[[cmd.Command], bool]
@@ -151,6 +152,15 @@ class World:
         self.now_ms += 1
         outcome = self.send(ev.JobSubmitted(now_ms=self.now_ms, uid=next(self._uids), spec=spec))
         return str(outcome.result)
+
+    def what_if(self, spec: JobSpec) -> Explanation:
+        """What would become of a job, as a user is told it: what it would be refused with is an account, too."""
+        try:
+            return self.scheduler.what_if(ev.JobSubmitted(now_ms=self.now_ms, uid="what-if", spec=spec))
+        except Refusal as refusal:
+            if refusal.code not in (RefusalCode.UNSCHEDULABLE, RefusalCode.QUOTA_EXCEEDED):
+                raise
+            return Explanation("UNSCHEDULABLE", refusal.message, refusal.reasons, refusal.unblock)
 
     def refused(self, spec: JobSpec | str, **fields: Any) -> Refusal:
         """Submits a job that must be refused and returns why; nothing may have changed."""

@@ -161,7 +161,8 @@ def _last_words(job: JobRecord) -> tuple[Reason, ...]:
 
 
 def explain_spec(state: State, spec: JobSpec, now_ms: int) -> Explanation:
-    """The account of a job that has not been submitted."""
+    """The account of a job that nobody can submit: on nodes that are described only. What would become of one on a
+    real cluster, its scheduler says by deciding its submission (``Scheduler.what_if``)."""
     return _account(state, "", spec, now_ms, now_ms)
 
 

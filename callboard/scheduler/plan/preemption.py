@@ -97,7 +97,8 @@ def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) ->
     """What the rules say of any job with the spec ``spec``, whatever became of it since it was submitted."""
     policy = policy_for(state, preemptor.pool)
     victim_pools, own_pools = pools_of(spec), pools_of(preemptor)
-    outside = [pool for pool in victim_pools if pool not in own_pools]
+    # In an order that all jobs of a class share: one answer is given for all of them, and its text names the first.
+    outside = sorted(pool for pool in victim_pools if pool not in own_pools)
     if outside and all(pool in claims.reclaimable for pool in outside):
         return Verdict(Rule.RECLAIM, f"pool {outside[0]} uses quota borrowed from pool {preemptor.pool}")
     if shielded(policy, spec, preemptor):
