@@ -28,6 +28,8 @@ from callboard.scheduler.records.states import (
 )
 from callboard.scheduler.state.transaction import Transaction
 
+_STRICT = Fencing.STRICT
+
 
 def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) -> None:
     """Gives a job its groups and workers and asks for what has to be made. All or nothing (I3)."""
@@ -258,6 +260,6 @@ def _take_group(tx: Transaction, uid: str, use: GroupUse) -> str:
 def a_copy_may_live(tx: Transaction, uid: str) -> bool:
     """Whether a strict job has a worker that nobody proved gone: it starts nothing until that is proved or its node is
     given up (R5)."""
-    return tx.state.specs[uid].spec.fencing is Fencing.STRICT and any(
+    return tx.state.specs[uid].spec.fencing is _STRICT and any(
         worker.state is WORKER_QUARANTINED for worker in tx.state.workers_of(uid)
     )
