@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from callboard.autoplace.answer.gantt import Bar, chart_lines, nice_step, seconds_text
 from callboard.autoplace.answer.picture import FONT_WIDTH, Label, Picture, draw
-from callboard.cli.show.svg import to_svg
+from callboard.cli.autoplace.outputs import to_svg
 
 GPUS, SECONDS = 64, 140.0
 NAMES = ("rollout", "reward", "reference", "old_logprob", "value", "actor", "critic", "env")

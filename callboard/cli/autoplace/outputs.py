@@ -13,14 +13,16 @@ from typing import Any
 from callboard.autoplace.answer.accepted import Answer
 from callboard.autoplace.answer.applying import with_placement
 from callboard.autoplace.answer.gantt import bars_of
-from callboard.autoplace.answer.picture import draw
+from callboard.autoplace.answer.picture import GROUND, INK, PALE, Picture, draw
 from callboard.autoplace.answer.report import nodes_of, placement_of, section_of, summary_line
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.rlinf.paths import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config
-from callboard.cli.show import screen
+from callboard.cli.show import screen, svg
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.show.svg import to_svg
+
+_MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, Liberation Mono, monospace"
+_DASHED: dict[str, str] = {"stroke": INK, "stroke_dasharray": "4 3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,27 @@ def _texts(placement: Mapping[Any, Any]) -> dict[frozenset[str], Any]:
 
 def _changed(answer: Answer, source: ConfigSource) -> str:
     return with_placement(source.text, nodes_of(answer), placement_of(answer))
+
+
+def to_svg(picture: Picture) -> str:
+    """The picture of an iteration as an SVG document."""
+    rules = [svg.line(rule.x1, rule.y1, rule.x2, rule.y2, stroke=PALE, stroke_opacity="0.35") for rule in picture.rules]
+    boxes = [
+        svg.rect(box.x, box.y, box.width, box.height, box.colour, **(_DASHED if box.dashed else {"stroke": GROUND}))
+        for box in picture.boxes
+    ]
+    labels = [
+        # The width is stated, so that no viewer's font makes a label run into its neighbour.
+        svg.text(
+            *(label.x, label.y, label.text),
+            textLength=label.width,
+            font_size=label.size,
+            fill=label.colour,
+            text_anchor=label.anchor,
+        )
+        for label in picture.labels
+    ]
+    return svg.document(picture.width, picture.height, [*rules, *boxes, *labels], font=_MONOSPACE)
 
 
 def _picture(plan: Plan) -> str:

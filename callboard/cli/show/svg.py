@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from callboard.autoplace.answer.picture import GROUND, INK, PALE, Picture
-
-MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, Liberation Mono, monospace"
-
-
-_DASHED: dict[str, str] = {"stroke": INK, "stroke_dasharray": "4 3"}
-
 
 def document(width: float, height: float, body: Iterable[str], *, font: str, title: str = "") -> str:
     """The document: what is in the body, on a white ground, with a title for those who can't see it."""
     size = f'viewBox="0 0 {_number(width)} {_number(height)}" {_attributes(width=width, height=height)}'
     named = [f"<title>{escape(title)}</title>"] if title else []
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{font}" role="img">'
-    return "\n".join([head, *named, rect(0, 0, width, height, GROUND), *body, "</svg>"]) + "\n"
+    return "\n".join([head, *named, rect(0, 0, width, height, "#ffffff"), *body, "</svg>"]) + "\n"
 
 
 def rect(x: float, y: float, width: float, height: float, fill: str, **more: float | str) -> str:
@@ -34,27 +27,6 @@ def line(x1: float, y1: float, x2: float, y2: float, **more: float | str) -> str
 def text(x: float, y: float, said: str, **more: float | str) -> str:
     """A text on one line, whose base line is ``y``."""
     return f"<text {_attributes(x=x, y=y, **more)}>{escape(said)}</text>"
-
-
-def to_svg(picture: Picture) -> str:
-    """The picture of an iteration as an SVG document."""
-    rules = [line(rule.x1, rule.y1, rule.x2, rule.y2, stroke=PALE, stroke_opacity="0.35") for rule in picture.rules]
-    boxes = [
-        rect(box.x, box.y, box.width, box.height, box.colour, **(_DASHED if box.dashed else {"stroke": GROUND}))
-        for box in picture.boxes
-    ]
-    labels = [
-        # The width is stated, so that no viewer's font makes a label run into its neighbour.
-        text(
-            *(label.x, label.y, label.text),
-            textLength=label.width,
-            font_size=label.size,
-            fill=label.colour,
-            text_anchor=label.anchor,
-        )
-        for label in picture.labels
-    ]
-    return document(picture.width, picture.height, [*rules, *boxes, *labels], font=MONOSPACE)
 
 
 def _attributes(**given: float | str) -> str:
