@@ -39,6 +39,8 @@ MODULE_OF = MappingProxyType(
         "placement": "cli.layouts.placement_verbs",
         "plan": "cli.layouts.plan_verbs",
         "events": "cli.watch.event_verbs",
+        "audit": "cli.watch.event_verbs",
+        "token": "cli.cluster.token_verbs",
         "autoplace": "cli.autoplace.verbs",
         "profile": "cli.autoplace.verbs",
         "simulate": "cli.offline.simulate_verb",

@@ -31,10 +31,12 @@ from callboard.v1.node_pb2 import (
     UncordonNodeRequest,
 )
 from callboard.v1.scheduler_pb2 import (
+    AuditEntry,
     Demand,
     GetDemandRequest,
     GetPolicyRequest,
     GetStatsRequest,
+    ListAuditRequest,
     SetPolicyRequest,
     Stats,
 )
@@ -191,6 +193,16 @@ class ClusterCalls:
     async def demand(self) -> list[Demand]:
         """What waiting jobs and growing components want beyond what there is, oldest first; for autoscalers."""
         return list((await self._connection.call(methods.GET_DEMAND, GetDemandRequest())).demands)
+
+    async def audit(self, *, last: int = 100, who: str = "") -> list[AuditEntry]:
+        """Who changed what, newest first; for operators.
+
+        Args:
+            last: how many entries, at most 1000.
+            who: only what this client did; empty: of all.
+        """
+        request = ListAuditRequest(page_size=last, who=who)
+        return list((await self._connection.call(methods.LIST_AUDIT, request)).entries)
 
     async def list_events(
         self,

@@ -112,6 +112,7 @@ DELETE_PLACEMENT_GROUP = Method(
 GET_POLICY = Method("SchedulerService/GetPolicy", scheduler_pb2.GetPolicyRequest, scheduler_pb2.GetPolicyResponse)
 SET_POLICY = Method("SchedulerService/SetPolicy", scheduler_pb2.SetPolicyRequest, scheduler_pb2.SetPolicyResponse)
 GET_STATS = Method("SchedulerService/GetStats", scheduler_pb2.GetStatsRequest, scheduler_pb2.GetStatsResponse)
+LIST_AUDIT = Method("SchedulerService/ListAudit", scheduler_pb2.ListAuditRequest, scheduler_pb2.ListAuditResponse)
 GET_DEMAND = Method("SchedulerService/GetDemand", scheduler_pb2.GetDemandRequest, scheduler_pb2.GetDemandResponse)
 
 LIST_EVENTS = Method("EventService/ListEvents", event_pb2.ListEventsRequest, event_pb2.ListEventsResponse)

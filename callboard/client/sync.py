@@ -30,7 +30,7 @@ from callboard.v1.job_pb2 import Explanation, Job, Worker
 from callboard.v1.node_pb2 import Node
 from callboard.v1.placement_group_pb2 import PlacementGroup
 from callboard.v1.pool_pb2 import Pool
-from callboard.v1.scheduler_pb2 import Demand, Stats
+from callboard.v1.scheduler_pb2 import AuditEntry, Demand, Stats
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -255,6 +255,10 @@ class SyncClient:
     def demand(self) -> list[Demand]:
         """What waiting jobs and growing components want beyond what there is, oldest first."""
         return self._loop.run(self._client.demand())
+
+    def audit(self, *, last: int = 100, who: str = "") -> list[AuditEntry]:
+        """Who changed what, newest first; for operators."""
+        return self._loop.run(self._client.audit(last=last, who=who))
 
     def get_policy(self) -> ExactPolicy:
         """The cluster's preemption policy, every default filled in."""

@@ -54,6 +54,9 @@ class Limits:
         reports_remembered: ids of reports kept per node, so that one that is sent again is only acknowledged.
         changes_per_snapshot: changes in the log after which a snapshot replaces them.
         message_bytes: largest message of a client or agent.
+        client_requests_s: calls of one client in a second; of the owner and of agents there may be any number.
+        client_streams: watches and other streams of one client at one time.
+        client_waiting_jobs: jobs that wait in one pool when a trainer submits another.
         page_bytes: a page of a list ends early rather than becoming larger; below the 4 MiB clients accept by default.
     """
 
@@ -68,6 +71,9 @@ class Limits:
     changes_per_snapshot: int = 20_000
     message_bytes: int = 4 << 20
     page_bytes: int = 2 << 20
+    client_requests_s: int = 200
+    client_streams: int = 50
+    client_waiting_jobs: int = 1_000
 
     def __post_init__(self) -> None:
         for limit in fields(self):

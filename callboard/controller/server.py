@@ -34,6 +34,8 @@ from callboard.controller.services.scheduler import SchedulerService
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
 from callboard.security.access import Access
+from callboard.security.audit import AUDIT_NAME, AuditLog
+from callboard.security.gate import ClientLimits, Gate
 from callboard.security.places import UnsafeFile
 from callboard.security.tokens import TOKEN_NAME, Registration
 from callboard.v1 import (
@@ -112,10 +114,15 @@ class Controller:
         self.outputs = core.outputs
         self._health = health.aio.HealthServicer()
         self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
+        self.audit = AuditLog(options.state_dir / AUDIT_NAME)
         self.access = Access(options.state_dir, insecure=options.insecure)
         self._registration: Registration | None = None
         self._guard = Guard(
-            identify=self.access.identify,
+            gate=Gate(
+                self.access.identify,
+                limits=ClientLimits(requests_s=limits.client_requests_s, streams=limits.client_streams),
+                audit=self.audit,
+            ),
             call_timeout_s=options.call_timeout_ms / 1000,
             called=self.metrics.observations.called,
         )
@@ -142,7 +149,7 @@ class Controller:
                 self.options.metrics,
                 required=self.options.metrics_required,
                 pages={"/demand": lambda: demand_page(self.driver.state)},
-                admits=None if self.options.metrics_open else self.access.admits,
+                admits=None if self.options.metrics_open else self.access.may_read_figures,
             )
             write_record(
                 self.options.record_path,
@@ -203,6 +210,7 @@ class Controller:
     def _open_access(self) -> None:
         """Makes the token known to the programs of this account."""
         try:
+            self.audit.open()
             self.access.open()
         except (OSError, UnsafeFile) as error:
             path = self.options.state_dir / TOKEN_NAME
@@ -216,6 +224,7 @@ class Controller:
     def _close_access(self) -> None:
         if self._registration is not None:
             self._registration.close()
+        self.audit.close()
 
     def _new_server(self) -> grpc.aio.Server:
         limits = self.options.limits
@@ -256,9 +265,9 @@ class Controller:
         )
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementService(driver), server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerService(driver, self.events, self.metrics), server
+            SchedulerService(driver, self.events, self.metrics, self.audit), server
         )
-        event_pb2_grpc.add_EventServiceServicer_to_server(EventService(self.events, options), server)
+        event_pb2_grpc.add_EventServiceServicer_to_server(EventService(self.events, driver, options), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name

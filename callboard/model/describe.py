@@ -63,6 +63,7 @@ def pool_to_mapping(spec: PoolSpec, *, defaults: bool = False) -> dict[str, Any]
         "stop_policy": spec.stop_policy.value,
         "pg_pool": None if spec.pg_pool == NO_PG_POOL else _pg_pool(spec.pg_pool, defaults=defaults),
         "preemption": policy_to_mapping(spec.preemption) or None,
+        "members": list(spec.members) or None,
     }
     if not defaults:
         base = pool_to_mapping(PoolSpec(name=""), defaults=True)

@@ -252,6 +252,7 @@ class PoolSpec(_Request):
     labels: Mapping[str, str] | None = None
     node_selector: Mapping[str, str] | None = None
     protected: bool | None = None
+    members: Sequence[str] | None = None
     stop_policy: str | None = None
     pg_pool: PgPoolSpec | Mapping[str, Any] | None = None
     preemption: PreemptionPolicy | Mapping[str, Any] | None = None

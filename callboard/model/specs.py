@@ -131,6 +131,7 @@ class PoolSpec:
         stop_policy: what happens to new and running jobs.
         pg_pool: the placement-group pool.
         preemption: overrides of the cluster's policy.
+        members: clients with the role trainer that may act in it.
     """
 
     name: str
@@ -144,6 +145,7 @@ class PoolSpec:
     stop_policy: StopPolicy = StopPolicy.NONE
     pg_pool: PgPoolSpec = NO_PG_POOL
     preemption: PolicyOverrides = PolicyOverrides()
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

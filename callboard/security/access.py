@@ -1,92 +1,74 @@
 """Access: who makes a call, as its metadata shows.
 
-The controller's own token stands for the account that started it (the owner), which may do everything. Tokens are
-compared in constant time, and a token file that changes is read again within :data:`LOOK_EVERY_S`, so that a rotation
-needs no restart.
+The controller's own token stands for the account that started it (the owner), which may do everything; a token of a
+grant stands for its client. Tokens are compared in constant time or by their hashes. Files that change are read again
+within :data:`LOOK_EVERY_S`, so that a rotation or a revocation needs no restart.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 from callboard.security.dialing import AUTHORIZATION, SCHEME
+from callboard.security.grants import GRANTS_NAME, Grant, read_grants
 from callboard.security.places import UnsafeFile
-from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, same
+from callboard.security.roles import ANYBODY, OWNER, Identity, Role
+from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, same
 from callboard.wire.refusals import NotAuthenticated
 
 LOOK_EVERY_S = 1.0
-"""How often a changed token file is noticed; until then the old token counts."""
+"""How often a changed file is noticed; until then the old tokens count."""
 
 REMEDY = (
     "On the controller's machine, call it from the account that started it and the token is found; elsewhere, name a "
     "private file with a token in CALLBOARD_TOKEN_FILE"
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who makes a call.
-
-    Attributes:
-        name: for the audit log.
-    """
-
-    name: str
-
-
-ANYBODY = Identity("anybody")
-"""Every caller of a controller that runs with --insecure."""
-
-OWNER = Identity("owner")
-"""The account that started the controller."""
-
-_caller: ContextVar[Identity] = ContextVar("callboard_caller", default=OWNER)
-
-
-def caller() -> Identity:
-    """Who makes the call that this task handles; what the controller does by itself is done by its owner."""
-    return _caller.get()
-
-
-def handle_for(identity: Identity) -> None:
-    """Says who makes the call that this task handles."""
-    _caller.set(identity)
+FIGURES = frozenset({Role.OPERATOR, Role.VIEWER})
+"""Roles that may read the figures, which name jobs of every pool."""
 
 
 class Access:
     """Tells who makes a call."""
 
-    def __init__(self, state_dir: Path, *, insecure: bool, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        insecure: bool,
+        now_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
         """
         Args:
-            state_dir: where the controller's token lies.
+            state_dir: where the controller's token and its grants lie.
             insecure: everybody is let in, with or without a token.
             now_s: a clock that never goes back.
+            wall_s: seconds since 1970.
         """
-        self._path = state_dir / TOKEN_NAME
+        self._state_dir = state_dir
         self._insecure = insecure
         self._now_s = now_s
+        self._wall_s = wall_s
         self._looked_s = now_s()
-        self._seen: tuple[int, int] | None = None
+        self._seen: list[tuple[int, int] | None] = []
+        self._grants: dict[str, Grant] = {}
         self.trouble = ""
-        """Why a changed token file is not used; empty: it is."""
+        """Why a changed file is not used; empty: it is."""
         self.token = ""
         """The owner's token; empty until :meth:`open`, and with --insecure."""
 
     def open(self) -> None:
-        """Reads the owner's token, or makes it.
+        """Reads the tokens; makes the owner's when there is none.
 
         Raises:
-            UnsafeFile: others can read it, or it is no token.
-            OSError: it can't be made.
+            UnsafeFile: others can read a file, or it is broken.
+            OSError: the token can't be made.
         """
         if not self._insecure:
-            self.token = controller_token(self._path.parent)
-            self._seen = _version(self._path)
+            self._read()
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Identity:
         """Who shows this metadata.
@@ -101,30 +83,51 @@ class Access:
             raise NotAuthenticated(
                 f"the call carries no token, and this controller asks every caller for one. {REMEDY}"
             )
-        if not self.admits(shown):
+        if (known := self._known(shown)) is None:
             raise NotAuthenticated(f"the token of the call is not valid here, or no longer. {REMEDY}")
-        return OWNER
+        return known
 
-    def admits(self, token: str) -> bool:
-        """Whether a token is the owner's."""
+    def may_read_figures(self, token: str) -> bool:
+        """Whether the figures for Prometheus are for the bearer of a token."""
         if self._insecure:
             return True
+        known = self._known(token)
+        return known is not None and (known.role is None or known.role in FIGURES)
+
+    def _known(self, token: str) -> Identity | None:
         self._look()
-        return bool(self.token) and len(token) <= MAX_TOKEN_CHARS and same(token, self.token)
+        if len(token) > MAX_TOKEN_CHARS or not self.token:
+            return None
+        if same(token, self.token):
+            return OWNER
+        if not self._grants:
+            return None
+        found = self._grants.get(fingerprint(token))
+        if found is None or (found.expires_ms and self._wall_s() * 1000 >= found.expires_ms):
+            return None
+        return Identity(found.name, found.role)
 
     def _look(self) -> None:
-        """Takes a rotated token; keeps the one it has while the file can't be used."""
+        """Takes what changed; keeps what it has while a file can't be used."""
         now_s = self._now_s()
         if now_s - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now_s
-        seen = _version(self._path)
-        if seen in (None, self._seen):
+        seen = self._versions()
+        if seen == self._seen or seen[0] is None:
             return
         try:
-            self.token, self._seen, self.trouble = controller_token(self._path.parent), seen, ""
+            self._read()
         except (OSError, UnsafeFile) as error:
             self.trouble = str(error)
+
+    def _read(self) -> None:
+        token, grants = controller_token(self._state_dir), read_grants(self._state_dir)
+        self.token, self._grants = token, {each.sha256: each for each in grants}
+        self._seen, self.trouble = self._versions(), ""
+
+    def _versions(self) -> list[tuple[int, int] | None]:
+        return [_version(self._state_dir / name) for name in (TOKEN_NAME, GRANTS_NAME)]
 
 
 def bearer_of(header: str) -> str:

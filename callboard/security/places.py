@@ -86,7 +86,7 @@ def write_private(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def read_private(path: Path) -> str:
+def read_private(path: Path, *, most_bytes: int = MAX_SECRET_BYTES) -> str:
     """What a file with a secret holds, without surrounding white space.
 
     Raises:
@@ -102,14 +102,21 @@ def read_private(path: Path) -> str:
             raise UnsafeFile(path, "is not a plain file.")
         if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o077:
             raise UnsafeFile(path, "others can read it or put another in its place. Run `chmod 600` on it.")
-        data = os.read(descriptor, MAX_SECRET_BYTES + 1)
+        data = _read_all(descriptor, most_bytes + 1)
     except OSError as error:
         raise UnsafeFile(path, f"can't be read ({error.strerror}).") from error
     finally:
         os.close(descriptor)
-    if len(data) > MAX_SECRET_BYTES:
-        raise UnsafeFile(path, f"holds more than {MAX_SECRET_BYTES} bytes.")
+    if len(data) > most_bytes:
+        raise UnsafeFile(path, f"holds more than {most_bytes} bytes.")
     try:
         return data.decode().strip()
     except UnicodeDecodeError as error:
         raise UnsafeFile(path, "is not text.") from error
+
+
+def _read_all(descriptor: int, most_bytes: int) -> bytes:
+    data = b""
+    while len(data) < most_bytes and (chunk := os.read(descriptor, most_bytes - len(data))):
+        data += chunk
+    return data

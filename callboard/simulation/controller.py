@@ -25,7 +25,8 @@ from callboard.controller.services.guard import Guard
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change
-from callboard.security.access import ANYBODY
+from callboard.security.gate import Gate
+from callboard.security.roles import ANYBODY
 from callboard.simulation.disk import Disk, SimulatedJournal
 from callboard.simulation.network import REFUSED, Message, Stream
 from callboard.simulation.rules import RuleBroken
@@ -146,7 +147,7 @@ class Controller:
             new_cause=lambda source: f"{source}-{next(self._causes)}",
             new_scheduler=self._new_scheduler,
         )
-        self._guard = Guard(identify=lambda _: ANYBODY, call_timeout_s=self._options.call_timeout_ms / 1000)
+        self._guard = Guard(gate=Gate(lambda _: ANYBODY), call_timeout_s=self._options.call_timeout_ms / 1000)
         self._process.start(timeline, self._live(self._core)).add_done_callback(self._ended)
 
     def _ended(self, done: asyncio.Task[None]) -> None:

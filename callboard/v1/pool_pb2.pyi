@@ -109,6 +109,7 @@ class PoolSpec(_message.Message):
     STOP_POLICY_FIELD_NUMBER: _builtins.int
     PG_POOL_FIELD_NUMBER: _builtins.int
     PREEMPTION_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     cohort: _builtins.str
     """Cohort in which quota is lent and borrowed; empty: none."""
     protected: _builtins.bool
@@ -155,6 +156,10 @@ class PoolSpec(_message.Message):
     def preemption(self) -> _policy_pb2.PreemptionPolicy:
         """Overrides of the cluster's preemption policy; absent: none."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Clients with the role trainer that may act in the pool; other roles need no entry."""
+
     def __init__(
         self,
         *,
@@ -171,10 +176,11 @@ class PoolSpec(_message.Message):
         stop_policy: Global___StopPolicy.ValueType = ...,
         pg_pool: Global___PlacementGroupPool | None = ...,
         preemption: _policy_pb2.PreemptionPolicy | None = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["borrow_limit", b"borrow_limit", "lend_limit", b"lend_limit", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrow_limit", b"borrow_limit", "borrow_limited", b"borrow_limited", "cohort", b"cohort", "labels", b"labels", "lend_limit", b"lend_limit", "lend_limited", b"lend_limited", "limited", b"limited", "node_selector", b"node_selector", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption", "protected", b"protected", "stop_policy", b"stop_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrow_limit", b"borrow_limit", "borrow_limited", b"borrow_limited", "cohort", b"cohort", "labels", b"labels", "lend_limit", b"lend_limit", "lend_limited", b"lend_limited", "limited", b"limited", "members", b"members", "node_selector", b"node_selector", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption", "protected", b"protected", "stop_policy", b"stop_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

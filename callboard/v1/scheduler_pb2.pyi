@@ -496,3 +496,113 @@ class GetDemandResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetDemandResponse: _TypeAlias = GetDemandResponse  # noqa: Y015
+
+@_typing.final
+class ListAuditRequest(_message.Message):
+    """Asks for the newest entries of the audit log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many, 1 … 1000; 0: 100."""
+    before: _builtins.int
+    """Only entries with a smaller number; 0: from the newest on."""
+    who: _builtins.str
+    """Only entries of this client; empty: of all."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        before: _builtins.int = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "page_size", b"page_size", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
+
+@_typing.final
+class ListAuditResponse(_message.Message):
+    """Entries of the audit log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
+        """Newest first."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___AuditEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
+
+@_typing.final
+class AuditEntry(_message.Message):
+    """One call that changed something, or was meant to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts the entries since the state was made; a gap means that older entries were dropped."""
+    who: _builtins.str
+    """Name of the client; "owner": the account that started the controller; "anybody": the controller ran with --insecure."""
+    role: _builtins.str
+    """Its role; empty: everything is allowed."""
+    method: _builtins.str
+    """The method, e.g. "SubmitJob"."""
+    subject: _builtins.str
+    """What it was about, e.g. "jobs/train"."""
+    peer: _builtins.str
+    """Where it came from, as gRPC says, e.g. "ipv4:127.0.0.1:40212"."""
+    code: _builtins.str
+    """The status, e.g. "OK" or "PERMISSION_DENIED"."""
+    why: _builtins.str
+    """Why it was refused; empty: it was not."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was answered."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        who: _builtins.str = ...,
+        role: _builtins.str = ...,
+        method: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        code: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "method", b"method", "number", b"number", "peer", b"peer", "role", b"role", "subject", b"subject", "time", b"time", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEntry: _TypeAlias = AuditEntry  # noqa: Y015

@@ -55,6 +55,11 @@ class SchedulerServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/callboard.v1.SchedulerService/ListAudit',
+                request_serializer=callboard_dot_v1_dot_scheduler__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_scheduler__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -89,6 +94,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """Who changed what, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetDemand,
                     request_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=callboard_dot_v1_dot_scheduler__pb2.ListAuditRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_scheduler__pb2.ListAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class SchedulerService(object):
             '/callboard.v1.SchedulerService/GetDemand',
             callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
             callboard_dot_v1_dot_scheduler__pb2.GetDemandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.SchedulerService/ListAudit',
+            callboard_dot_v1_dot_scheduler__pb2.ListAuditRequest.SerializeToString,
+            callboard_dot_v1_dot_scheduler__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class SchedulerServiceStub:
     """Figures, read from the ledger at the moment of the call."""
     GetDemand: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetDemandRequest, _scheduler_pb2.GetDemandResponse]
     """What waiting jobs and growing components want beyond what there is, for autoscalers."""
+    ListAudit: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditRequest, _scheduler_pb2.ListAuditResponse]
+    """Who changed what, newest first."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -55,6 +57,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Figures, read from the ledger at the moment of the call."""
     GetDemand: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetDemandRequest, _scheduler_pb2.GetDemandResponse]  # type: ignore[assignment]
     """What waiting jobs and growing components want beyond what there is, for autoscalers."""
+    ListAudit: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditRequest, _scheduler_pb2.ListAuditResponse]  # type: ignore[assignment]
+    """Who changed what, newest first."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Policy and figures of the whole cluster."""
@@ -90,5 +94,13 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetDemandResponse, _abc.Awaitable[_scheduler_pb2.GetDemandResponse]]:
         """What waiting jobs and growing components want beyond what there is, for autoscalers."""
+
+    @_abc_1.abstractmethod
+    def ListAudit(
+        self,
+        request: _scheduler_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListAuditResponse, _abc.Awaitable[_scheduler_pb2.ListAuditResponse]]:
+        """Who changed what, newest first."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -31,6 +31,7 @@ def pool_spec_to_proto(spec: PoolSpec) -> pool_pb2.PoolSpec:
         labels=dict(spec.labels),
         node_selector=dict(spec.node_selector),
         protected=spec.protected,
+        members=spec.members,
         stop_policy=to_wire(pool_pb2.StopPolicy, spec.stop_policy),
     )
     if spec.pg_pool != NO_PG_POOL:
@@ -63,6 +64,7 @@ def pool_spec_from_proto(
         labels=dict(message.labels),
         node_selector=dict(message.node_selector),
         protected=message.protected,
+        members=list(message.members),
         stop_policy=reader.word(pool_pb2.StopPolicy, message.stop_policy, StopPolicy, ("stop_policy",)),
     )
     if message.HasField("pg_pool"):

@@ -14,7 +14,8 @@ import pytest
 from callboard.controller.services.guard import Guard
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import Reason, Refusal, RefusalCode
-from callboard.security.access import ANYBODY
+from callboard.security.gate import Gate
+from callboard.security.roles import ANYBODY
 from callboard.wire.errors import ErrorReason, parse_error
 from tests.controller.support import refusal_of
 
@@ -24,7 +25,7 @@ Behaviour = Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[byte
 @asynccontextmanager
 async def serving(behaviour: Behaviour, *, stream: bool = False, timeout_s: float = 30) -> AsyncIterator[Any]:
     """A guarded server with one method; gives (call, guard, server)."""
-    guard = Guard(identify=lambda _: ANYBODY, call_timeout_s=timeout_s)
+    guard = Guard(gate=Gate(lambda _: ANYBODY), call_timeout_s=timeout_s)
     server = grpc.aio.server(interceptors=(guard,))
     make: Any = grpc.unary_stream_rpc_method_handler if stream else grpc.unary_unary_rpc_method_handler
     handlers = grpc.method_handlers_generic_handler("t.S", {"Do": make(behaviour)})

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from callboard.cli.autoplace import actions as autoplace
     from callboard.cli.autoplace import profile
     from callboard.cli.autoscale import actions as autoscaling
-    from callboard.cli.cluster import agent, controller, growing, local
     from callboard.cli.jobs import actions as jobs
     from callboard.cli.jobs import logs as job_logs
     from callboard.cli.jobs import running
@@ -52,6 +51,7 @@ _PLACES = MappingProxyType(
         "running": ("cli.jobs.running", ""),
         "simulation": ("cli.offline.simulation", ""),
         "status": ("cli.watch.status", ""),
+        "tokens": ("cli.cluster.tokens", "controller"),
         "watching": ("cli.watch.watching", ""),
         "workers": ("cli.watch.workers", ""),
     }
@@ -82,6 +82,7 @@ __all__ = [
     "running",
     "simulation",
     "status",
+    "tokens",
     "watching",
     "workers",
 ]

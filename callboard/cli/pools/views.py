@@ -53,6 +53,7 @@ def pool_view(pool: Pool, *, wide: bool) -> Group:
         ("Lends at most", words.limits(pool.spec.lend_limit, pool.spec.lend_limited)),
         ("Takes jobs", _stopped(pool)),
         ("Protected", "nobody outside may preempt here" if pool.spec.protected else ""),
+        ("Members", ", ".join(pool.spec.members)),
         ("Labels", words.labels(pool.spec.labels)),
         ("Placement groups", groups_in_short(stats)),
         ("  made / used again", f"{stats.creations} / {stats.reuses}"),

@@ -1,4 +1,4 @@
-"""`callboard events`: what changed, in order."""
+"""`callboard events` and `callboard audit`: what changed, and who changed it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from callboard.cli.options import ControllerOption, JobOption, Output, OutputOpt
 
 
 def add_to(app: typer.Typer) -> None:
-    """Adds the verb to the program."""
+    """Adds the verbs to the program."""
     app.command("events", epilog="Example: callboard events --follow --type preemption.")(events)
+    app.command("audit", epilog="Example: callboard audit --who alice")(audit)
 
 
 def events(
@@ -38,3 +39,13 @@ def events(
 ) -> None:
     """Show what changed in the cluster, oldest first."""
     actions.events.show(follow=follow, last=last, types=kind or [], job=job, controller=controller, output=output)
+
+
+def audit(
+    last: Annotated[int, typer.Option("--last", "-n", metavar="N", help="The last N.", min=1, max=1000)] = 20,
+    who: Annotated[str, typer.Option("--who", metavar="NAME", help="Only what this client did.")] = "",
+    controller: ControllerOption = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show who changed what, when and from where."""
+    actions.events.show_audit(last=last, who=who, controller=controller, output=output)

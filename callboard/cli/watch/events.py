@@ -1,11 +1,12 @@
-"""What `callboard events` does."""
+"""What `callboard events` and `callboard audit` do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from callboard.cli.options import Output
-from callboard.cli.show import printing, screen
+from callboard.cli.show import printing, screen, words
 from callboard.cli.show.plain import plain
 from callboard.cli.show.session import with_client
 from callboard.cli.watch.event_views import print_event
@@ -29,5 +30,31 @@ def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller:
             start = events[-1].revision + 1 if events else 0
             async for event in client.watch(start_revision=start, types=types, subject=subject):
                 print_event(event, output)
+
+    with_client(controller, action)
+
+
+def show_audit(*, last: int, who: str, controller: str, output: Output) -> None:
+    """Shows who changed what."""
+
+    async def action(client: Client) -> None:
+        entries = (await client.audit(last=last, who=who))[::-1]
+        if output in (Output.JSON, Output.YAML):
+            (printing.print_json if output is Output.JSON else printing.print_yaml)([plain(each) for each in entries])
+            return
+        columns = ["TIME", "WHO", "ROLE", "METHOD", "SUBJECT", "RESULT", "FROM"]
+        rows: list[list[Any]] = [
+            [
+                words.clock(each.time),
+                each.who,
+                each.role,
+                each.method,
+                each.subject,
+                f"{each.code}: {each.why}" if each.why else each.code,
+                each.peer,
+            ]
+            for each in entries
+        ]
+        screen.stdout().print(screen.table(columns, rows))
 
     with_client(controller, action)

@@ -30,20 +30,22 @@ class Filter:
     Attributes:
         types: types, or their first part with a dot (``job.``).
         subject: this subject and what lies below it.
+        may_see: which subjects the reader may see at all; None: every one.
     """
 
     types: tuple[str, ...] = ()
     subject: str = ""
+    may_see: Callable[[str], bool] | None = None
 
     def selects(self, event: EventRecord) -> bool:
         """Whether ``event`` is wanted."""
         if self.subject and event.subject != self.subject and not event.subject.startswith(self.subject + "/"):
             return False
-        if not self.types:
-            return True
-        return any(
+        if self.types and not any(
             event.type.startswith(wanted) if wanted.endswith(".") else event.type == wanted for wanted in self.types
-        )
+        ):
+            return False
+        return self.may_see is None or self.may_see(event.subject)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 
+from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog, Filter
 from callboard.controller.options import ControllerOptions
-from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid
+from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, is_member, is_member_of
 from callboard.controller.views.common import timestamp
 from callboard.scheduler.records.job_records import EventRecord
+from callboard.security.roles import caller
 from callboard.v1 import event_pb2, event_pb2_grpc
 
 MOST_TYPES = 32
@@ -24,13 +26,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class EventService(event_pb2_grpc.EventServiceServicer):
     """The log as clients see it."""
 
-    def __init__(self, events: EventLog, options: ControllerOptions) -> None:
+    def __init__(self, events: EventLog, driver: Driver, options: ControllerOptions) -> None:
         self._events = events
+        self._driver = driver
         self._options = options
 
     async def Watch(self, request: event_pb2.WatchRequest, context: Context) -> AsyncIterator[event_pb2.WatchResponse]:
         """Follows the log."""
-        wanted = _filter(request.filter)
+        wanted = self._filter(request.filter)
         watch = self._events.watch(request.start_revision, wanted, progress_s=self._options.progress_ms / 1000)
         async for progress in watch:
             yield event_pb2.WatchResponse(
@@ -43,7 +46,7 @@ class EventService(event_pb2_grpc.EventServiceServicer):
             raise invalid("page_size", f"{request.page_size} is out of bounds; use 1 to {LARGEST_PAGE}")
         if request.start_revision < 0:
             raise invalid("start_revision", "must not be negative")
-        size, wanted = request.page_size or DEFAULT_PAGE, _filter(request.filter)
+        size, wanted = request.page_size or DEFAULT_PAGE, self._filter(request.filter)
         revision = self._events.revision
         if request.newest:
             newest = self._events.newest(size, wanted)
@@ -71,6 +74,27 @@ class EventService(event_pb2_grpc.EventServiceServicer):
             position = chunk[-1].revision + 1
         return found, position
 
+    def _filter(self, message: event_pb2.EventFilter) -> Filter:
+        if len(message.types) > MOST_TYPES:
+            raise invalid("filter.types", f"{len(message.types)} types; allowed are {MOST_TYPES}")
+        if len(message.subject) > 512:
+            raise invalid("filter.subject", "has more than 512 characters")
+        who = caller()
+        return Filter(tuple(message.types), message.subject, self._may_see(who.name) if who.in_pools_only else None)
+
+    def _may_see(self, name: str) -> Callable[[str], bool]:
+        """Subjects for a trainer: jobs of pools that name it, and those pools. Events of nodes and groups name jobs of
+        others."""
+
+        def may_see(subject: str) -> bool:
+            kind, _, rest = subject.partition("/")
+            state, key = self._driver.state, rest.partition("/")[0]
+            if kind == "pools":
+                return is_member(state, key, name)
+            return kind == "jobs" and is_member_of(state, key, name)
+
+        return may_see
+
 
 def event_message(event: EventRecord) -> event_pb2.Event:
     """One entry of the log."""
@@ -84,11 +108,3 @@ def event_message(event: EventRecord) -> event_pb2.Event:
         cause=event.cause,
         facts=dict(event.facts),
     )
-
-
-def _filter(message: event_pb2.EventFilter) -> Filter:
-    if len(message.types) > MOST_TYPES:
-        raise invalid("filter.types", f"{len(message.types)} types; allowed are {MOST_TYPES}")
-    if len(message.subject) > 512:
-        raise invalid("filter.subject", "has more than 512 characters")
-    return Filter(tuple(message.types), message.subject)

@@ -27,7 +27,8 @@ from google.protobuf.message import DecodeError
 from callboard.controller.services.answers import error_of
 from callboard.model.faults import InvalidInput
 from callboard.scheduler.records.refusals import Refusal
-from callboard.security.access import Identity, caller, handle_for
+from callboard.security.gate import Gate, changes
+from callboard.security.roles import Identity
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import (
     CallboardError,
@@ -40,12 +41,6 @@ from callboard.wire.refusals import (
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Decode = Callable[[bytes], Any]
-
-OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-"""Methods for callers without a token: whether the controller serves is no secret, and a probe has no files."""
-
-READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "ServerReflectionInfo")
-"""First parts of the names of methods that change nothing; every other call is written to the log (audit)."""
 
 LOG_UNDECODABLE_S = 60.0
 """Shortest time between two lines about messages that can't be decoded: their sender may try again for ever."""
@@ -78,17 +73,17 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         *,
-        identify: Callable[[Any], Identity],
+        gate: Gate,
         call_timeout_s: float,
         called: Callable[[str, str, float], None] = lambda _method, _code, _seconds: None,
     ) -> None:
         """
         Args:
-            identify: tells who makes a call from its metadata, or raises.
+            gate: lets calls in.
             call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
             called: is told the method, the status and the seconds of each unary call.
         """
-        self._identify = identify
+        self._gate = gate
         self._call_timeout_s = call_timeout_s
         self._called = called
         self._running: set[asyncio.Task[Any]] = set()
@@ -151,7 +146,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._called(name, code, time.perf_counter() - began)
             return answer
 
-        return self._counted(guarded, method, decode)
+        return self._counted(guarded, method, decode, stream=False)
 
     def _stream(self, behaviour: Any, method: str, decode: Decode) -> Any:
         async def guarded(request: Any, context: Context) -> None:
@@ -162,38 +157,50 @@ class Guard(grpc.aio.ServerInterceptor):
             else:
                 await result
 
-        return self._counted(guarded, method, decode)
+        return self._counted(guarded, method, decode, stream=True)
 
-    def _counted(self, behaviour: Callable[[Any, Context], Awaitable[Any]], method: str, decode: Decode) -> Any:
+    def _counted(
+        self, behaviour: Callable[[Any, Context], Awaitable[Any]], method: str, decode: Decode, *, stream: bool
+    ) -> Any:
         name = method.rpartition("/")[2]
-        audited = not name.startswith(READ_ONLY)
 
         async def counted(request: Any, context: Context) -> Any:
             task = asyncio.current_task()
             assert task is not None
             self._running.add(task)
+            who: Identity | None = None
+            message: Any = None
+
+            async def refuse(error: CallboardError) -> None:
+                self._gate.write_down(
+                    who, method, _subject(message), context.peer(), code=error.error.code, why=str(error)
+                )
+                await _abort(context, error, name)
+
             try:
-                if method not in OPEN:
-                    handle_for(self._identify(context.invocation_metadata()))
+                who = self._gate.identify(method, context.invocation_metadata())
                 message = self._readable(request, context, method, decode)
-                answer = await behaviour(message, context)
+                with self._gate.passing(who, method, stream=stream):
+                    answer = await behaviour(message, context)
             except asyncio.CancelledError:
                 if task.cancelling():
                     raise  # the call itself was cancelled: its caller went away, nobody waits for a status
-                await _abort(context, Unavailable("the call was cut off inside the controller; try again"), name)
+                await refuse(Unavailable("the call was cut off inside the controller; try again"))
             except (CallboardError, Refusal, InvalidInput) as error:
-                await _abort(context, error if isinstance(error, CallboardError) else error_of(error), name)
+                await refuse(error if isinstance(error, CallboardError) else error_of(error))
             except grpc.aio.AbortError:
                 raise
             except Exception:
                 if context.cancelled() or context.done():
                     return None  # it wrote to a stream that is gone
                 log.exception("a defect: a handler failed", method=name)
-                await _abort(context, InternalError(f"{name} met a defect in the controller; see its log"), name)
+                await refuse(InternalError(f"{name} met a defect in the controller; see its log"))
             else:
-                if audited:
-                    who, peer = caller().name, context.peer()
-                    log.info("call", method=name, subject=_subject(message), who=who, peer=peer, code="OK")
+                if not getattr(message, "validate_only", False):
+                    self._gate.write_down(who, method, _subject(message), context.peer(), code="OK")
+                if changes(name):
+                    peer = context.peer()
+                    log.info("call", method=name, subject=_subject(message), who=who.name, peer=peer, code="OK")
                 return answer
             finally:
                 self._running.discard(task)
@@ -238,7 +245,7 @@ def _subject(request: Any) -> str:
 async def _abort(context: Context, error: CallboardError, method: str) -> None:
     status = status_of(error)
     quiet = error.error.reason is ErrorReason.STOPPING or isinstance(error, _NoMessage)
-    note = log.debug if quiet or method.startswith(READ_ONLY) else log.info
+    note = log.debug if quiet or not changes(method) else log.info
     known = error.error
     note("call", method=method, peer=context.peer(), code=known.code, reason=known.reason.value, why=str(error))
     await context.abort(status.code, status.message, status.trailing_metadata)

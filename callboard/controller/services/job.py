@@ -14,7 +14,17 @@ from callboard.controller.options import ControllerOptions
 from callboard.controller.searches.placements import resolving
 from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.requests import MAX_REQUEST_ID, id_of, invalid, output_selection, page_of, text_of
+from callboard.controller.services.requests import (
+    MAX_REQUEST_ID,
+    check_member,
+    id_of,
+    invalid,
+    is_member,
+    output_selection,
+    page_of,
+    pools_of,
+    text_of,
+)
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.inputs.scalars import DAY_MS
@@ -31,10 +41,11 @@ from callboard.scheduler.records.events import (
 )
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.scheduler.records.states import JobState
+from callboard.security.roles import caller
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.job import job_spec_from_proto
-from callboard.wire.refusals import DeadlineExceeded, NotFound
+from callboard.wire.refusals import DeadlineExceeded, LimitReached, NotFound
 
 MAX_RENEWED = 1_000
 """Most jobs renewed by one call."""
@@ -68,6 +79,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Submits a job, or only says what would become of it."""
         spec = job_spec_from_proto(request.spec)
         request_id = text_of(request.request_id, "request_id", MAX_REQUEST_ID)
+        self._check_submit(spec)
         if request.validate_only:
             return job_pb2.SubmitJobResponse(plan=await self._plan(spec, request_id))
         uid = self._new_uid()
@@ -89,7 +101,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         wanted = id_of(request.name, "jobs")
 
         def build(state: State) -> job_pb2.Job:
-            job = _found(state, wanted)
+            job = self._seen(state, wanted)
             waits = job.state is JobState.PENDING or job.uid in state.elastic
             account = self._driver.scheduler.explain(job.uid, self._driver.now_ms()) if waits else None
             message = job_message(job, state, account.reasons if account is not None else ())
@@ -104,7 +116,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         page = page_of(
             request.page_size, request.page_token, "jobs", [request.pool, *sorted(state.value for state in states)]
         )
-        state = self._driver.state
+        state, who = self._driver.state, caller()
         after = None if page.after is None else int(page.after)
         jobs = [
             job
@@ -112,6 +124,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if (after is None or job.order < after)
             and (not states or job.state in states)
             and (not request.pool or _is_in(state, job, request.pool))
+            and (not who.in_pools_only or all(is_member(state, pool, who.name) for pool in pools_of(state, job)))
         ]
         jobs.sort(key=lambda job: -job.order)
         shown, token = await build_page(
@@ -130,6 +143,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         within_ms = request.grace_ms if request.HasField("grace_ms") else None
         if within_ms is not None and not 0 <= within_ms <= DAY_MS:
             raise invalid("grace_ms", f"{within_ms} ms; 0 to {DAY_MS} are allowed")
+        self._check(wanted)
         job = await self._driver.ask(
             lambda now_ms, cause: JobCancelled(
                 now_ms=now_ms,
@@ -147,6 +161,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def CompleteJob(self, request: job_pb2.CompleteJobRequest, context: Context) -> job_pb2.CompleteJobResponse:
         """Ends a job as succeeded."""
         wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
+        self._check(wanted)
         job = await self._driver.ask(
             lambda now_ms, cause: JobCompleted(now_ms=now_ms, cause=cause, uid=self._uid(wanted), reason=reason),
             self._result,
@@ -174,6 +189,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def ScaleJob(self, request: job_pb2.ScaleJobRequest, context: Context) -> job_pb2.ScaleJobResponse:
         """Changes the number of workers of an elastic component."""
         wanted, component = id_of(request.name, "jobs"), text_of(request.component, "component")
+        self._check(wanted)
         job = await self._driver.ask(
             lambda now_ms, cause: JobScaled(
                 now_ms=now_ms, cause=cause, uid=self._uid(wanted), component=component, workers=request.workers
@@ -188,6 +204,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if len(request.names) > MAX_RENEWED:
             raise invalid("names", f"{len(request.names)} jobs; at most {MAX_RENEWED} at once")
         wanted = [id_of(name, "jobs", f"names[{i}]") for i, name in enumerate(request.names)]
+        for name in wanted:
+            self._check(name)
 
         def uids() -> tuple[str, ...]:
             found = (self._driver.state.find_job(name) for name in wanted)
@@ -207,7 +225,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         wanted, gauges = id_of(request.name, "jobs"), gauges_of(request.gauges)
         self._driver.check_serving()
         state = self._driver.state
-        job = _found(state, wanted)
+        job = self._seen(state, wanted)
         self._gauges.keep_only(state.jobs)
         known = self._gauges.note(job.uid, gauges, self._driver.now_ms())
         if not any(component.scaling for component in state.specs[job.uid].spec.components):
@@ -223,7 +241,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Why a job is where it is."""
         wanted = id_of(request.name, "jobs")
         account = await self._driver.read(
-            lambda state: self._driver.scheduler.explain(_found(state, wanted).uid, self._driver.now_ms())
+            lambda state: self._driver.scheduler.explain(self._seen(state, wanted).uid, self._driver.now_ms())
         )
         return job_pb2.ExplainJobResponse(explanation=explanation_message(account))
 
@@ -234,7 +252,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """What workers of a job printed."""
         wanted, selection = id_of(request.name, "jobs"), output_selection(request.selection)
         try:
-            uid = (await self._driver.read(lambda state: _found(state, wanted))).uid
+            uid = (await self._driver.read(lambda state: self._seen(state, wanted))).uid
         except NotFound as error:
             kept = self._options.limits.ended_jobs
             why = f"one that ended is forgotten after its ttl_after_finished, or after {kept} others, with its output"
@@ -272,6 +290,32 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         message.gauges.update(self._gauges.of(uid, self._driver.now_ms()))
         return message
 
+    def _seen(self, state: State, wanted: str) -> JobRecord:
+        """The job that is meant, if the caller may see it."""
+        job = _found(state, wanted)
+        check_member(state, pools_of(state, job), f"job {wanted}")
+        return job
+
+    def _check(self, wanted: str) -> None:
+        """Whether the caller may change a job; one that is not there is told when the event is decided."""
+        if self._driver.state.find_job(wanted) is not None:
+            self._seen(self._driver.state, wanted)
+
+    def _check_submit(self, spec: JobSpec) -> None:
+        """Whether the caller may submit a job, and no more of them wait than may."""
+        pools = {spec.pool_of(component) for component in spec.components} or {spec.pool}
+        state = self._driver.state
+        check_member(state, pools, f"job {spec.name}")
+        if not caller().in_pools_only:
+            return
+        most = self._options.limits.client_waiting_jobs
+        for pool in sorted(pools):
+            waiting = sum(job.state is JobState.PENDING and _is_in(state, job, pool) for job in state.jobs.values())
+            if waiting >= most:
+                raise LimitReached(
+                    f"{waiting} jobs wait in pool {pool} already; wait until some have run, or cancel some"
+                )
+
     def _uid(self, wanted: str) -> str:
         """The job that is meant at the moment the event is decided."""
         return _found(self._driver.state, wanted).uid
@@ -297,8 +341,7 @@ def _found(state: State, wanted: str) -> JobRecord:
 
 
 def _is_in(state: State, job: JobRecord, pool: str) -> bool:
-    spec = state.specs[job.uid].spec
-    return any(spec.pool_of(component) == pool for component in spec.components)
+    return pool in pools_of(state, job)
 
 
 def _states(request: job_pb2.ListJobsRequest) -> frozenset[JobState]:

@@ -11,11 +11,12 @@ import grpc.aio
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.requests import id_of, invalid, page_of, text_of
+from callboard.controller.services.requests import id_of, invalid, is_member_of, page_of, text_of
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.views.nodes import node_message
 from callboard.scheduler import State
 from callboard.scheduler.records.events import NodeCordoned, NodeDrained, NodeRemoved
+from callboard.security.roles import caller
 from callboard.v1 import node_pb2, node_pb2_grpc
 from callboard.wire.refusals import NotFound, Unavailable
 
@@ -51,7 +52,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         def build(state: State) -> node_pb2.Node:
             if node_id not in state.nodes:
                 raise NotFound(f"there is no node {node_id}", metadata={"subject": f"nodes/{node_id}"})
-            return node_message(state.nodes[node_id], state)
+            return _for_caller(node_message(state.nodes[node_id], state), state)
 
         return node_pb2.GetNodeResponse(node=await self._driver.read(build))
 
@@ -64,7 +65,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             [place for place in places if page.after is None or place[0] > page.after],
             page,
             key=lambda place: place[0],
-            show=lambda place: self._message(place[1]),
+            show=lambda place: self._shown(place[1]),
             most_bytes=self._options.limits.page_bytes,
         )
         await self._driver.journaled()
@@ -127,6 +128,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             source="node",
         )
 
+    def _shown(self, node_id: str) -> node_pb2.Node | None:
+        message, state = self._message(node_id), self._driver.state
+        return None if message is None else _for_caller(message, state)
+
     def _message(self, node_id: str) -> node_pb2.Node | None:
         state = self._driver.state
         return node_message(state.nodes[node_id], state) if node_id in state.nodes else None
+
+
+def _for_caller(node: node_pb2.Node, state: State) -> node_pb2.Node:
+    """The node as the caller may see it: a trainer sees of others' jobs how much they hold, and no names."""
+    who = caller()
+    if who.in_pools_only:
+        for device in node.devices:
+            theirs = [name for name in device.workers if is_member_of(state, name.job, who.name)]
+            del device.workers[:]
+            device.workers.extend(theirs)
+    return node

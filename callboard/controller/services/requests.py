@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import NAME_PATTERN, is_name
+from callboard.scheduler import State
+from callboard.scheduler.records.job_records import JobRecord
+from callboard.security.roles import caller
 from callboard.v1 import common_pb2
-from callboard.wire.refusals import ErrorReason, InvalidRequest
+from callboard.wire.refusals import ErrorReason, InvalidRequest, NotAllowed
 
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
@@ -152,3 +155,39 @@ def _bad_token(why: str) -> InvalidRequest:
 def _checksum(body: bytes) -> bytes:
     # Against accidents, not attackers: a forged token shows nothing that a list without one does not show.
     return hashlib.blake2b(body, digest_size=8, key=_TOKEN_MARK).digest()
+
+
+def check_member(state: State, pools: Iterable[str], what: str) -> None:
+    """Whether the caller may see and change ``what``, which belongs to these pools. Ask in the task of the call: the
+    loop that decides does not know the caller.
+
+    Raises:
+        NotAllowed: the caller is a trainer, and one of the pools does not name it as a member.
+    """
+    who = caller()
+    if not who.in_pools_only:
+        return
+    for pool in sorted(set(pools)):
+        if not is_member(state, pool, who.name):
+            raise NotAllowed(
+                f"{what} is in pool {pool}, which does not name {who.name} as a member. "
+                f"Ask an operator to add {who.name} to the members of the pool"
+            )
+
+
+def is_member(state: State, pool: str, name: str) -> bool:
+    """Whether a pool names a client as a member."""
+    record = state.pools.get(pool)
+    return record is not None and name in record.spec.members
+
+
+def pools_of(state: State, job: JobRecord) -> set[str]:
+    """Pools that a job's components are charged to."""
+    spec = state.specs[job.uid].spec
+    return {spec.pool_of(component) for component in spec.components}
+
+
+def is_member_of(state: State, job_name: str, client: str) -> bool:
+    """Whether every pool of a job names a client as a member."""
+    job = state.find_job(job_name)
+    return job is not None and all(is_member(state, pool, client) for pool in pools_of(state, job))

@@ -10,10 +10,12 @@ from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog
 from callboard.controller.loop.trial import trial
 from callboard.controller.metrics.metrics import Metrics
-from callboard.controller.services.requests import version_of
+from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, version_of
+from callboard.controller.views.common import timestamp
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet
+from callboard.security.audit import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
 from callboard.wire.policy import policy_from_proto, policy_to_proto
 
@@ -23,10 +25,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Policy and figures."""
 
-    def __init__(self, driver: Driver, events: EventLog, metrics: Metrics) -> None:
+    def __init__(self, driver: Driver, events: EventLog, metrics: Metrics, audit: AuditLog) -> None:
         self._driver = driver
         self._events = events
         self._metrics = metrics
+        self._audit = audit
         self._summed: tuple[int, int, scheduler_pb2.Stats] | None = None
 
     async def GetPolicy(
@@ -81,4 +84,30 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             lambda state: scheduler_pb2.GetDemandResponse(
                 revision=self._events.revision, demands=demand_messages(state)
             )
+        )
+
+    async def ListAudit(
+        self, request: scheduler_pb2.ListAuditRequest, context: Context
+    ) -> scheduler_pb2.ListAuditResponse:
+        """Who changed what."""
+        if not 0 <= request.page_size <= LARGEST_PAGE:
+            raise invalid("page_size", f"{request.page_size} is out of bounds; allowed is 1 to {LARGEST_PAGE}")
+        if request.before < 0:
+            raise invalid("before", "must not be negative")
+        found = self._audit.newest(request.page_size or DEFAULT_PAGE, before=request.before, who=request.who)
+        return scheduler_pb2.ListAuditResponse(
+            entries=[
+                scheduler_pb2.AuditEntry(
+                    number=entry.number,
+                    time=timestamp(entry.at_ms),
+                    who=entry.who,
+                    role=entry.role,
+                    method=entry.method,
+                    subject=entry.subject,
+                    peer=entry.peer,
+                    code=entry.code,
+                    why=entry.why,
+                )
+                for entry in found
+            ]
         )

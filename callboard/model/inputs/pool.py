@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from callboard.model.inputs.compounds import LabelMap, Quota, Shapes
+from callboard.model.inputs.compounds import LabelMap, Quota, Shapes, list_of
 from callboard.model.inputs.located import Misfit, Misfits
 from callboard.model.inputs.policy import PolicyInput
 from callboard.model.inputs.reading import Input, read
@@ -19,9 +19,12 @@ from callboard.model.inputs.scalars import (
     Priority,
     Ratio,
     choice,
+    name,
     whole,
 )
 from callboard.model.specs import PgPoolSpec, PoolSpec, StopPolicy
+
+MAX_MEMBERS = 1_000
 
 
 class RetriesInput(Input):
@@ -108,6 +111,7 @@ class PoolInput(Input):
     stop_policy: Annotated[StopPolicy, choice(StopPolicy)] | None = None
     pg_pool: PgPoolInput | None = None
     preemption: PolicyInput | None = None
+    members: Annotated[tuple[str, ...], list_of(name, "e.g. [alice]", MAX_MEMBERS, distinct=True)] | None = None
 
     def spec(self) -> PoolSpec:
         """The frozen form."""

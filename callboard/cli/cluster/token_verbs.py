@@ -1,0 +1,61 @@
+"""`callboard token`: who else may call a controller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import Output, OutputOption
+from callboard.security.roles import Role
+
+app = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        help="State directory of the controller. Default: that of the only cluster on this machine, else "
+        "$CALLBOARD_STATE_DIR.",
+    ),
+]
+
+
+@app.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
+    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Write the token there (mode 0600) instead of printing it."),
+    ] = None,
+    lasts: Annotated[
+        str, typer.Option("--lasts", metavar="TIME", help="How long it counts, e.g. 30d. Default: until it is revoked.")
+    ] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give a client that exists a new token; its old one counts no longer.")
+    ] = False,
+    state_dir: StateDirOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a client and print its token, which is kept nowhere else. It counts within a second."""
+    actions.tokens.create(name, role=role, file=file, lasts=lasts, replace=replace, state_dir=state_dir, output=output)
+
+
+@app.command("list", epilog="Example: callboard token list")
+def list_tokens(state_dir: StateDirOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List the clients with their roles."""
+    actions.tokens.show_list(state_dir=state_dir, output=output)
+
+
+@app.command("revoke", epilog="Example: callboard token revoke alice")
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")],
+    state_dir: StateDirOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Take a client's token back. It counts no longer within a second; a stream that is open goes on until it ends."""
+    actions.tokens.revoke(name, state_dir=state_dir, output=output)

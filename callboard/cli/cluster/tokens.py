@@ -1,0 +1,103 @@
+"""What `callboard token` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from callboard.cli.options import Output
+from callboard.cli.show import printing, screen
+from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.session import failing_in_words
+from callboard.client.clusters import running_clusters
+from callboard.controller.options import default_state_dir
+from callboard.model.durations import parse_duration_ms
+from callboard.model.quantities import QuantityError
+from callboard.security import grants
+from callboard.security.grants import BadGrant, read_grants
+from callboard.security.places import UnsafeFile, run_directory, write_private
+from callboard.security.roles import Role
+
+
+def create(
+    name: str, *, role: Role, file: Path | None, lasts: str, replace: bool, state_dir: Path | None, output: Output
+) -> None:
+    """Makes a client."""
+    try:
+        lasts_ms = parse_duration_ms(lasts) if lasts else 0
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--lasts") from error
+    with _of_controller(state_dir) as directory:
+        token = grants.grant(directory, name, role, lasts_ms=lasts_ms, replace=replace)
+        if file is not None:
+            write_private(file, token + "\n")
+    where = {"token": token} if file is None else {"file": str(file)}
+    if _printed({"name": name, "role": str(role)} | where, output):
+        return
+    if file is None:
+        typer.echo(token)
+    else:
+        screen.stdout().print(f"Client {name}, role {role}. Its token is in {file}; name it in CALLBOARD_TOKEN_FILE.")
+
+
+def show_list(*, state_dir: Path | None, output: Output) -> None:
+    """Shows the clients."""
+    with _of_controller(state_dir) as directory:
+        found = sorted(read_grants(directory), key=lambda each: each.name)
+    plain = [asdict(each) | {"role": str(each.role)} for each in found]
+    if not _printed([{key: value for key, value in each.items() if key != "sha256"} for each in plain], output):
+        rows = [[each.name, str(each.role), _day(each.made_ms), _day(each.expires_ms)] for each in found]
+        screen.stdout().print(screen.table(["NAME", "ROLE", "MADE", "EXPIRES"], rows))
+
+
+def revoke(name: str, *, state_dir: Path | None, output: Output) -> None:
+    """Takes a client's token back."""
+    with _of_controller(state_dir) as directory:
+        grants.revoke(directory, name)
+    if not _printed({"name": name, "revoked": True}, output):
+        screen.stdout().print(f"The token of {name} counts no longer.")
+
+
+def _printed(value: Any, output: Output) -> bool:
+    """Prints a value for a program, if it asked for that."""
+    if output is Output.JSON:
+        printing.print_json(value)
+    elif output is Output.YAML:
+        printing.print_yaml(value)
+    else:
+        return False
+    return True
+
+
+@contextmanager
+def _of_controller(state_dir: Path | None) -> Iterator[Path]:
+    """The state directory that is meant; what can be wrong with it is told in words."""
+    running = running_clusters(run_directory())
+    local = [each.directory / "controller" for each in running if (each.directory / "controller").is_dir()]
+    directory = state_dir or (local[0] if len(local) == 1 else default_state_dir())
+    with failing_in_words():
+        if not directory.is_dir():
+            raise CommandFailed(
+                Failure(
+                    "No state of a controller is there.",
+                    f"{directory} is no directory.",
+                    "Start a controller first, or name the directory of its state with --state-dir.",
+                    BAD_INPUT,
+                )
+            )
+        try:
+            yield directory
+        except (BadGrant, UnsafeFile, OSError) as error:
+            raise CommandFailed(
+                Failure("The clients were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT)
+            ) from error
+
+
+def _day(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC") if at_ms else ""

@@ -1,0 +1,137 @@
+"""The gate in front of every method: who calls, whether they may, how often, and what is written down about it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from callboard.security.audit import AuditLog
+from callboard.security.roles import OPEN, Identity, Role, check_role, handle_for
+from callboard.wire.refusals import LimitReached
+
+READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "Inspect", "Resolve", "Search")
+"""First parts of the names of methods that change nothing; every other call is written to the audit log."""
+
+CHATTY = frozenset({"RenewJobs", "ReportSignals", "ServerReflectionInfo"})
+"""Methods that tell the controller what goes on and come all the time; or that only read, by another name."""
+
+
+PROBE = Identity("probe", Role.VIEWER)
+"""Every caller of a method that is open to all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """What one client may do at one time. The owner, and agents, have no such limits.
+
+    Attributes:
+        requests_s: calls in a second; twice as many at once.
+        streams: watches and other streams that are open.
+    """
+
+    requests_s: int = 200
+    streams: int = 50
+
+
+class Gate:
+    """One controller's gate."""
+
+    def __init__(
+        self,
+        identify: Callable[[Any], Identity],
+        *,
+        limits: ClientLimits | None = None,
+        audit: AuditLog | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            identify: tells who shows some metadata, or raises.
+            limits: of each client; None: the usual ones.
+            audit: where changes are written down; None: nowhere.
+            now_s: a clock that never goes back.
+        """
+        self._identify = identify
+        self._limits = limits or ClientLimits()
+        self._audit = audit
+        self._now_s = now_s
+        self._left: dict[str, tuple[float, float]] = {}
+        """Calls that a client may still make, and when that was reckoned."""
+        self._streams: Counter[str] = Counter()
+
+    def identify(self, method: str, metadata: Any) -> Identity:
+        """Who makes a call of ``method`` and shows this metadata; services find it by ``caller()``.
+
+        Raises:
+            NotAuthenticated: nobody knows who it is.
+        """
+        who = PROBE if method in OPEN else self._identify(metadata)
+        handle_for(who)
+        return who
+
+    @contextmanager
+    def passing(self, who: Identity, method: str, *, stream: bool) -> Iterator[None]:
+        """Lets one call in, as long as the block runs.
+
+        Args:
+            who: makes it.
+            method: full name of the method.
+            stream: whether the answer is a stream.
+
+        Raises:
+            NotAllowed: their role does not include the method.
+            LimitReached: they call too often, or have too many streams.
+        """
+        if method not in OPEN:
+            check_role(who, method)
+        if who.role in (None, Role.AGENT) or method in OPEN:
+            yield
+            return
+        self._count_call(who.name)
+        if not stream:
+            yield
+            return
+        if self._streams[who.name] >= self._limits.streams:
+            raise LimitReached(f"{who.name} has {self._limits.streams} streams open already; close some and try again")
+        self._streams[who.name] += 1
+        try:
+            yield
+        finally:
+            self._streams[who.name] -= 1
+
+    def write_down(
+        self, who: Identity | None, method: str, subject: str, peer: str, *, code: str, why: str = ""
+    ) -> None:
+        """Writes a call of a known client that changed something, or was meant to, to the audit log."""
+        name = method.rpartition("/")[2]
+        if self._audit is None or who is None or not changes(name) or method in OPEN:
+            return
+        self._audit.add(
+            at_ms=time.time_ns() // 1_000_000,
+            who=who.name,
+            role=who.role or "",
+            method=name,
+            subject=subject,
+            peer=peer,
+            code=code,
+            why=why,
+        )
+
+    def _count_call(self, name: str) -> None:
+        """A bucket that fills by so many calls a second and holds twice as many."""
+        rate, now_s = self._limits.requests_s, self._now_s()
+        left, reckoned_s = self._left.get(name, (2.0 * rate, now_s))
+        left = min(2.0 * rate, left + (now_s - reckoned_s) * rate)
+        if left < 1:
+            self._left[name] = (left, now_s)
+            raise LimitReached(f"{name} makes more than {rate} calls a second; call less often")
+        self._left[name] = (left - 1, now_s)
+
+
+def changes(name: str) -> bool:
+    """Whether a method of this name changes something."""
+    return not name.startswith(READ_ONLY) and name not in CHATTY

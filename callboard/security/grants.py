@@ -1,0 +1,125 @@
+"""Grants: the clients that a controller knows besides its owner, each with a role and the hash of its token.
+
+They lie in the state directory in one private file. The commands that change it run on the controller's machine and
+replace the file as a whole; the controller reads it again when it changes, so that a new or a revoked token counts
+within a second and without a restart. The tokens themselves are kept nowhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from callboard.model.names import is_name
+from callboard.security.places import UnsafeFile, read_private, write_private
+from callboard.security.roles import OWNER, Role
+from callboard.security.tokens import fingerprint, new_token
+
+GRANTS_NAME = "clients.json"
+MAX_GRANTS = 10_000
+
+
+class BadGrant(Exception):
+    """A grant that can't be made or taken back; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One client.
+
+    Attributes:
+        name: unique; pools name their members by it.
+        role: what it may do.
+        sha256: hash of its token.
+        made_ms: when it was made, in milliseconds since 1970.
+        expires_ms: from when on it doesn't count; 0: never.
+    """
+
+    name: str
+    role: Role
+    sha256: str
+    made_ms: int
+    expires_ms: int = 0
+
+
+def read_grants(state_dir: Path) -> list[Grant]:
+    """Every grant, by name.
+
+    Raises:
+        UnsafeFile: the file is not private or is broken.
+    """
+    path = state_dir / GRANTS_NAME
+    if not path.exists():
+        return []
+    try:
+        plain = json.loads(read_private(path, most_bytes=MAX_GRANTS * 512))
+        return [Grant(**(each | {"role": Role(each["role"])})) for each in plain["clients"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnsafeFile(path, f"is broken ({error}). Put a backup in its place, or remove it.") from error
+
+
+def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace: bool = False) -> str:
+    """Makes a grant and returns its token, which is not kept.
+
+    Args:
+        state_dir: of the controller.
+        name: of the client.
+        role: what it may do.
+        lasts_ms: how long it counts; 0: for ever.
+        replace: whether one of that name goes: its old token counts no longer.
+
+    Raises:
+        BadGrant: the name is none or is taken.
+        UnsafeFile, OSError: the file can't be used.
+    """
+    if not is_name(name) or name == OWNER.name:
+        raise BadGrant(
+            f"{name!r} can't be the name of a client; take letters, digits, '.', '_' and '-', a letter first"
+        )
+    token, now_ms = new_token(), time.time_ns() // 1_000_000
+    made = Grant(
+        name=name,
+        role=role,
+        sha256=fingerprint(token),
+        made_ms=now_ms,
+        expires_ms=now_ms + lasts_ms if lasts_ms else 0,
+    )
+    with _changing(state_dir) as grants:
+        if name in grants and not replace:
+            raise BadGrant(f"there is a client {name} already; add --replace to give it a new token")
+        if len(grants) >= MAX_GRANTS:
+            raise BadGrant(f"there are {MAX_GRANTS} clients already; revoke some")
+        grants[name] = made
+    return token
+
+
+def revoke(state_dir: Path, name: str) -> None:
+    """Takes a grant back.
+
+    Raises:
+        BadGrant: there is none of that name.
+        UnsafeFile, OSError: the file can't be used.
+    """
+    with _changing(state_dir) as grants:
+        if grants.pop(name, None) is None:
+            raise BadGrant(f"there is no client {name}; `callboard token list` shows those there are")
+
+
+@contextmanager
+def _changing(state_dir: Path) -> Iterator[dict[str, Grant]]:
+    """The grants by name, written back at the end; one program at a time."""
+    descriptor = os.open(state_dir / f"{GRANTS_NAME}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        grants = {each.name: each for each in read_grants(state_dir)}
+        yield grants
+        plain = {"clients": [asdict(grants[name]) for name in sorted(grants)]}
+        write_private(state_dir / GRANTS_NAME, json.dumps(plain, indent=1) + "\n")
+    finally:
+        os.close(descriptor)

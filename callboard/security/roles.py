@@ -1,0 +1,144 @@
+"""Roles: who a caller is, and which methods each role may call.
+
+The table names every method of the API; a test compares it with the descriptors, so that a new method is refused to
+everybody but the owner until somebody decides who may call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+
+from callboard.wire.refusals import NotAllowed
+
+
+class Role(StrEnum):
+    """What a caller is there for."""
+
+    AGENT = "agent"
+    OPERATOR = "operator"
+    TRAINER = "trainer"
+    VIEWER = "viewer"
+
+
+_AGENT = frozenset({Role.AGENT})
+_OPERATOR = frozenset({Role.OPERATOR})
+_TRAINER = _OPERATOR | {Role.TRAINER}
+_READERS = _OPERATOR | {Role.VIEWER}
+_PEOPLE = _TRAINER | {Role.VIEWER}
+
+_BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
+    "callboard.v1.AgentService": {"Session": _AGENT, "SendOutput": _AGENT},
+    "callboard.v1.NodeService": {
+        "GetNode": _PEOPLE,
+        "ListNodes": _PEOPLE,
+        "CordonNode": _OPERATOR,
+        # An agent whose machine is about to go asks for the drain of its node.
+        "DrainNode": _OPERATOR | _AGENT,
+        "UncordonNode": _OPERATOR,
+        "RemoveNode": _OPERATOR,
+        # Shows processes and files of whoever works there.
+        "InspectNode": _OPERATOR,
+    },
+    "callboard.v1.PoolService": {
+        "CreatePool": _OPERATOR,
+        "GetPool": _PEOPLE,
+        "ListPools": _PEOPLE,
+        "UpdatePool": _OPERATOR,
+        "DeletePool": _OPERATOR,
+    },
+    "callboard.v1.JobService": {
+        "SubmitJob": _TRAINER,
+        "GetJob": _PEOPLE,
+        "ListJobs": _PEOPLE,
+        "CancelJob": _TRAINER,
+        "CompleteJob": _TRAINER,
+        "PreemptJob": _OPERATOR,
+        "ScaleJob": _TRAINER,
+        "RenewJobs": _TRAINER,
+        "ReportSignals": _TRAINER,
+        "ExplainJob": _PEOPLE,
+        # What jobs print may hold anything, so it is not for viewers.
+        "ReadJobOutput": _TRAINER,
+    },
+    "callboard.v1.PlacementGroupService": {
+        "GetPlacementGroup": _READERS,
+        "ListPlacementGroups": _READERS,
+        "DeletePlacementGroup": _OPERATOR,
+    },
+    "callboard.v1.PlacementService": {"ResolvePlacement": _PEOPLE, "SearchPlacement": _TRAINER},
+    "callboard.v1.SchedulerService": {
+        "GetPolicy": _PEOPLE,
+        "SetPolicy": _OPERATOR,
+        "GetStats": _PEOPLE,
+        # Names jobs of every pool.
+        "GetDemand": _READERS,
+        "ListAudit": _OPERATOR,
+    },
+    "callboard.v1.EventService": {"Watch": _PEOPLE, "ListEvents": _PEOPLE},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _PEOPLE},
+}
+
+ROLES: Mapping[str, frozenset[Role]] = {
+    f"/{service}/{method}": roles for service, methods in _BY_SERVICE.items() for method, roles in methods.items()
+}
+"""Method → roles that may call it."""
+
+OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+"""Methods for callers without a token: whether the controller serves is no secret, and a probe has no files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who makes a call.
+
+    Attributes:
+        name: unique among the clients of a controller; pools name their members by it, and the audit log says it.
+        role: what it may do; None: everything.
+    """
+
+    name: str
+    role: Role | None
+
+    @property
+    def in_pools_only(self) -> bool:
+        """Whether it sees and does only what belongs to pools that name it as a member."""
+        return self.role is Role.TRAINER
+
+
+ANYBODY = Identity("anybody", None)
+"""Every caller of a controller that runs with --insecure."""
+
+OWNER = Identity("owner", None)
+"""The account that started the controller."""
+
+_caller: ContextVar[Identity] = ContextVar("callboard_caller", default=OWNER)
+
+
+def caller() -> Identity:
+    """Who makes the call that this task handles; what the controller does by itself is done by its owner."""
+    return _caller.get()
+
+
+def handle_for(identity: Identity) -> None:
+    """Says who makes the call that this task handles."""
+    _caller.set(identity)
+
+
+def check_role(identity: Identity, method: str) -> None:
+    """Whether the caller's role includes a method.
+
+    Raises:
+        NotAllowed: it doesn't.
+    """
+    allowed = ROLES.get(method, frozenset())
+    if identity.role is None or identity.role in allowed:
+        return
+    name = method.rpartition("/")[2]
+    needed = " or ".join(sorted(allowed)) or "the controller's own account"
+    raise NotAllowed(
+        f"{name} is not for {identity.name}, whose role is {identity.role}; it is for {needed}. "
+        "Ask an operator for it, or for a token with that role"
+    )
