@@ -14,7 +14,7 @@ from tests.recovery.conftest import Site
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600), pytest.mark.ray, pytest.mark.slow]
 
 ROUNDS = 15
-"""Each meets the gap between two jobs with dozens of lookups: what is looked for shows in the first rounds or never."""
+"""Gaps between two jobs. Lookups go on all through each, and at least two meet each job."""
 
 
 @pytest.mark.parametrize("site", ["ray"], indirect=True)

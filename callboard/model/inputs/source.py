@@ -2,8 +2,8 @@
 
 Duplicate keys are refused: plain YAML readers let the last one win, silently.
 
-PyYAML and its marks, and not ruamel.yaml: for 2000 jobs (227 KiB) that composes in 1.6 s, PyYAML in 0.9 s and with
-libyaml in 0.1 s; and of our examples it writes nine of sixteen back as other bytes.
+PyYAML and its marks, and not ruamel.yaml: 2000 jobs (227 KiB) take that 1.6 s of CPU to compose, PyYAML 0.9 s and
+libyaml 0.1 s (load 14); and of 16 YAML files in examples and tests, loading and dumping changes the bytes of nine.
 """
 
 from __future__ import annotations
