@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import structlog
 
 from callboard.agents.checkpoints import ROLE as CHECKPOINT
-from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.interpreters import InterpreterRefused, Interpreters
-from callboard.agents.process_tree import is_living
+from callboard.agents.processes import Processes
 from callboard.agents.ray_membership import RayMembership
 from callboard.agents.run_dir import RunDir, Started
 from callboard.agents.runtime import HostError, Launch, Runtime
@@ -42,7 +41,7 @@ class Heir:
 
     node: NodeIdentity
     run_dir: RunDir
-    ender: TreeEnder
+    processes: Processes
     runtime: Runtime
     interpreters: Interpreters
     workers: WorkerTable
@@ -59,12 +58,12 @@ class Heir:
         """
         earlier = self.run_dir.recorded()
         kept = self._keep(earlier)
-        self.ender.adopt(each.process for each in kept if each.process is not None)
+        self.processes.adopt(each.process for each in kept if each.process is not None)
         if any(each.facts.get("strict") for each in kept):
             # Before the earlier agent's fence is ended: somebody always watches.
             await self.fence.watching()
         lost = [each.process for each in earlier if each not in kept and each.process is not None]
-        end = await self.ender.end_marked(lost, budget_s=LEFTOVERS_S)
+        end = await self.processes.end_marked(lost, budget_s=LEFTOVERS_S)
         if end.killed:
             _log.warning("leftovers_ended", count=end.killed)
         if not end.gone:
@@ -99,7 +98,7 @@ class Heir:
             *nodes,
             *workers,
             *left,
-            *(each for each in spares if (by_name if each.process is None else is_living(each.process))),
+            *(each for each in spares if (by_name if each.process is None else self.processes.is_living(each.process))),
         ]
 
     def _own(self) -> Started:
@@ -142,7 +141,7 @@ class Heir:
             hosted = await self.runtime.attach(started.facts["address"], process)
         except HostError as error:
             _log.warning("spare_not_adopted", why=str(error))
-            await self.ender.end_roots([process], budget_s=LEFTOVERS_S)
+            await self.processes.end_roots([process], budget_s=LEFTOVERS_S)
             self.run_dir.drop("spare", started.name)
             return
         self.spares.adopt(Launch(started.name, self.interpreters.allowed(""), self.spare_variables), hosted)

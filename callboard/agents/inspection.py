@@ -11,11 +11,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.agents.endings import TreeEnder
 from callboard.agents.framing import Json
 from callboard.agents.gpu_users import seen_devices
 from callboard.agents.nvml import NoDriver
 from callboard.agents.process_tree import ProcessId
+from callboard.agents.processes import Processes
 from callboard.agents.runtime import HostError, Runtime
 from callboard.agents.usage import Usage, cpu_milli, usage_of
 from callboard.agents.worker import Worker
@@ -54,11 +54,11 @@ class Inspector:
     """Looks around on one node."""
 
     def __init__(
-        self, workers: WorkerTable, runtime: Runtime, ender: TreeEnder, inventory: agent_pb2.Inventory
+        self, workers: WorkerTable, runtime: Runtime, processes: Processes, inventory: agent_pb2.Inventory
     ) -> None:
         self._workers = workers
         self._runtime = runtime
-        self._ender = ender
+        self._processes = processes
         self._inventory = inventory
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
@@ -86,7 +86,7 @@ class Inspector:
 
     async def _look(self, workers: list[Worker]) -> list[_Look]:
         living = {worker.process: worker for worker in workers if worker.process is not None}
-        trees = await self._ender.trees(living) if living else {}
+        trees = await self._processes.trees(living) if living else {}
         before = {process: await asyncio.to_thread(usage_of, tree) for process, tree in trees.items()}
         sampled = asyncio.create_task(asyncio.sleep(_SAMPLE_S))
         answers = await asyncio.gather(*(self._ask(worker) for worker in workers))

@@ -21,7 +21,6 @@ from callboard.agents.commands import Commands
 from callboard.agents.departure import Departure
 from callboard.agents.devices import NodeDevices, renderers
 from callboard.agents.driver_client import DriverClient
-from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.groups import Groups
 from callboard.agents.inspection import Inspector
@@ -37,6 +36,7 @@ from callboard.agents.output_store import OutputBounds, OutputStore
 from callboard.agents.ports import Ports
 from callboard.agents.process_runtime import ProcessRuntime
 from callboard.agents.process_tree import ProcessId
+from callboard.agents.processes import MachineProcesses
 from callboard.agents.ray_membership import RayMembership
 from callboard.agents.ray_plan import RayPlan
 from callboard.agents.ray_runtime import RayRuntime
@@ -70,7 +70,7 @@ class Agent:
         self._outbox = Outbox(self._instance)
         self._departure = Departure()
         marker = f"{AGENT_MARKER}={run_dir.path}"
-        self._ender = TreeEnder(marker)
+        self._processes = MachineProcesses(marker)
         self._driver = DriverClient(run_dir)
         node = self._identity(devices)
         self._runtime = self._new_runtime()
@@ -78,7 +78,7 @@ class Agent:
         self._spares = Spares(
             self._runtime,
             run_dir,
-            self._ender,
+            self._processes,
             prefix=f"spare/{options.node_id}/{self._instance}",
             variables=host_environment(node),
         )
@@ -97,7 +97,7 @@ class Agent:
         site = Site(
             self._runtime,
             self._outbox,
-            self._ender,
+            self._processes,
             interpreters,
             run_dir,
             self._spares,
@@ -139,7 +139,7 @@ class Agent:
                     import_path=node.import_path,
                 ),
                 run_dir=run_dir,
-                ender=self._ender,
+                processes=self._processes,
                 driver=self._driver,
                 tenants=self._workers,
                 node_ip=node_ip,
@@ -149,12 +149,12 @@ class Agent:
             if options.runtime == "ray"
             else None
         )
-        self._inspector = Inspector(self._workers, self._runtime, self._ender, self._inventory)
+        self._inspector = Inspector(self._workers, self._runtime, self._processes, self._inventory)
         self._ray_told = agent_pb2.RayNode()
         self._heir = Heir(
             node=node,
             run_dir=run_dir,
-            ender=self._ender,
+            processes=self._processes,
             runtime=self._runtime,
             interpreters=interpreters,
             workers=self._workers,
@@ -192,7 +192,7 @@ class Agent:
                 task.cancel()
             await asyncio.wait(tasks)
             await self._sender.close()
-            self._ender.close()
+            self._processes.close()
             self._lease_file.close()
             self._ports.close()
 
@@ -319,7 +319,7 @@ class Agent:
         await self._stop_ray()
         await self._fence.close()
         await self._session.say_goodbye(reason)
-        left = await self._ender.end_marked((), budget_s=max(1.0, deadline - loop.time()))
+        left = await self._processes.end_marked((), budget_s=max(1.0, deadline - loop.time()))
         still = [*left.left, *(worker.pid for worker in self._workers.reports())]
         if still:
             raise LeftBehind(f"processes {still} did not end in time")

@@ -16,10 +16,10 @@ from typing import Protocol
 import structlog
 
 from callboard.agents.driver_client import Connection, DriverClient, DriverLost
-from callboard.agents.endings import TreeEnder
 from callboard.agents.framing import PeerGone, RemoteError
 from callboard.agents.options import AgentOptions
 from callboard.agents.process_tree import ProcessId
+from callboard.agents.processes import Processes
 from callboard.agents.ray_command import free_port
 from callboard.agents.ray_faults import PortTaken, RayNodeError, fault_of
 from callboard.agents.ray_node import RayNode
@@ -64,7 +64,7 @@ class RayMembership:
         plan: RayPlan,
         *,
         run_dir: RunDir,
-        ender: TreeEnder,
+        processes: Processes,
         driver: DriverClient,
         tenants: Tenants,
         node_ip: str,
@@ -76,7 +76,7 @@ class RayMembership:
         self._options = options
         self._plan = plan
         self._run_dir = run_dir
-        self._ender = ender
+        self._processes = processes
         self._driver = driver
         self._tenants = tenants
         self._node_ip = node_ip
@@ -104,7 +104,7 @@ class RayMembership:
         if self._options.ray_address not in ("", facts["gcs_address"]):
             return False
         vital = {ProcessId(pid, ticks): name for pid, ticks, name in facts["vital"]}
-        self._running = RayNode.adopt(started.process, vital, self._ender)
+        self._running = RayNode.adopt(started.process, vital, self._processes)
         if self._running is None:
             return False
         token = self._run_dir.read_ray_token() if facts["token"] else facts["token"]
@@ -208,7 +208,7 @@ class RayMembership:
         self._offer_changed.clear()
         environment = self._plan.environment(target)
         spec = self._plan.spec(target, environment)
-        self._running = await RayNode.start(spec, self._ender)
+        self._running = await RayNode.start(spec, self._processes)
         self._run_dir.put(Started("ray", self._running.process))
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
         self._check_connection(target, connection)

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import structlog
 
-from callboard.agents.endings import TreeEnder
-from callboard.agents.pid_watch import exited
-from callboard.agents.process_tree import PROC, ProcessId, identify, is_living, send_signal
+from callboard.agents.process_tree import PROC, ProcessId, identify
+from callboard.agents.processes import Processes
 from callboard.agents.ray_command import RayNodeSpec, check_ports, ray_start
 from callboard.agents.ray_faults import RayNodeError, os_error, start_error
 
@@ -50,7 +49,7 @@ class RayNode:
     def __init__(
         self,
         process: ProcessId,
-        ender: TreeEnder,
+        processes: Processes,
         *,
         leader: subprocess.Popen[bytes] | None = None,
         output: _Output | None = None,
@@ -61,10 +60,10 @@ class RayNode:
         """Processes without which the node is lost, with their names."""
         self._leader = leader
         self._output = output
-        self._ender = ender
+        self._processes = processes
 
     @classmethod
-    async def start(cls, spec: RayNodeSpec, ender: TreeEnder) -> RayNode:
+    async def start(cls, spec: RayNodeSpec, processes: Processes) -> RayNode:
         """Start the node and wait until it answers.
 
         Raises:
@@ -88,7 +87,7 @@ class RayNode:
         process = identify(leader.pid)
         assert process is not None, "an unreaped child keeps its entry in the process table"
         output = _Output(leader, spec.log)
-        node = cls(process, ender, leader=leader, output=output)
+        node = cls(process, processes, leader=leader, output=output)
         starting = asyncio.create_task(output.wait_for(_STARTED))
         try:
             await asyncio.wait([starting], timeout=START_S)
@@ -105,22 +104,21 @@ class RayNode:
         raise start_error(f"ray start {why}", output.lines())
 
     @classmethod
-    def adopt(cls, process: ProcessId, vital: Mapping[ProcessId, str], ender: TreeEnder) -> RayNode | None:
+    def adopt(cls, process: ProcessId, vital: Mapping[ProcessId, str], processes: Processes) -> RayNode | None:
         """The node that an earlier agent started; None unless all of it lives.
 
         Its output goes nowhere from now on: `ray start --block` has said what it had to say.
         """
-        if not all(is_living(each) for each in (process, *vital)):
+        if not all(processes.is_living(each) for each in (process, *vital)):
             return None
-        node = cls(process, ender)
+        node = cls(process, processes)
         node.vital = dict(vital)
         return node
 
     async def wait_lost(self) -> str:
         """Return when the node has ended by itself: what ended, as one sentence."""
-        watches = {
-            asyncio.create_task(exited(process)): name for process, name in {**self.vital, self.process: "ray"}.items()
-        }
+        watched = {**self.vital, self.process: "ray"}
+        watches = {asyncio.create_task(self._processes.exited(process)): name for process, name in watched.items()}
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
             # What died first says most: a raylet ends the others with it.
@@ -132,11 +130,11 @@ class RayNode:
 
     async def stop(self) -> None:
         """End the node: politely, so that the cluster knows it left, then by recorded pids."""
-        if send_signal(self.process, signal.SIGTERM):
-            polite = asyncio.create_task(exited(self.process))
+        if self._processes.send_signal(self.process, signal.SIGTERM):
+            polite = asyncio.create_task(self._processes.exited(self.process))
             await asyncio.wait([polite], timeout=_POLITE_S)
             polite.cancel()
-        end = await self._ender.end_marked((self.process, *self.vital), budget_s=_KILL_S)
+        end = await self._processes.end_marked((self.process, *self.vital), budget_s=_KILL_S)
         if self._output is not None:
             self._output.close()
         if end.gone:
@@ -146,7 +144,7 @@ class RayNode:
             _log.error("ray_node_left_behind", pids=[each.pid for each in end.left])
 
     async def _learn_vital(self) -> None:
-        trees = await self._ender.trees([self.process])
+        trees = await self._processes.trees([self.process])
         for process in trees[self.process]:
             name = _name(process)
             if name in _VITAL:

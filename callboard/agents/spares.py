@@ -17,9 +17,8 @@ from typing import Any
 
 import structlog
 
-from callboard.agents.endings import TreeEnder
-from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId
+from callboard.agents.processes import Processes
 from callboard.agents.run_dir import RunDir, Started
 from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
 from callboard.model.backoff import Backoff
@@ -57,7 +56,7 @@ class Spares:
         self,
         runtime: Runtime,
         run_dir: RunDir,
-        ender: TreeEnder,
+        processes: Processes,
         *,
         prefix: str,
         variables: Mapping[str, str],
@@ -66,13 +65,13 @@ class Spares:
         Args:
             runtime: hosts them.
             run_dir: where they are recorded.
-            ender: ends them.
+            processes: ends them.
             prefix: of their names; unique for this run of the agent, because Ray remembers names of what just ended.
             variables: environment of a host before it has a job.
         """
         self._runtime = runtime
         self._run_dir = run_dir
-        self._ender = ender
+        self._processes = processes
         self._prefix = prefix
         self._variables = variables
         self._numbers = itertools.count(1)
@@ -205,7 +204,7 @@ class Spares:
         task.add_done_callback(self._tasks.discard)
 
     async def _notice_end(self, spare: Spare, process: ProcessId) -> None:
-        await exited(process)
+        await self._processes.exited(process)
         if spare in self._spares:
             self._spares.remove(spare)
             _log.warning("spare_ended", pid=process.pid)
@@ -217,7 +216,7 @@ class Spares:
         self._spares = [each for each in self._spares if each not in ending]
         if not ending:
             return
-        end = await self._ender.end_roots([each.host.result().process for each in ending], budget_s=_END_S)
+        end = await self._processes.end_roots([each.host.result().process for each in ending], budget_s=_END_S)
         for spare in ending:
             if spare.host.result().process not in end.left:
                 self._forget(spare)

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from callboard.agents.checkpoints import Yielded
 from callboard.agents.framing import Json
-from callboard.agents.pid_watch import exited as process_exited
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted, HostError
 from callboard.v1 import agent_pb2
@@ -81,6 +80,9 @@ class Signal(Protocol):
     async def send(self) -> Sequence[ProcessId]:
         """Send it to what the worker started; returns the processes that got it."""
 
+    async def gone(self, process: ProcessId) -> None:
+        """Return once one of them has ended."""
+
 
 async def ask_to_yield(
     hosted: Hosted,
@@ -131,8 +133,9 @@ async def _asked(
         step = "checkpoint()" if take else "a call in flight"
         answer = await _within(lambda: hosted.control("checkpoint", wait()), order, exited)
         for process in signalled:
-            step = f"process {process.pid}, which got {signal.name if signal else ''},"
-            await _within(partial(_gone, process), order, exited)
+            assert signal is not None
+            step = f"process {process.pid}, which got {signal.name},"
+            await _within(partial(_gone, signal, process), order, exited)
     except _TimeIsUp:
         if exited.done():
             return ended
@@ -147,8 +150,8 @@ async def _asked(
     return Yielded(not errors, _checkpoint(answer), "; ".join(errors), answer["error"] if take else "")
 
 
-async def _gone(process: ProcessId) -> Json:
-    await process_exited(process)
+async def _gone(signal: Signal, process: ProcessId) -> Json:
+    await signal.gone(process)
     return None
 
 

@@ -11,7 +11,7 @@ import asyncio
 
 import structlog
 
-from callboard.agents.process_tree import ProcessId, is_living, start_ms
+from callboard.agents.process_tree import ProcessId
 from callboard.agents.progress_watch import watch_progress
 from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.stop_ladder import StopOrder, unasked_stop
@@ -79,7 +79,7 @@ class Worker:
         report = agent_pb2.WorkerReport(**self._facts.reports.ref, state=self._facts.state)
         if self.process is not None:
             report.pid = self.process.pid
-            report.pid_start_ms = start_ms(self.process)
+            report.pid_start_ms = self._facts.site.processes.start_ms(self.process)
         return report
 
     def see_tree(self, tree: frozenset[ProcessId]) -> None:
@@ -175,7 +175,7 @@ class Worker:
             self._facts.signals.watch(self._learn_secrets(hosted))
         except HostError as error:
             away = "it ended while no agent was there"
-            self._facts.signals.end(str(error) if is_living(process) else away)
+            self._facts.signals.end(str(error) if self._facts.site.processes.is_living(process) else away)
 
     async def _learn_secrets(self, hosted: Hosted) -> None:
         """They stand in no record; only its process knows them."""

@@ -16,6 +16,9 @@ from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.process_tree import NotOurProcess, ProcessId, send_signal
 from callboard.agents.stop_ladder import ENDED_FIRST, UNASKED_KILL_S, ask_to_yield
 from callboard.agents.usage import oom_kills
+from callboard.agents.process_tree import NotOurProcess, ProcessId
+from callboard.agents.processes import Processes
+from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted
@@ -67,7 +70,7 @@ async def end_stopped(facts: WorkerFacts) -> str:
 async def end_alone(facts: WorkerFacts) -> str:
     """It died, or lost its host."""
     facts.state = agent_pb2.AGENT_WORKER_STATE_STOPPING
-    kills = oom_kills()
+    kills = facts.site.processes.oom_kills()
     died_s = asyncio.get_running_loop().time()
     left = await _end_tree(facts, UNASKED_KILL_S, alone=True)
     message = facts.exit_message()
@@ -97,14 +100,19 @@ class Signalling:
         process = self._facts.process
         if process is None or self.name not in signal.Signals.__members__:
             return ()
-        trees = await self._facts.site.ender.trees([process])
+        processes = self._facts.site.processes
+        trees = await processes.trees([process])
         number = signal.Signals[self.name]
-        return [each for each in sorted(trees[process] - {process}) if _sent(each, number)]
+        return [each for each in sorted(trees[process] - {process}) if _sent(processes, each, number)]
+
+    async def gone(self, process: ProcessId) -> None:
+        """Return once it has ended."""
+        await self._facts.site.processes.exited(process)
 
 
-def _sent(process: ProcessId, number: signal.Signals) -> bool:
+def _sent(processes: Processes, process: ProcessId, number: signal.Signals) -> bool:
     try:
-        return send_signal(process, number)
+        return processes.send_signal(process, number)
     except (NotOurProcess, PermissionError) as error:
         _log.info("stop_signal_not_sent", pid=process.pid, why=str(error))
         return False
@@ -137,7 +145,7 @@ async def _end_tree(facts: WorkerFacts, budget_s: float, *, alone: bool = False)
     if facts.process is None:
         return ""
     facts.write(Stage.ENDING)
-    end = await facts.site.ender.end(
+    end = await facts.site.processes.end(
         facts.process, marker=facts.order.marker, also=facts.tree, budget_s=budget_s, alone=alone
     )
     return "" if end.gone else "not gone: " + ", ".join(str(each.pid) for each in end.left[:10])

@@ -12,7 +12,6 @@ from callboard.agents.memory_watch import Held
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.runtime import Hosted
 from callboard.agents.stop_ladder import StopOrder
-from callboard.agents.usage import oom_kills, usage_of
 from callboard.agents.worker_host_up import Bringing
 from callboard.agents.worker_order import Site, WorkerOrder
 from callboard.agents.worker_record import Stage, WorkerRecord, write_record
@@ -46,7 +45,7 @@ class WorkerFacts:
     def __init__(self, order: WorkerOrder, site: Site) -> None:
         self.site = site
         self.reports = WorkerReports(order, site.outbox)
-        self.signals = Signals()
+        self.signals = Signals(site.processes)
         self.bringing = Bringing(site)
         self.state: agent_pb2.AgentWorkerState.ValueType = agent_pb2.AGENT_WORKER_STATE_STARTING
         self.process: ProcessId | None = None
@@ -57,7 +56,7 @@ class WorkerFacts:
         self.tree: frozenset[ProcessId] = frozenset()
         self.peak_bytes = 0
         self.beside_bytes = 0
-        self.oom_kills = oom_kills()
+        self.oom_kills = site.processes.oom_kills()
         self.secrets: list[str] | None = None
 
     @property
@@ -79,8 +78,8 @@ class WorkerFacts:
     def see_tree(self, tree: frozenset[ProcessId]) -> None:
         """Its process tree as it is now; an empty one means that it died just now, and the last one is what counts."""
         self.tree = tree or self.tree
-        used = usage_of(tree)
-        own = usage_of([self.process]).memory_bytes if self.process in tree else 0
+        used = self.site.processes.usage_of(tree)
+        own = self.site.processes.usage_of([self.process]).memory_bytes if self.process in tree else 0
         self.beside_bytes = used.memory_bytes - min(own, used.memory_bytes)
         self.peak_bytes = max(self.peak_bytes, used.peak_bytes)
 
@@ -88,7 +87,7 @@ class WorkerFacts:
         """Remember what its own process holds now, and held at most so far."""
         if self.process is None:
             return
-        used = usage_of([self.process])
+        used = self.site.processes.usage_of([self.process])
         self.peak_bytes = max(self.peak_bytes, used.peak_bytes)
         if used.memory_bytes:
             asked = self.order.command.allocation.resources.memory_bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from callboard.agents.checkpoints import Checkpoints
-from callboard.agents.endings import TreeEnder
 from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.framing import Json
 from callboard.agents.interpreters import Interpreters
@@ -14,6 +13,7 @@ from callboard.agents.memory_watch import MemoryWatch
 from callboard.agents.outbox import Outbox
 from callboard.agents.output_store import OutputOf, OutputStore
 from callboard.agents.ports import Ports
+from callboard.agents.processes import Processes
 from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Launch, Runtime
 from callboard.agents.spares import Spares
@@ -56,7 +56,7 @@ class Site:
 
     runtime: Runtime
     outbox: Outbox
-    ender: TreeEnder
+    processes: Processes
     interpreters: Interpreters
     run_dir: RunDir
     spares: Spares

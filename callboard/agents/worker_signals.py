@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from enum import Enum, auto
 from typing import Any
 
-from callboard.agents.pid_watch import exited
 from callboard.agents.process_tree import ProcessId
+from callboard.agents.processes import Processes
 
 
 class First(Enum):
@@ -23,7 +23,8 @@ class First(Enum):
 class Signals:
     """A stop that was asked for, and the end of the process; each comes once and stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         loop = asyncio.get_running_loop()
         self.stop_asked: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
@@ -52,7 +53,7 @@ class Signals:
         """Notice its end."""
 
         async def notice() -> None:
-            self.code = await exited(process)
+            self.code = await self._processes.exited(process)
             self.end("")
 
         self.watch(notice())

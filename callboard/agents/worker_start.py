@@ -8,7 +8,6 @@ from typing import Protocol
 import structlog
 
 from callboard.agents.framing import Json
-from callboard.agents.process_tree import start_ms
 from callboard.agents.runtime import Hosted, HostError
 from callboard.agents.usage import oom_kills
 from callboard.agents.worker_facts import WorkerFacts
@@ -67,7 +66,7 @@ class WorkerStart:
         assert facts.process is not None
         facts.reports.ready(
             pid=facts.process.pid,
-            pid_start_ms=start_ms(facts.process),
+            pid_start_ms=facts.site.processes.start_ms(facts.process),
             actor_name=facts.hosted.actor_name if facts.hosted is not None else "",
             hooks=sorted(facts.hooks),
             **facts.told,

@@ -168,7 +168,7 @@ class WorkerTable:
                     worker.see_memory()
             living = {worker.process: worker for worker in self._workers.values() if worker.process}
             if living:
-                for process, tree in (await self._site.ender.trees(living)).items():
+                for process, tree in (await self._site.processes.trees(living)).items():
                     living[process].see_tree(tree)
 
     def _run(self, worker: Worker) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.endings import TreeEnder
+from callboard.agents.processes import MachineProcesses
 from callboard.agents.ray_command import SETTINGS, RayNodeSpec
 from callboard.agents.ray_faults import PortTaken, RayNodeError, fault_of, os_error, start_error
 from callboard.agents.ray_node import RayNode
@@ -123,12 +123,12 @@ def spec(folder: Path, **fields: object) -> RayNodeSpec:
 
 async def test_ft_g6_a_directory_that_can_not_be_made_is_a_permanent_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ender = TreeEnder(f"CALLBOARD_TEST={tmp_path}")
+    processes = MachineProcesses(f"CALLBOARD_TEST={tmp_path}")
     try:
         with pytest.raises(RayNodeError) as refused:
-            await RayNode.start(spec(tmp_path, temp_dir=tmp_path / "file" / "ray"), ender)
+            await RayNode.start(spec(tmp_path, temp_dir=tmp_path / "file" / "ray"), processes)
     finally:
-        ender.close()
+        processes.close()
     assert (refused.value.fault.code, refused.value.fault.permanent) == (RayFaultCode.FILES, True)
     assert str(tmp_path / "file") in str(refused.value)
 
@@ -151,11 +151,11 @@ async def test_ft_g6_a_ray_start_that_fails_says_why(
         (tmp_path / "shadow").mkdir()
         (tmp_path / "shadow" / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\")")
         fields = {"environment": {**os.environ, **SETTINGS, "PYTHONPATH": str(tmp_path / "shadow")}}
-    started, ender = spec(tmp_path, **fields), TreeEnder(f"CALLBOARD_TEST={tmp_path}")
+    started, processes = spec(tmp_path, **fields), MachineProcesses(f"CALLBOARD_TEST={tmp_path}")
     try:
         with pytest.raises(RayNodeError) as refused:
-            await RayNode.start(started, ender)
+            await RayNode.start(started, processes)
     finally:
-        ender.close()
+        processes.close()
         shutil.rmtree(started.temp_dir, ignore_errors=True)
     assert (refused.value.fault.code, refused.value.fault.permanent) == (code, True), str(refused.value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from callboard.agents import endings, process_tree
+from callboard.agents import process_tree, processes
 from callboard.agents.process_tree import ProcessId, TreeEnd, identify
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, started_by
@@ -252,7 +252,7 @@ class TestDeath:
             roots = tuple(roots)
             return TreeEnd(left=roots, killed=0) if still_there else real_end(roots, **arguments)
 
-        monkeypatch.setattr(endings, "end_tree", end_tree)
+        monkeypatch.setattr(processes, "end_tree", end_tree)
         command = starting("Plain", devices=("1",))
         worker = await ready(controller, command)
         first = await stopped(controller, command)
