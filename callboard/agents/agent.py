@@ -14,8 +14,9 @@ import structlog
 from callboard.agents import logs
 from callboard.agents.adoption import LeftBehind
 from callboard.agents.devices import DeviceError
-from callboard.agents.inventory import node_devices
+from callboard.agents.inventory import inventory, node_devices
 from callboard.agents.loopback import NoAddress, NodeAddress, earlier_ip
+from callboard.agents.machine import ThisMachine
 from callboard.agents.node_agent import Agent
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray_faults import PortTaken
@@ -48,7 +49,13 @@ async def run_agent(options: AgentOptions) -> int:
         _log.error("agent_refused", why=str(error))
         run_dir.close(keep=bool(run_dir.recorded()))
         return 2
-    agent = Agent(options, devices, run_dir, address.ip if address is not None else "")
+    agent = Agent(
+        options,
+        devices,
+        inventory(options, devices),
+        ThisMachine(options, run_dir),
+        address.ip if address is not None else "",
+    )
     # Nobody starts an agent again that is to end with somebody.
     alone = options.exit_with_parent is None and options.exit_with is None
     clean = False

@@ -7,10 +7,7 @@ when the report that carries it is acknowledged. The next agent answers the stop
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -52,7 +49,7 @@ class Checkpoints:
         if yielded.checkpoint is None:
             return
         try:
-            self._write(self._file(name), yielded.checkpoint.SerializeToString())
+            self._run_dir.write_checkpoint(name, yielded.checkpoint.SerializeToString())
         except OSError as error:
             # A full disk must not keep a worker from ending (R10): this agent still has it in memory.
             _log.error("checkpoint_not_written", worker=name, why=str(error))
@@ -67,28 +64,16 @@ class Checkpoints:
         found = next((each for each in self._recorded() if each.name == name), None)
         if found is None:
             return None
-        try:
-            checkpoint = agent_pb2.Checkpoint.FromString(self._file(name).read_bytes())
-        except FileNotFoundError:
+        text = self._run_dir.read_checkpoint(name)
+        if text is None:
             return None
+        checkpoint = agent_pb2.Checkpoint.FromString(text)
         return Yielded(found.facts["cooperative"], checkpoint, found.facts["detail"])
 
     def drop(self, name: str) -> None:
         """The controller has it."""
-        self._file(name).unlink(missing_ok=True)
+        self._run_dir.remove_checkpoint(name)
         self._run_dir.drop(ROLE, name)
 
     def _recorded(self) -> list[Started]:
         return [each for each in self._run_dir.recorded() if each.role == ROLE]
-
-    def _file(self, name: str) -> Path:
-        # Worker names hold slashes and may be longer than a file name.
-        return self._run_dir.checkpoints / hashlib.sha256(name.encode()).hexdigest()[:32]
-
-    @staticmethod
-    def _write(file: Path, text: bytes) -> None:
-        draft = file.with_suffix(".new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as output:
-            output.write(text)
-        draft.replace(file)

@@ -11,14 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import structlog
 
 from callboard.agents.framing import Json, PeerGone, RemoteError, Requests
-from callboard.agents.pid_watch import exited
-from callboard.agents.process_tree import ProcessId, identify, send_signal
+from callboard.agents.process_tree import ProcessId, identify
+from callboard.agents.processes import Processes
 from callboard.agents.run_dir import RunDir, Started
 from callboard.model.backoff import Backoff
 
@@ -48,12 +50,38 @@ class Connection:
     node_ip: str
 
 
+class DriverProgram(Protocol):
+    """A driver that runs."""
+
+    process: ProcessId
+
+    async def ask(self, method: str, argument: Json = None) -> Json:
+        """One request.
+
+        Raises:
+            PeerGone: it ended.
+            RemoteError: its own error.
+        """
+
+    def close(self) -> None:
+        """Hang up, which ends it."""
+
+    def reap(self) -> None:
+        """Its process is gone."""
+
+
+StartDriver: TypeAlias = Callable[[Mapping[str, str]], Awaitable[DriverProgram]]
+"""Starts a driver with an environment."""
+
+
 class DriverClient:
     """Keeps one driver connected to one Ray node."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, processes: Processes, start: StartDriver) -> None:
         self._run_dir = run_dir
-        self._requests: Requests | None = None
+        self._processes = processes
+        self._begin = start
+        self._driver: DriverProgram | None = None
         self._connected = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
@@ -64,8 +92,8 @@ class DriverClient:
         Raises:
             DriverLost: it could not be connected.
         """
-        process = await self._start(address, node_ip, environment)
-        self._keeper = asyncio.create_task(self._keep(process, address, node_ip, environment))
+        driver = await self._start(address, node_ip, environment)
+        self._keeper = asyncio.create_task(self._keep(driver, address, node_ip, environment))
         assert self.connection is not None
         return self.connection
 
@@ -102,80 +130,63 @@ class DriverClient:
         if self.connection is None:
             raise DriverLost("this node is in no Ray cluster")
         await self._connected.wait()
-        requests = self._requests
-        assert requests is not None
+        driver = self._driver
+        assert driver is not None
         try:
-            return await requests.ask(method, argument)
+            return await driver.ask(method, argument)
         except PeerGone as error:
-            if requests is self._requests:
+            if driver is self._driver:
                 # Its keeper notices a moment later; who asks again must wait for the next one.
                 self._connected.clear()
             raise DriverLost(f"the Ray driver ended during {method}") from error
 
-    async def _start(self, address: str, node_ip: str, environment: Mapping[str, str]) -> ProcessId:
-        ours, theirs = socket.socketpair()
-        log = self._run_dir.logs / "driver.log"
-        with theirs, log.open("ab") as output:
-            # From the loop's thread: vfork and exec take a millisecond or two.
-            child = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-P", "-m", "callboard.agents.driver", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        process = identify(child.pid)
-        assert process is not None, "an unreaped child keeps its entry in the process table"
-        self._run_dir.put(Started("driver", process, str(process.pid)))
-        requests = await Requests.over(ours)
-        connecting = asyncio.create_task(requests.ask("connect", {"address": address, "node_ip": node_ip}))
+    async def _start(self, address: str, node_ip: str, environment: Mapping[str, str]) -> DriverProgram:
+        driver = await self._begin(environment)
+        self._run_dir.put(Started("driver", driver.process, str(driver.process.pid)))
+        log = _log_of(self._run_dir)
+        connecting = asyncio.ensure_future(driver.ask("connect", {"address": address, "node_ip": node_ip}))
         try:
             await asyncio.wait([connecting], timeout=_CONNECT_S)
             connection = Connection(**connecting.result()) if connecting.done() else None
         except BaseException as error:
-            await self._end(child, process, requests)
+            await self._end(driver)
             if isinstance(error, (PeerGone, RemoteError)):
                 raise DriverLost(f"the Ray driver could not connect: {error}; see {log}") from error
             raise
         finally:
             connecting.cancel()
         if connection is None:
-            await self._end(child, process, requests)
+            await self._end(driver)
             raise DriverLost(f"the Ray driver did not connect in {_CONNECT_S:g} s; see {log}")
         self.connection = connection
-        self._requests = requests
+        self._driver = driver
         self._connected.set()
-        self._child = child
-        return process
+        return driver
 
-    async def _keep(self, process: ProcessId, address: str, node_ip: str, environment: Mapping[str, str]) -> None:
+    async def _keep(self, driver: DriverProgram, address: str, node_ip: str, environment: Mapping[str, str]) -> None:
         while True:
-            requests = self._requests
-            assert requests is not None
             try:
-                why = await self._until_useless(process, requests)
+                why = await self._until_useless(driver)
             finally:
                 self._connected.clear()
-                await self._end(self._child, process, requests)
+                await self._end(driver)
             _log.warning("ray_driver_replaced", why=why)
             backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
             while not self._connected.is_set():
                 try:
-                    process = await self._start(address, node_ip, environment)
+                    driver = await self._start(address, node_ip, environment)
                 except DriverLost as error:
                     _log.warning("ray_driver_not_connected", why=str(error))
                     await asyncio.sleep(backoff.next_s())
 
-    async def _until_useless(self, process: ProcessId, requests: Requests) -> str:
-        gone = asyncio.create_task(exited(process))
+    async def _until_useless(self, driver: DriverProgram) -> str:
+        gone = asyncio.ensure_future(self._processes.exited(driver.process))
         try:
             while True:
                 await asyncio.wait([gone], timeout=_PING_EVERY_S)
                 if gone.done():
                     return "it ended"
-                ping = asyncio.create_task(requests.ask("ping"))
+                ping = asyncio.ensure_future(driver.ask("ping"))
                 await asyncio.wait([ping, gone], timeout=_PING_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
                 answered = ping.done() and ping.exception() is None
                 ping.cancel()
@@ -184,9 +195,46 @@ class DriverClient:
         finally:
             gone.cancel()
 
-    async def _end(self, child: subprocess.Popen[bytes], process: ProcessId, requests: Requests) -> None:
-        requests.close()
-        send_signal(process, signal.SIGKILL)
-        await exited(process)
-        child.wait()
-        self._run_dir.drop("driver", str(process.pid))
+    async def _end(self, driver: DriverProgram) -> None:
+        driver.close()
+        self._processes.send_signal(driver.process, signal.SIGKILL)
+        await self._processes.exited(driver.process)
+        driver.reap()
+        self._run_dir.drop("driver", str(driver.process.pid))
+
+
+class _Child:
+    """A driver in a child process."""
+
+    def __init__(self, child: subprocess.Popen[bytes], process: ProcessId, requests: Requests) -> None:
+        self.process = process
+        self._child = child
+        self._requests = requests
+        self.ask = requests.ask
+        self.close = requests.close
+
+    def reap(self) -> None:
+        self._child.wait()
+
+
+async def start_driver(run_dir: RunDir, environment: Mapping[str, str]) -> DriverProgram:
+    """Start a driver of this machine; it ends with its socket."""
+    ours, theirs = socket.socketpair()
+    with theirs, _log_of(run_dir).open("ab") as output:
+        # From the loop's thread: vfork and exec take a millisecond or two.
+        child = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-P", "-m", "callboard.agents.driver", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    process = identify(child.pid)
+    assert process is not None, "an unreaped child keeps its entry in the process table"
+    return _Child(child, process, await Requests.over(ours))
+
+
+def _log_of(run_dir: RunDir) -> Path:
+    return run_dir.logs / "driver.log"

@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias
 
 import structlog
 
-from callboard.agents.pid_watch import exited
-from callboard.agents.process_tree import ProcessId, identify, send_signal
+from callboard.agents.process_tree import ProcessId, identify
+from callboard.agents.processes import Processes
 from callboard.agents.run_dir import RunDir, Started
 from callboard.model.backoff import Backoff
 
@@ -21,19 +21,40 @@ _log = structlog.get_logger(__name__)
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.1, 5.0
 """Between attempts at another fence."""
 
-_Program: TypeAlias = asyncio.subprocess.Process
+
+class FenceProgram(Protocol):
+    """A fence that was started."""
+
+    process: ProcessId | None
+    """None: it ended at once."""
+
+    async def watches(self) -> bool:
+        """Return once it watches; False when it ended before."""
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+
+StartFence: TypeAlias = Callable[[Mapping[str, str]], Awaitable[FenceProgram]]
+"""Starts a fence with an environment."""
 
 
 class FenceKeeper:
     """Keeps one fence alive from the first strict worker on."""
 
-    def __init__(self, run_dir: RunDir, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, run_dir: RunDir, processes: Processes, start: StartFence, environment: Mapping[str, str]
+    ) -> None:
         """
         Args:
             run_dir: of the node; what the fence reads.
+            processes: of this machine.
+            start: starts a fence.
             environment: of the fence; carries the node's marker, so that the next agent finds it.
         """
         self._run_dir = run_dir
+        self._processes = processes
+        self._begin = start
         self._environment = environment
         self._watching = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -65,40 +86,50 @@ class FenceKeeper:
                 _log.warning("fence_ended", code=code, again_s=pause_s)
             await asyncio.sleep(pause_s)
 
-    async def _one_life(self) -> int | None:
+    async def _one_life(self) -> int:
         """One fence from its start to its end; returns its exit code."""
-        program = await self._start()
+        fence = await self._begin(self._environment)
+        self.process = fence.process
+        if fence.process is not None:
+            self._run_dir.put(Started("fence", fence.process))
         try:
-            assert program.stdout is not None
-            if await program.stdout.readline():
+            if await fence.watches():
                 self._watching.set()
-                await program.wait()
+                await fence.wait()
         finally:
             self._watching.clear()
-            await self._end(program)
-        return program.returncode
+            process, self.process = self.process, None
+            if process is not None:
+                self._processes.send_signal(process, signal.SIGKILL)
+                await self._processes.exited(process)
+            code = await fence.wait()
+            self._run_dir.drop("fence")
+        return code
 
-    async def _start(self) -> _Program:
-        arguments = ("-P", "-m", "callboard.agents.fence", str(self._run_dir.path), str(os.getpid()))
-        with (self._run_dir.logs / "fence.log").open("ab") as errors:
-            program = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *arguments,
-                env=dict(self._environment),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-        self.process = identify(program.pid)
-        if self.process is not None:
-            self._run_dir.put(Started("fence", self.process))
-        return program
 
-    async def _end(self, program: _Program) -> None:
-        process, self.process = self.process, None
-        if program.returncode is None and process is not None:
-            send_signal(process, signal.SIGKILL)
-            await exited(process)
-        await program.wait()
-        self._run_dir.drop("fence")
+class _Child:
+    """A fence in a child process."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.process = identify(child.pid)
+        self.wait = child.wait
+        self._child = child
+
+    async def watches(self) -> bool:
+        assert self._child.stdout is not None
+        return bool(await self._child.stdout.readline())
+
+
+async def start_fence(run_dir: RunDir, environment: Mapping[str, str]) -> FenceProgram:
+    """Start the fence of this machine."""
+    with (run_dir.logs / "fence.log").open("ab") as errors:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-P", "-m", "callboard.agents.fence", str(run_dir.path), str(os.getpid())),
+            env=dict(environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+    return _Child(child)

@@ -53,6 +53,7 @@ class LeaseFile:
     """The agent's end of the file."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir
         # Written in place: a lease must be renewed on a full disk too (R10).
         self._descriptor = os.open(run_dir / LEASE_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -60,6 +61,10 @@ class LeaseFile:
         """Write it for the fence and for the next agent."""
         values = [round(seconds * 1e9) for seconds in (heard.heard_s, heard.terms.lease_s, heard.terms.orphan_grace_s)]
         os.pwrite(self._descriptor, _LAYOUT.pack(*values, values[0] ^ values[1] ^ values[2]), 0)
+
+    def read(self) -> HeardLease | None:
+        """What was written last; see `read_lease`."""
+        return read_lease(self._folder)
 
     def close(self) -> None:
         """Write no more."""

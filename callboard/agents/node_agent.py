@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import secrets
-import socket
-import time
 from collections.abc import Coroutine, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import structlog
@@ -25,26 +19,20 @@ from callboard.agents.fence_keeper import FenceKeeper
 from callboard.agents.groups import Groups
 from callboard.agents.inspection import Inspector
 from callboard.agents.interpreters import Interpreters
-from callboard.agents.inventory import inventory
 from callboard.agents.lease import Lease
-from callboard.agents.lease_file import LeaseFile, read_lease
+from callboard.agents.machine import Machine
 from callboard.agents.notices import NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions
 from callboard.agents.outbox import Outbox
-from callboard.agents.output_sender import OutputSender
-from callboard.agents.output_store import OutputBounds, OutputStore
-from callboard.agents.ports import Ports
 from callboard.agents.process_runtime import ProcessRuntime
 from callboard.agents.process_tree import ProcessId
-from callboard.agents.processes import MachineProcesses
 from callboard.agents.ray_membership import RayMembership
 from callboard.agents.ray_plan import RayPlan
 from callboard.agents.ray_runtime import RayRuntime
-from callboard.agents.run_dir import RunDir
 from callboard.agents.runtime import Runtime
 from callboard.agents.session import Session, SessionRefused
 from callboard.agents.spares import Spares
-from callboard.agents.worker_env import AGENT_MARKER, NodeIdentity, host_environment, import_path
+from callboard.agents.worker_env import NodeIdentity, host_environment, import_path
 from callboard.agents.worker_order import Site
 from callboard.agents.workers import WorkerTable
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
@@ -61,17 +49,24 @@ _FLUSH_S = 3.0
 class Agent:
     """Puts the parts together and lives until it leaves."""
 
-    def __init__(self, options: AgentOptions, devices: NodeDevices, run_dir: RunDir, node_ip: str) -> None:
+    def __init__(
+        self,
+        options: AgentOptions,
+        devices: NodeDevices,
+        inventory: agent_pb2.Inventory,
+        machine: Machine,
+        node_ip: str,
+    ) -> None:
         self._options = options
-        self._inventory = inventory(options, devices)
+        self._inventory = inventory
+        self._machine = machine
         self._hellos = 0
-        self._instance = secrets.token_hex(8)
-        self._run_dir = run_dir
+        self._instance = machine.token_hex(8)
+        self._run_dir = run_dir = machine.run_dir
         self._outbox = Outbox(self._instance)
         self._departure = Departure()
-        marker = f"{AGENT_MARKER}={run_dir.path}"
-        self._processes = MachineProcesses(marker)
-        self._driver = DriverClient(run_dir)
+        self._processes = machine.processes
+        self._driver = DriverClient(run_dir, machine.processes, machine.start_driver)
         node = self._identity(devices)
         self._runtime = self._new_runtime()
         interpreters = Interpreters(self._inventory.interpreters, with_ray=options.runtime == "ray")
@@ -82,18 +77,15 @@ class Agent:
             prefix=f"spare/{options.node_id}/{self._instance}",
             variables=host_environment(node),
         )
-        self._lease_file = LeaseFile(run_dir.path)
-        self._lease = Lease(on_expired=self._end_strict, on_orphaned=self._end_orphans, write=self._lease_file.write)
-        self._fence = FenceKeeper(run_dir, host_environment(node))
-        self._outputs = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
-        self._sender = OutputSender(
-            self._outputs,
-            options.controller,
-            options.node_id,
-            http_proxy=options.http_proxy,
-            token_file=options.token_file,
+        self._lease = Lease(
+            on_expired=self._end_strict,
+            on_orphaned=self._end_orphans,
+            write=machine.lease_file.write,
+            clock=machine.boot_s,
         )
-        self._ports = Ports()
+        self._fence = FenceKeeper(run_dir, machine.processes, machine.start_fence, host_environment(node))
+        self._outputs = machine.outputs
+        self._ports = machine.ports
         site = Site(
             self._runtime,
             self._outbox,
@@ -126,6 +118,9 @@ class Agent:
             handler=self,
             outbox=self._outbox,
             lease=self._lease,
+            connect=machine.connect,
+            uniform=machine.uniform,
+            wall_ns=machine.wall_ns,
         )
         self._membership = (
             RayMembership(
@@ -141,6 +136,8 @@ class Agent:
                 run_dir=run_dir,
                 processes=self._processes,
                 driver=self._driver,
+                start_node=machine.start_ray_node,
+                token_hex=machine.token_hex,
                 tenants=self._workers,
                 node_ip=node_ip,
                 on_change=self._ray_changed,
@@ -171,7 +168,7 @@ class Agent:
             SessionRefused: the controller doesn't want this agent; its workers were ended.
             LeftBehind: not everything could be ended in time.
         """
-        heard = read_lease(self._run_dir.path)
+        heard = self._machine.lease_file.read()
         await self._heir.take_over()
         if heard is not None:
             self._lease.resume(heard)
@@ -191,9 +188,9 @@ class Agent:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await self._sender.close()
+            await self._machine.sender.close()
             self._processes.close()
-            self._lease_file.close()
+            self._machine.lease_file.close()
             self._ports.close()
 
     def _works(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -218,7 +215,7 @@ class Agent:
 
     def hello(self, epoch_seen: int) -> agent_pb2.Hello:
         """Who we are and what runs here."""
-        options = self._options
+        options, facts = self._options, self._machine.facts
         ray = options.runtime == "ray"
         self._ray_told = self._ray_now()
         self._hellos += 1
@@ -234,14 +231,14 @@ class Agent:
             workers=self._workers.reports(),
             instance=self._instance,
             runtime=agent_pb2.RUNTIME_RAY if ray else agent_pb2.RUNTIME_PROCESS,
-            hostname=socket.gethostname(),
-            pid=os.getpid(),
-            clock_ms=time.time_ns() // 1_000_000,
+            hostname=facts.hostname,
+            pid=facts.pid,
+            clock_ms=self._machine.wall_ns() // 1_000_000,
             warm_spares=options.warm_spares,
             number=self._hellos,
             hardware=[common_pb2.Hardware(type=kind, config_json=config) for kind, config in options.hardware],
-            ray_version=_ray_version() if ray else "",
-            python_version=platform.python_version(),
+            ray_version=facts.ray_version,
+            python_version=facts.python_version,
             output_jobs=self._outputs.jobs(),
         )
 
@@ -278,7 +275,7 @@ class Agent:
 
     def read_output(self, ask: agent_pb2.ReadOutput) -> None:
         """Send it."""
-        self._sender.begin(ask)
+        self._machine.sender.begin(ask)
 
     def forget_jobs(self, jobs: Sequence[str]) -> None:
         """Delete their output."""
@@ -386,8 +383,8 @@ class Agent:
             vendor=devices.vendor,
             run_dir=str(self._run_dir.path),
             devices=tuple(device.id for device in devices.devices),
-            environment=dict(os.environ),
-            import_path=import_path(os.environ.get("PYTHONPATH", "")),
+            environment=self._machine.environment,
+            import_path=import_path(self._machine.environment.get("PYTHONPATH", "")),
             renderers=renderers(devices),
         )
 
@@ -406,11 +403,3 @@ def _why(signs: Sequence[asyncio.Future[Any]]) -> str:
             case error:
                 return str(error) or type(error).__name__
     return "a part of the agent ended"
-
-
-def _ray_version() -> str:
-    """Of the Ray that would be started; empty: there is none. Ray itself takes most of a second to import."""
-    try:
-        return version("ray")
-    except PackageNotFoundError:
-        return ""

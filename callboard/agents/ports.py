@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Protocol
 
 import structlog
 
@@ -29,6 +30,13 @@ UNUSED_S = 600.0
 """A port reserved for a worker that was not started by then is free again: its job went elsewhere."""
 
 
+class Claim(Protocol):
+    """A claim on a port among the agents of this machine."""
+
+    def close(self) -> None:
+        """Give it up."""
+
+
 class NoPorts(HostError):
     """The node has too few free ports."""
 
@@ -39,15 +47,31 @@ class _Held:
 
     ports: tuple[int, ...] = ()
     rendezvous: int = 0
-    claims: list[socket.socket] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
     unused_until: float | None = None
 
 
 class Ports:
     """Which ports each worker of this node was given, by the worker's name."""
 
-    def __init__(self, among: range = WORKER_PORTS, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        among: range = WORKER_PORTS,
+        *,
+        clock: Callable[[], float] = monotonic,
+        claim: Callable[[int], Claim | None] | None = None,
+        is_free: Callable[[int], bool] | None = None,
+    ) -> None:
+        """
+        Args:
+            among: ports that workers may be given.
+            clock: seconds.
+            claim: claims a port; None when another agent has it.
+            is_free: whether nobody uses a port.
+        """
         self._among = among
+        self._claim = claim or _claim
+        self._is_free = is_free or _is_free
         self._clock = clock
         self._held: dict[str, _Held] = {}
 
@@ -89,7 +113,7 @@ class Ports:
         assert isinstance(rendezvous, int)
         held = _Held(tuple(ports), rendezvous)
         for port in (*held.ports, *([rendezvous] if rendezvous else [])):
-            claim = _claim(port)
+            claim = self._claim(port)
             if claim is None:
                 _log.warning("port_claimed_by_another_agent", port=port, worker=name)
             else:
@@ -113,18 +137,18 @@ class Ports:
         for name in list(self._held):
             self.release(name)
 
-    def _find(self, name: str, count: int, claims: list[socket.socket]) -> tuple[int, ...]:
+    def _find(self, name: str, count: int, claims: list[Claim]) -> tuple[int, ...]:
         start = zlib.crc32(name.encode()) % len(self._among)  # so that neighbours seldom try the same ports
         found: list[int] = []
-        fresh: list[socket.socket] = []
+        fresh: list[Claim] = []
         for step in range(len(self._among)):
             if len(found) == count:
                 break
             port = self._among[(start + step) % len(self._among)]
-            claim = _claim(port)
+            claim = self._claim(port)
             if claim is None:
                 continue
-            if _is_free(port):
+            if self._is_free(port):
                 found.append(port)
                 fresh.append(claim)
             else:

@@ -8,7 +8,6 @@ outlives a killed raylet by about a second (m)); then another one is started in 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Protocol
@@ -22,7 +21,7 @@ from callboard.agents.process_tree import ProcessId
 from callboard.agents.processes import Processes
 from callboard.agents.ray_command import free_port
 from callboard.agents.ray_faults import PortTaken, RayNodeError, fault_of
-from callboard.agents.ray_node import RayNode
+from callboard.agents.ray_node import RayNode, StartRayNode
 from callboard.agents.ray_plan import RayPlan, RayTarget
 from callboard.agents.run_dir import RunDir, Started
 from callboard.model.backoff import Backoff
@@ -66,6 +65,8 @@ class RayMembership:
         run_dir: RunDir,
         processes: Processes,
         driver: DriverClient,
+        start_node: StartRayNode,
+        token_hex: Callable[[int], str],
         tenants: Tenants,
         node_ip: str,
         on_change: Callable[[], None],
@@ -78,6 +79,8 @@ class RayMembership:
         self._run_dir = run_dir
         self._processes = processes
         self._driver = driver
+        self._start_node = start_node
+        self._token_hex = token_hex
         self._tenants = tenants
         self._node_ip = node_ip
         self._on_change = on_change
@@ -190,7 +193,7 @@ class RayMembership:
     async def _target(self) -> RayTarget:
         if self._options.ray_head:
             port = self._options.ray_port or free_port(self._node_ip)
-            return RayTarget(f"{self._node_ip}:{port}", "", secrets.token_hex(32))
+            return RayTarget(f"{self._node_ip}:{port}", "", self._token_hex(32))
         if self._options.ray_address:
             return RayTarget(self._options.ray_address, "", None)
         while self._offered is None:
@@ -208,7 +211,7 @@ class RayMembership:
         self._offer_changed.clear()
         environment = self._plan.environment(target)
         spec = self._plan.spec(target, environment)
-        self._running = await RayNode.start(spec, self._processes)
+        self._running = await self._start_node(spec)
         self._run_dir.put(Started("ray", self._running.process))
         connection = await self._driver.connect(target.gcs_address, spec.node_ip, environment)
         self._check_connection(target, connection)

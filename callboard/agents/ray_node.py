@@ -12,9 +12,10 @@ import asyncio
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
 
@@ -41,6 +42,10 @@ _STARTED = "Ray runtime started"
 
 _VITAL = ("raylet", "gcs_server")
 """Processes without which the node is lost; the others Ray replaces or ends with these."""
+
+
+StartRayNode: TypeAlias = Callable[[RayNodeSpec], Awaitable["RayNode"]]
+"""Starts this machine's part as it is specified."""
 
 
 class RayNode:

@@ -137,6 +137,34 @@ class RunDir:
             # A full disk must not end workers (R10). What isn't recorded is still marked, and found by that.
             _log.error("record_not_written", why=str(error))
 
+    def write_checkpoint(self, name: str, text: bytes) -> None:
+        """Keep what a worker left, where only this user reads it.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        file = self._checkpoint(name)
+        draft = file.with_suffix(".new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as output:
+            output.write(text)
+        draft.replace(file)
+
+    def read_checkpoint(self, name: str) -> bytes | None:
+        """What a worker left; None: nothing is kept."""
+        try:
+            return self._checkpoint(name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def remove_checkpoint(self, name: str) -> None:
+        """Keep it no longer."""
+        self._checkpoint(name).unlink(missing_ok=True)
+
+    def _checkpoint(self, name: str) -> Path:
+        # Worker names hold slashes and may be longer than a file name.
+        return self.checkpoints / hashlib.sha256(name.encode()).hexdigest()[:32]
+
     def write_ray_token(self, token: str) -> None:
         """Keep Ray's token where only this user reads it."""
         descriptor = os.open(self.ray_token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,0 +1,156 @@
+"""The machine below an agent: everything that its parts use and that isn't logic of their own.
+
+`Machine` is what `node_agent.Agent` asks for; `ThisMachine` is the real one. The simulator has another, on which agents
+run in virtual time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+from callboard.agents.driver_client import DriverProgram, start_driver
+from callboard.agents.fence_keeper import FenceProgram, start_fence
+from callboard.agents.lease_file import HeardLease, LeaseFile, boot_s
+from callboard.agents.options import AgentOptions
+from callboard.agents.output_sender import OutputSender
+from callboard.agents.output_store import OutputBounds, OutputStore
+from callboard.agents.ports import Ports
+from callboard.agents.processes import MachineProcesses, Processes
+from callboard.agents.ray_command import RayNodeSpec
+from callboard.agents.ray_node import RayNode
+from callboard.agents.run_dir import RunDir
+from callboard.agents.session import Connect
+from callboard.agents.worker_env import AGENT_MARKER
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What an agent says of the machine that it runs on."""
+
+    hostname: str
+    pid: int
+    python_version: str
+    ray_version: str
+    """Of the Ray that would be started; empty: there is none."""
+
+
+class LeaseStore(Protocol):
+    """Where the lease is written down for the fence and for the next agent."""
+
+    def read(self) -> HeardLease | None:
+        """What was written last; None when no session has begun since the machine was started."""
+
+    def write(self, heard: HeardLease) -> None:
+        """Write it down."""
+
+    def close(self) -> None:
+        """Write no more."""
+
+
+class Machine(Protocol):
+    """What the agent of one node stands on.
+
+    Attributes:
+        run_dir: records of what was started; they outlive the agent.
+        processes: what lives here.
+        lease_file: where the lease is written down.
+        ports: what workers are given of its ports.
+        outputs: what workers print.
+        sender: sends that to the controller.
+        connect: opens a session's stream to the controller; None: by gRPC.
+        facts: what Hello says of it.
+        environment: the agent's own variables.
+    """
+
+    run_dir: RunDir
+    processes: Processes
+    lease_file: LeaseStore
+    ports: Ports
+    outputs: OutputStore
+    sender: OutputSender
+    connect: Connect | None
+    facts: HostFacts
+    environment: Mapping[str, str]
+
+    async def start_ray_node(self, spec: RayNodeSpec) -> RayNode:
+        """Start its part in a Ray cluster.
+
+        Raises:
+            RayNodeError: it doesn't come up; nothing of it is left.
+        """
+
+    async def start_driver(self, environment: Mapping[str, str]) -> DriverProgram:
+        """Start a Ray driver."""
+
+    async def start_fence(self, environment: Mapping[str, str]) -> FenceProgram:
+        """Start a fence.
+
+        Raises:
+            OSError: there is no memory or no process left.
+        """
+
+    def boot_s(self) -> float:
+        """Seconds since it was started, those it slept included."""
+
+    def wall_ns(self) -> int:
+        """Nanoseconds since 1970, as its clock shows."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """Chance between two bounds."""
+
+    def token_hex(self, size: int) -> str:
+        """So many bytes that nobody can guess, in hex."""
+
+
+class ThisMachine:
+    """The machine that this process runs on."""
+
+    boot_s = staticmethod(boot_s)
+    wall_ns = staticmethod(time.time_ns)
+    uniform = staticmethod(random.uniform)
+    token_hex = staticmethod(secrets.token_hex)
+
+    def __init__(self, options: AgentOptions, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self.processes: Processes = MachineProcesses(f"{AGENT_MARKER}={run_dir.path}")
+        self.lease_file: LeaseStore = LeaseFile(run_dir.path)
+        self.ports = Ports()
+        self.outputs = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
+        self.sender = OutputSender(self.outputs, options.controller, options.node_id, http_proxy=options.http_proxy)
+        self.connect: Connect | None = None
+        self.facts = HostFacts(
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            python_version=platform.python_version(),
+            ray_version=_ray_version() if options.runtime == "ray" else "",
+        )
+        self.environment: Mapping[str, str] = dict(os.environ)
+
+    async def start_ray_node(self, spec: RayNodeSpec) -> RayNode:
+        """Run `ray start`."""
+        return await RayNode.start(spec, self.processes)
+
+    async def start_driver(self, environment: Mapping[str, str]) -> DriverProgram:
+        """A child process."""
+        return await start_driver(self.run_dir, environment)
+
+    async def start_fence(self, environment: Mapping[str, str]) -> FenceProgram:
+        """A child process."""
+        return await start_fence(self.run_dir, environment)
+
+
+def _ray_version() -> str:
+    """Ray itself takes most of a second to import."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return ""
