@@ -56,8 +56,16 @@ async def run_agent(options: AgentOptions) -> int:
         ThisMachine(options, run_dir),
         address.ip if address is not None else "",
     )
-    # Nobody starts an agent again that is to end with somebody.
-    alone = options.exit_with_parent is None and options.exit_with is None
+    try:
+        # Nobody starts an agent again that is to end with somebody.
+        return await live(agent, run_dir, keep_output=options.exit_with_parent is None and options.exit_with is None)
+    finally:
+        if address is not None:
+            address.close()
+
+
+async def live(agent: Agent, run_dir: RunDir, *, keep_output: bool) -> int:
+    """Run an agent until it leaves and give its directory up; returns the exit code of the program."""
     clean = False
     try:
         await agent.run()
@@ -74,7 +82,5 @@ async def run_agent(options: AgentOptions) -> int:
         _log.error("left_behind", what=str(error))
         return 1
     finally:
-        run_dir.close(keep=not clean, keep_output=alone)
-        if address is not None:
-            address.close()
+        run_dir.close(keep=not clean, keep_output=keep_output)
     return 0

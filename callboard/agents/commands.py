@@ -15,7 +15,7 @@ import structlog
 from callboard.agents.groups import Groups
 from callboard.agents.interpreters import Interpreters
 from callboard.agents.outbox import Outbox
-from callboard.agents.output_store import OutputOf, OutputStore
+from callboard.agents.output_store import OutputOf, Outputs
 from callboard.agents.ports import Ports
 from callboard.agents.runtime import HostError, Launch
 from callboard.agents.worker_env import (
@@ -48,7 +48,7 @@ class Commands:
         groups: Groups,
         interpreters: Interpreters,
         outbox: Outbox,
-        outputs: OutputStore,
+        outputs: Outputs,
         on_shutdown: Callable[[str], None],
     ) -> None:
         self.term = 0

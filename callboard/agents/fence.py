@@ -10,7 +10,7 @@ Why not inside the worker: a thread there needs the GIL, which native code of th
 lease; a timer of the kernel needs none, but renewing it does, and would end healthy workers that hold the GIL. Why no
 child of each worker: training code ends its own children by the dozen, and waits for them.
 
-Guaranteed: it acts at most `SLACK_S` + `_LOOK_S` after the lease, below the margin of two seconds that the controller
+Guaranteed: it acts at most `SLACK_S` + `LOOK_S` after the lease, below the margin of two seconds that the controller
 adds before it starts another copy; a machine that slept counts the sleep. Whether the user's code holds the GIL makes
 no difference. Not guaranteed: anything while both the agent and its fence are stopped, or killed at once; an agent that
 lives starts another fence at once, and so does the next agent.
@@ -41,20 +41,16 @@ from callboard.agents.run_dir import Started, read_records
 SLACK_S = 0.25
 """After the lease: an agent that lives ends its workers itself, and says so."""
 
-_LOOK_S = 0.25
+LOOK_S = 0.25
 """Between looks at the clock: no timer runs while the machine sleeps."""
 
 _END_S = 5.0
 """For one attempt at a tree; it is tried again for as long as it lives."""
 
 
-def strict_workers(run_dir: Path) -> list[Started]:
+def strict_workers(records: Iterable[Started]) -> list[Started]:
     """Strict workers of the node whose process is known. Before that is known, none has run any code of the user."""
-    return [
-        each
-        for each in read_records(run_dir)
-        if each.role == "worker" and each.facts.get("strict") and each.process is not None
-    ]
+    return [each for each in records if each.role == "worker" and each.facts.get("strict") and each.process is not None]
 
 
 def end_worker(worker: Started) -> bool:
@@ -77,17 +73,17 @@ def watch(run_dir: Path, agent: ProcessId) -> None:
             poller.register(descriptor, select.POLLIN)
         while True:
             heard = read_lease(run_dir)
-            left_s = _LOOK_S if heard is None else heard.until_s + SLACK_S - boot_s()
+            left_s = LOOK_S if heard is None else heard.until_s + SLACK_S - boot_s()
             if left_s <= 0:
-                for worker in strict_workers(run_dir):
+                for worker in strict_workers(read_records(run_dir)):
                     end_worker(worker)
             if not is_living(agent):
-                if not any(each.process and is_living(each.process) for each in strict_workers(run_dir)):
+                if not any(each.process and is_living(each.process) for each in strict_workers(read_records(run_dir))):
                     return
-                time.sleep(_LOOK_S)
+                time.sleep(LOOK_S)
             else:
                 # An agent that dies is looked at once, and again at every look.
-                poller.poll(_LOOK_S * 1000)
+                poller.poll(LOOK_S * 1000)
 
 
 def main() -> None:

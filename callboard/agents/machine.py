@@ -22,7 +22,7 @@ from callboard.agents.fence_keeper import FenceProgram, start_fence
 from callboard.agents.lease_file import HeardLease, LeaseFile, boot_s
 from callboard.agents.options import AgentOptions
 from callboard.agents.output_sender import OutputSender
-from callboard.agents.output_store import OutputBounds, OutputStore
+from callboard.agents.output_store import OutputBounds, Outputs, OutputStore
 from callboard.agents.ports import Ports
 from callboard.agents.processes import MachineProcesses, Processes
 from callboard.agents.ray_command import RayNodeSpec
@@ -30,6 +30,7 @@ from callboard.agents.ray_node import RayNode
 from callboard.agents.run_dir import RunDir
 from callboard.agents.session import Connect
 from callboard.agents.worker_env import AGENT_MARKER
+from callboard.v1 import agent_pb2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,16 @@ class LeaseStore(Protocol):
         """Write no more."""
 
 
+class Sender(Protocol):
+    """Sends what workers print to the controller."""
+
+    def begin(self, ask: agent_pb2.ReadOutput) -> None:
+        """Send what is asked for, beside everything else."""
+
+    async def close(self) -> None:
+        """Break off what is under way."""
+
+
 class Machine(Protocol):
     """What the agent of one node stands on.
 
@@ -75,8 +86,8 @@ class Machine(Protocol):
     processes: Processes
     lease_file: LeaseStore
     ports: Ports
-    outputs: OutputStore
-    sender: OutputSender
+    outputs: Outputs
+    sender: Sender
     connect: Connect | None
     facts: HostFacts
     environment: Mapping[str, str]
@@ -124,8 +135,9 @@ class ThisMachine:
         self.processes: Processes = MachineProcesses(f"{AGENT_MARKER}={run_dir.path}")
         self.lease_file: LeaseStore = LeaseFile(run_dir.path)
         self.ports = Ports()
-        self.outputs = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
-        self.sender = OutputSender(self.outputs, options.controller, options.node_id, http_proxy=options.http_proxy)
+        store = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
+        self.outputs: Outputs = store
+        self.sender: Sender = OutputSender(store, options.controller, options.node_id, http_proxy=options.http_proxy)
         self.connect: Connect | None = None
         self.facts = HostFacts(
             hostname=socket.gethostname(),

@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import structlog
 
@@ -295,6 +295,33 @@ def _back(block: bytes, count: int) -> tuple[int, int]:
 
 def _packed(look: _Look) -> bytes:
     return _LOOK.pack(look.at_ms, *(look.ends[stream] for stream in _PRINTED))
+
+
+class Outputs(Protocol):
+    """What the parts of an agent ask of the output of workers."""
+
+    bounds: OutputBounds
+
+    def jobs(self) -> list[str]:
+        """Jobs that have output here."""
+
+    def folder_of(self, whose: OutputOf) -> Path:
+        """Where a worker writes to."""
+
+    def begin(self, whose: OutputOf) -> None:
+        """A worker is about to write."""
+
+    def end(self, whose: OutputOf) -> None:
+        """A worker is gone: nothing more is written."""
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Delete the output of jobs."""
+
+    def stderr_tail(self, whose: OutputOf, hide: Hide) -> str:
+        """The last lines that a worker wrote to stderr, masked."""
+
+    async def keep(self) -> None:
+        """Look at what is written and keep it in bounds; runs until cancelled."""
 
 
 class OutputStore:

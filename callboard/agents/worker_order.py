@@ -11,7 +11,7 @@ from callboard.agents.interpreters import Interpreters
 from callboard.agents.lease import Lease
 from callboard.agents.memory_watch import MemoryWatch
 from callboard.agents.outbox import Outbox
-from callboard.agents.output_store import OutputOf, OutputStore
+from callboard.agents.output_store import OutputOf, Outputs
 from callboard.agents.ports import Ports
 from callboard.agents.processes import Processes
 from callboard.agents.run_dir import RunDir
@@ -63,6 +63,6 @@ class Site:
     lease: Lease
     fence: FenceKeeper
     checkpoints: Checkpoints
-    outputs: OutputStore
+    outputs: Outputs
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     ports: Ports = field(default_factory=Ports)

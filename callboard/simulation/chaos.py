@@ -30,6 +30,7 @@ class Chaos:
             (Fault.PARTITION, True, 60, self._partition),
             (Fault.NODE, True, 180, self._power_off),
             (Fault.RAY, True, 180, self._kill_raylet),
+            (Fault.RAY, True, 180, self._kill_driver),
             (Fault.RAY, False, 900, self._kill_head),
             (Fault.WORKER, True, 20, self._kill_worker),
             (Fault.CONTROLLER, False, 240, self._crash_controller),
@@ -103,22 +104,23 @@ class Chaos:
             supervisor.power_off(wait_ms)
 
     def _kill_raylet(self) -> None:
-        agent = self._some().agent
-        if agent is not None and agent.membership.up:
-            self._site.count("raylet died")
-            agent.membership.died("raylet killed by signal 9")
+        self._kill(self._some(), "raylet", "raylet died")
 
     def _kill_head(self) -> None:
-        agent = self._supervisors[0].agent
-        if agent is not None and agent.membership.up:
-            self._site.count("Ray's head died")
-            agent.membership.died("gcs_server killed by signal 9")
+        self._kill(self._supervisors[0], "gcs_server", "Ray's head died")
+
+    def _kill_driver(self) -> None:
+        self._kill(self._some(), "driver", "Ray driver died")
 
     def _kill_worker(self) -> None:
-        agent = self._some().agent
-        if agent is not None and agent.workers:
-            self._site.count("worker killed")
-            self._chance.choice(list(agent.workers.values())).die("killed by signal 9")
+        self._kill(self._some(), "worker", "worker killed")
+
+    def _kill(self, supervisor: Supervisor, name: str, what: str) -> None:
+        """Kills a process of a machine, if there is one of this name."""
+        there = [each for each in supervisor.machine.table.values() if each.name == name]
+        if there:
+            self._site.count(what)
+            self._site.machines.kill(supervisor.machine, self._chance.choice(there))
 
     def _crash_controller(self) -> None:
         wait_ms = self._chance.choice([300, 2_000, 10_000, 40_000])

@@ -1,19 +1,54 @@
-"""The virtual machines, the process trees that live on them, and the devices they use.
+"""The virtual machines, the processes that live on them, and the devices they use.
 
-Nobody else decides what lives: agents spawn and kill here, and every rule about devices is checked against this, not
-against anybody's books.
+Nobody else decides what lives: agents begin and kill processes here, and every rule about devices is checked against
+this, not against anybody's books.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from callboard.agents.lease_file import HeardLease
+from callboard.agents.process_tree import ProcessId
+from callboard.agents.run_dir import Started
 from callboard.simulation.rules import RuleBroken
+from callboard.simulation.timeline import Timeline
 
 MILLI = 1000
 
 Key = tuple[str, str, int]
 """(job uid, component, rank)."""
+
+NOBODY: Key = ("", "", 0)
+"""Key of a host that runs no worker yet."""
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One process.
+
+    Attributes:
+        root: what it hangs from: a raylet, or the run of a program that started it.
+        kill_ms: how long its end takes.
+        stuck_ms: how long it can't be killed, from the first attempt on.
+        on_end: called when it is gone.
+        dies_ms: when it will be gone; 0: nobody has killed it.
+        watchers: told its exit code.
+    """
+
+    id: ProcessId
+    name: str
+    root: object
+    kill_ms: int = 1
+    stuck_ms: int = 0
+    on_end: Callable[[], object] = lambda: None
+    dies_ms: int = 0
+    gone: bool = False
+    watchers: list[asyncio.Future[int | None]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -21,22 +56,30 @@ class Tree:
     """The processes of one worker.
 
     Attributes:
-        generation: of the worker.
+        leader: the worker's own.
+        children: what it started.
+        generation: of the worker; 0: it is a host that waits for one.
         key: of the worker.
+        marker: "NAME=value" that its processes carry, once it runs code of the user.
         devices: (index, milli) that its processes use.
         strict: its job's copies must never run at the same time.
-        kill_ms: how long the end of the tree takes.
-        stuck_until_ms: it can't be killed before.
-        living: processes that live, the worker's own among them.
     """
 
-    generation: int
-    key: Key
-    devices: tuple[tuple[int, int], ...]
-    strict: bool
-    kill_ms: int
-    stuck_until_ms: int = 0
-    living: int = 1
+    leader: Running
+    generation: int = 0
+    key: Key = NOBODY
+    children: list[Running] = field(default_factory=list)
+    marker: str = ""
+    devices: tuple[tuple[int, int], ...] = ()
+    strict: bool = False
+
+    def living(self) -> list[Running]:
+        """Its processes that live."""
+        return [each for each in (self.leader, *self.children) if not each.gone]
+
+    def is_stuck(self, now_ms: int) -> bool:
+        """Whether something of it can't be killed."""
+        return any(each.stuck_ms and each.dies_ms > now_ms for each in self.living())
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +88,12 @@ class Machine:
 
     Attributes:
         powered: False: everything on it is dead.
-        lease_until_ms: when the lease ends that its agent wrote down last.
-        trees: living process trees by generation.
+        table: its living processes.
+        trees: living process trees of workers, by their leaders.
+        records: what its agents wrote down of what they started.
+        checkpoints: what its agents wrote down of what workers left.
+        lease: as its agents wrote it down last.
+        raylet: Ray's id of its living raylet; empty: it has none.
     """
 
     node_id: str
@@ -54,66 +101,123 @@ class Machine:
     cpu_milli: int
     memory_bytes: int
     labels: dict[str, str]
-    simulated: bool = True
     powered: bool = True
-    lease_until_ms: int = 0
-    trees: dict[int, Tree] = field(default_factory=dict)
+    table: dict[ProcessId, Running] = field(default_factory=dict)
+    trees: dict[ProcessId, Tree] = field(default_factory=dict)
+    records: dict[tuple[str, str], Started] = field(default_factory=dict)
+    checkpoints: dict[str, bytes] = field(default_factory=dict)
+    lease: HeardLease | None = None
+    raylet: str = ""
+    pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
 
 class Machines:
     """All of them, with what must always hold: no device share is used twice (R2), no command acts twice (R6)."""
 
-    def __init__(self, machines: list[Machine]) -> None:
+    def __init__(self, timeline: Timeline, machines: list[Machine]) -> None:
         self.by_node = {machine.node_id: machine for machine in machines}
-        self._home: dict[int, Machine] = {}
-        self._strict: dict[Key, dict[int, Tree]] = {}
+        self.strict: dict[int, None] = {}
+        """Generations that the controller asked for of jobs whose copies must never run at the same time."""
         self.spawned = 0
+        self._timeline = timeline
+        self._home: dict[int, tuple[Machine, Tree]] = {}
+        self._copies: dict[Key, dict[int, Tree]] = {}
 
     def alive(self, generation: int) -> Machine | None:
         """The machine on which a process of this generation lives; None: nowhere."""
-        return self._home.get(generation)
+        home = self._home.get(generation)
+        return None if home is None else home[0]
 
-    def spawn(self, machine: Machine, tree: Tree, now_ms: int) -> None:
-        """A tree comes to life.
+    def living(self) -> list[tuple[str, Tree]]:
+        """(node, tree) of every worker's process that lives."""
+        return [(node_id, tree) for node_id, machine in self.by_node.items() for tree in machine.trees.values()]
+
+    # ---- processes ----
+
+    def begin(self, machine: Machine, name: str, root: object, **facts: Any) -> Running:
+        """A process begins."""
+        process = ProcessId(next(machine.pids), self._timeline.now_ms // 10)
+        running = machine.table[process] = Running(process, name, root, **facts)
+        return running
+
+    def kill(self, machine: Machine, running: Running, code: int = -9, in_ms: int | None = None) -> None:
+        """A process gets a signal that ends it.
+
+        Args:
+            in_ms: when it is gone, whatever it is like; None: as long as it takes.
+        """
+        now_ms = self._timeline.now_ms
+        at_ms = now_ms + in_ms if in_ms is not None else now_ms + max(running.kill_ms, running.stuck_ms)
+        if running.gone or (running.dies_ms and running.dies_ms <= at_ms):
+            return
+        running.dies_ms = at_ms
+        self._timeline.after(at_ms - now_ms, lambda: self._end(machine, running, code))
+
+    def power_off(self, machine: Machine) -> None:
+        """Everything on a machine is dead, and what it had in memory gone."""
+        machine.powered = False
+        for running in list(machine.table.values()):
+            self._end(machine, running, -9)
+        machine.records.clear()
+        machine.checkpoints.clear()
+        machine.lease = None
+
+    def _end(self, machine: Machine, running: Running, code: int) -> None:
+        if machine.table.pop(running.id, None) is None:
+            return
+        running.gone = True
+        watchers, running.watchers = running.watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(code)
+        running.on_end()
+        for tree in [tree for tree in machine.trees.values() if not tree.living()]:
+            self._end_tree(machine, tree)
+
+    # ---- workers ----
+
+    def launch(self, machine: Machine, tree: Tree) -> None:
+        """The host of a worker begins."""
+        machine.trees[tree.leader.id] = tree
+        if tree.generation:
+            self._settle(machine, tree)
+        self.spawned += 1
+
+    def use(self, machine: Machine, tree: Tree, key: Key, generation: int, devices: Iterable[tuple[int, int]]) -> None:
+        """A host becomes a worker: from now on it runs code of the user.
 
         Raises:
             RuleBroken: its devices are used by others, or it lives already.
         """
-        if tree.generation in self._home:
-            raise RuleBroken("R6/I9", f"generation {tree.generation} was started twice", tree.key[0])
+        tree.generation, tree.key = generation, key
+        self._settle(machine, tree)
+        tree.devices = tuple(devices)
         self._check_devices(machine, tree)
+        tree.strict = generation in self.strict
         if tree.strict:
-            self._check_strict(tree, now_ms)
-        machine.trees[tree.generation] = tree
-        self._home[tree.generation] = machine
-        self.spawned += 1
+            self._check_strict(tree)
 
-    def end(self, machine: Machine, tree: Tree) -> None:
+    def _settle(self, machine: Machine, tree: Tree) -> None:
+        if self._home.setdefault(tree.generation, (machine, tree))[1] is not tree:
+            raise RuleBroken("R6/I9", f"generation {tree.generation} was started twice", tree.key[0])
+
+    def _end_tree(self, machine: Machine, tree: Tree) -> None:
         """Every process of a tree is gone."""
-        if machine.trees.pop(tree.generation, None) is None:
-            return
-        tree.living = 0
-        del self._home[tree.generation]
+        del machine.trees[tree.leader.id]
+        self._home.pop(tree.generation, None)
         if tree.strict:
-            copies = self._strict[tree.key]
+            copies = self._copies[tree.key]
             del copies[tree.generation]
             if not copies:
-                del self._strict[tree.key]
-
-    def power_off(self, machine: Machine) -> None:
-        """Everything on a machine is dead."""
-        machine.powered = False
-        for tree in list(machine.trees.values()):
-            self.end(machine, tree)
-
-    def living(self) -> list[tuple[str, Tree]]:
-        """(node, tree) of everything that lives."""
-        return [(node_id, tree) for node_id, machine in self.by_node.items() for tree in machine.trees.values()]
+                del self._copies[tree.key]
 
     def _check_devices(self, machine: Machine, tree: Tree) -> None:
         for index, milli in tree.devices:
             users = [
-                (other, share) for other in machine.trees.values() for used, share in other.devices if used == index
+                (other, share)
+                for other in machine.trees.values()
+                for used, share in other.devices
+                if used == index and other is not tree
             ]
             if milli + sum(share for _, share in users) > MILLI:
                 others = ", ".join(f"g{other.generation} of {other.key[0]} ({share})" for other, share in users)
@@ -124,11 +228,11 @@ class Machines:
                     tree.key[0],
                 )
 
-    def _check_strict(self, tree: Tree, now_ms: int) -> None:
-        copies = self._strict.setdefault(tree.key, {})
+    def _check_strict(self, tree: Tree) -> None:
+        copies = self._copies.setdefault(tree.key, {})
         for other in copies.values():
             # No lease helps against processes that can't be killed; their devices stay taken all the same.
-            if other.stuck_until_ms <= now_ms:
+            if not other.is_stuck(self._timeline.now_ms):
                 raise RuleBroken(
                     "R5",
                     f"g{tree.generation} of strict job {tree.key[0]} starts while its copy g{other.generation} lives",

@@ -1,6 +1,18 @@
-"""The exception for a broken rule."""
+"""Broken rules, and defects that production code only logs.
+
+Programs that ship log a defect with its traceback, answer and go on. Nothing that a simulation does is reason enough
+for that, so the first line of that kind is a failure of the run. Errors of the world, such as a full disk, are none.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from callboard.simulation.timeline import Timeline, in_dead_process
 
 
 class RuleBroken(AssertionError):
@@ -15,3 +27,21 @@ class RuleBroken(AssertionError):
         super().__init__(f"{rule}: {message}")
         self.rule = rule
         self.job = job
+
+
+@contextmanager
+def watched_logs(timeline: Timeline) -> Iterator[None]:
+    """Takes in every line that is logged meanwhile; nothing is shown."""
+
+    def take(_logger: object, _level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if "exc_info" in line and not in_dead_process():
+            told = {name: value for name, value in line.items() if name != "exc_info"}
+            timeline.fail(RuleBroken("defect", f"production code logged an error with a traceback: {told}"))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[take], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -24,12 +24,11 @@ from callboard.simulation.options import Fault, SimulationOptions
 from callboard.simulation.promises import Promises
 from callboard.simulation.rayworld import RayWorld
 from callboard.simulation.report import SimulationFailure, SimulationReport
-from callboard.simulation.rules import RuleBroken
+from callboard.simulation.rules import RuleBroken, watched_logs
 from callboard.simulation.shapes import machines
 from callboard.simulation.site import Site
 from callboard.simulation.supervisor import Supervisor
 from callboard.simulation.timeline import Timeline
-from callboard.simulation.watched_logs import watched_logs
 from callboard.simulation.witness import LOOK_MS, unproved
 from callboard.simulation.workload import Workload
 
@@ -67,8 +66,8 @@ class Simulator:
             options=options,
             timeline=self.timeline,
             chance=chance,
-            machines=Machines(places),
-            ray=RayWorld(on_lost=self._session_lost),
+            machines=Machines(self.timeline, places),
+            ray=RayWorld(),
             network=network,
             faults=options.faults,
             counts=counts,
@@ -172,11 +171,6 @@ class Simulator:
     def _all_ended(self) -> bool:
         state = self.controller.scheduler.state
         return all(job.state in ENDED for job in state.jobs.values())
-
-    def _session_lost(self) -> None:
-        for supervisor in self.supervisors:
-            wait_ms = self.site.chance.ray.randint(100, 2_000)
-            self.timeline.after(wait_ms, supervisor.notice_session)
 
     # ---- what the controller tells its watcher ----
 

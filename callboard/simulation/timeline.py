@@ -20,6 +20,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from random import Random
 from types import CoroutineType
 from typing import Any, TypeVar
@@ -44,6 +45,8 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.handlers: dict[int, Callable[[], object]] = {}
+        """What it does about signals."""
         self._frozen = False
         self._held: list[_Handle] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -77,6 +80,14 @@ class Process:
             coroutine = task.get_coro()
             assert isinstance(coroutine, Coroutine)
             self.run(_unwind, coroutine)
+
+    def signal(self, loop: Timeline, number: int) -> None:
+        """Sends it a signal; one that it does nothing about ends it."""
+        handler = self.handlers.get(number)
+        if handler is None:
+            self.kill()
+        elif self.alive:
+            self.run(loop.call_soon, handler)
 
     def freeze(self) -> None:
         """Stops it, as SIGSTOP does."""
@@ -329,6 +340,18 @@ class Timeline(asyncio.BaseEventLoop):
         else:
             self.call_later(0.001, _answer, answer, value)
         return answer
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
+        """Of the program that asks for it."""
+        process = _process.get()
+        assert process is not None
+        process.handlers[sig] = partial(callback, *args)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        """Of the program that asks for it."""
+        process = _process.get()
+        assert process is not None
+        return process.handlers.pop(sig, None) is not None
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A task failed and nobody looked: that ends the simulation, unless the program is dead that should have."""
