@@ -157,8 +157,8 @@ class GroundProcesses:
             for each in victims:
                 self._site.machines.kill(self._machine, each)
             killed.update(dict.fromkeys(victims))
-            gone_ms = max(each.dies_ms for each in victims)
-            await asyncio.sleep((min(gone_ms, until_ms) - timeline.now_ms) / 1_000)
+            gone_ms = max(timeline.now_ms + 1, *(each.dies_ms for each in victims))
+            await asyncio.sleep((min(gone_ms, max(until_ms, timeline.now_ms + 1)) - timeline.now_ms) / 1_000)
             left = [each.id for each in victims if not each.gone]
             if left or timeline.now_ms >= until_ms:
                 return TreeEnd(tuple(sorted(left)), len(killed))

@@ -148,15 +148,18 @@ class Host:
             def act() -> None:
                 if self.alive and not answer.done():
                     value = do()
-                    if not answer.done():
+                    # None: it doesn't come to an answer.
+                    if value is not None and not answer.done():
                         answer.set_result(value)
 
             self._site.timeline.after(wait_ms, act)
         return self._answers[what]
 
-    def _come_up(self) -> None:
+    def _come_up(self) -> bool | None:
         if self.plan.problem == "HOST":
-            self._site.machines.kill(self._machine, self.tree.leader, CRASH, 0)
+            self.crash()
+            return None
+        return True
 
     def _become(self, plan: dict[str, Any]) -> None:
         told = plan["context"]

@@ -6,6 +6,8 @@ for that, so the first line of that kind is a failure of the run. Errors of the 
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +38,9 @@ def watched_logs(timeline: Timeline) -> Iterator[None]:
     def take(_logger: object, _level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if "exc_info" in line and not in_dead_process():
             told = {name: value for name, value in line.items() if name != "exc_info"}
-            timeline.fail(RuleBroken("defect", f"production code logged an error with a traceback: {told}"))
+            error = line["exc_info"] if isinstance(line["exc_info"], BaseException) else sys.exc_info()[1]
+            trace = "".join(traceback.format_exception(error)) if error is not None else ""
+            timeline.fail(RuleBroken("defect", f"production code logged an error: {told}\n{trace}"))
         raise structlog.DropEvent
 
     before = structlog.get_config()

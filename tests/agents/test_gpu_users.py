@@ -68,7 +68,7 @@ async def inspected(devices: list[common_pb2.Device], *, simulated: bool = False
     unused: Any = None
     workers: Any = NoWorkers()
     inventory = agent_pb2.Inventory(devices=devices, simulated=simulated)
-    inspector = Inspector(workers, runtime=unused, ender=unused, inventory=inventory)
+    inspector = Inspector(workers, runtime=unused, processes=unused, inventory=inventory)
     return await inspector.inspect(inspection_pb2.InspectionAsk())
 
 

@@ -28,7 +28,7 @@ def starting(rank: int, component: str, variables: dict[str, str]) -> Any:
 async def inspected(workers: list[Any], **ask: Any) -> inspection_pb2.NodeInspection:
     table: Any = SimpleNamespace(all=lambda: workers)
     unused: Any = None
-    inspector = Inspector(table, runtime=unused, ender=unused, inventory=agent_pb2.Inventory(simulated=True))
+    inspector = Inspector(table, runtime=unused, processes=unused, inventory=agent_pb2.Inventory(simulated=True))
     return await inspector.inspect(inspection_pb2.InspectionAsk(**ask))
 
 

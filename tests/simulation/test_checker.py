@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from callboard.agents.process_tree import TreeEnd
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.records.commands import StopWorker
 from callboard.scheduler.records.events import Event, WorkerStopped
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.scheduler.records.states import StopOutcome
-from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator, hosting
+from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator
 from callboard.simulation.disk import Disk
-from callboard.simulation.hosting import Worker
+from callboard.simulation.ground import Fence, GroundProcesses
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
 
@@ -56,10 +57,10 @@ def test_a_scheduler_that_frees_devices_before_the_proof_is_caught() -> None:
 
 
 def test_an_agent_that_reports_a_stop_before_the_kill_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lies(self: Worker, budget_ms: int, then: Callable[[bool], None]) -> None:
-        then(False)
+    async def lies(*_: object, **__: object) -> TreeEnd:
+        return TreeEnd(left=(), killed=1)
 
-    monkeypatch.setattr(Worker, "_end_tree", lies)
+    monkeypatch.setattr(GroundProcesses, "end", lies)
     assert failure_of(Simulator(OPTIONS)).rule in {"R2/I4", "R2/I1"}
 
 
@@ -75,7 +76,7 @@ def test_r5_strict_copies_that_outlive_their_stopped_or_killed_agents_are_caught
     report = next(runs())
     assert report.failure is None
     assert dict(report.faults)["worker ended by its fence"] > 0
-    monkeypatch.setattr(hosting, "guard", lambda *_: None)
+    monkeypatch.setattr(Fence, "_end", lambda *_: None)
     failure = next((report.failure for report in runs() if report.failure is not None), None)
     assert failure is not None, "nothing was noticed"
     assert failure.rule == "R5"

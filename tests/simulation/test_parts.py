@@ -35,12 +35,16 @@ def passes(timeline: Timeline, ms: int) -> None:
         pass
 
 
-def machine() -> Machine:
-    return Machine("n0", gpus=2, cpu_milli=1_000, memory_bytes=1, labels={})
+def machine(node_id: str = "n0") -> Machine:
+    return Machine(node_id, gpus=2, cpu_milli=1_000, memory_bytes=1, labels={})
 
 
-def tree(generation: int, milli: int = 1_000, *, strict: bool = False) -> Tree:
-    return Tree(generation, ("j", "main", 0), ((0, milli),), strict, kill_ms=1)
+def starts(world: Machines, place: Machine, generation: int, milli: int = 1_000) -> Tree:
+    """A worker's process that begins and uses a part of a device."""
+    tree = Tree(world.begin(place, "worker", None), generation)
+    world.launch(place, tree)
+    world.use(place, tree, ("j", "main", 0), generation, [(0, milli)])
+    return tree
 
 
 def test_things_due_at_one_time_happen_in_the_order_they_were_asked_for() -> None:
@@ -56,24 +60,33 @@ def test_things_due_at_one_time_happen_in_the_order_they_were_asked_for() -> Non
 
 def test_a_device_share_is_never_used_twice() -> None:
     place = machine()
-    world = Machines([place])
-    world.spawn(place, tree(1, 600), 0)
-    world.spawn(place, tree(2, 400), 0)
+    world = Machines(Timeline(), [place])
+    starts(world, place, 1, 600)
+    starts(world, place, 2, 400)
     with pytest.raises(RuleBroken, match="R2/I1"):
-        world.spawn(place, tree(3, 1), 0)
+        starts(world, place, 3, 1)
     world.power_off(place)
     assert world.living() == []
 
 
+def test_a_generation_is_never_started_twice() -> None:
+    first, second = machine(), machine("n1")
+    world = Machines(Timeline(), [first, second])
+    starts(world, first, 1)
+    with pytest.raises(RuleBroken, match="R6/I9"):
+        starts(world, second, 1)
+
+
 def test_a_strict_copy_may_start_only_after_the_other_ended() -> None:
-    first, second = machine(), Machine("n1", 2, 1_000, 1, {})
-    world = Machines([first, second])
-    old = tree(1, strict=True)
-    world.spawn(first, old, 0)
+    timeline, first, second, third = Timeline(), machine(), machine("n1"), machine("n2")
+    world = Machines(timeline, [first, second, third])
+    world.strict = dict.fromkeys((1, 2, 3))
+    old = starts(world, first, 1)
     with pytest.raises(RuleBroken, match="R5"):
-        world.spawn(second, tree(2, strict=True), 0)
-    world.end(first, old)
-    world.spawn(second, tree(3, strict=True), 0)
+        starts(world, second, 2)
+    world.kill(first, old.leader)
+    passes(timeline, 10)
+    starts(world, third, 3)
 
 
 def test_a_stream_keeps_its_order_and_a_cut_ends_it() -> None:
@@ -94,15 +107,15 @@ def test_a_stream_keeps_its_order_and_a_cut_ends_it() -> None:
 
 def test_a_group_waits_in_ray_until_its_room_is_free() -> None:
     ray = RayWorld()
-    ray.start_head()
+    ray.start_head("n0:6379")
     raylet = ray.add_raylet(1_000)
-    ray.find_or_make(("a", 1), ((raylet, 1_000),))
-    ray.find_or_make(("b", 1), ((raylet, 1_000),))
-    assert ray.try_place(("a", 1)) is not None
-    assert ray.try_place(("b", 1)) is None
-    ray.remove(("a", 1))
-    assert ray.try_place(("b", 1)) is not None
-    ray.start_head()
+    ray.find_or_make("a", ((raylet, 1_000),))
+    ray.find_or_make("b", ((raylet, 1_000),))
+    assert ray.try_place("a") is not None
+    assert ray.try_place("b") is None
+    ray.remove("a")
+    assert ray.try_place("b") is not None
+    ray.start_head("n0:6379")
     assert not ray.groups
 
 
