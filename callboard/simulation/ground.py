@@ -28,7 +28,7 @@ from callboard.simulation.driver import Driver
 from callboard.simulation.machines import Machine, Running, Tree
 from callboard.simulation.options import Fault
 from callboard.simulation.site import Site
-from callboard.simulation.timeline import EPOCH_MS, Process
+from callboard.simulation.timeline import EPOCH_MS, Process, in_dead_process
 from callboard.v1 import agent_pb2
 
 _LOOK_AROUND_S = 0.001
@@ -176,7 +176,8 @@ class GroundRunDir(RunDir):
         self._started = dict(machine.records)
 
     def _write(self) -> None:
-        self._machine.records = dict(self._started)
+        if not in_dead_process():
+            self._machine.records = dict(self._started)
 
     def write_checkpoint(self, name: str, text: bytes) -> None:
         """Keep what a worker left."""
@@ -188,7 +189,8 @@ class GroundRunDir(RunDir):
 
     def remove_checkpoint(self, name: str) -> None:
         """Keep it no longer."""
-        self._machine.checkpoints.pop(name, None)
+        if not in_dead_process():
+            self._machine.checkpoints.pop(name, None)
 
     def write_ray_token(self, token: str) -> None:
         """Ray asks for none here."""

@@ -16,7 +16,7 @@ from callboard.agents.lease_file import HeardLease
 from callboard.agents.process_tree import ProcessId
 from callboard.agents.run_dir import Started
 from callboard.simulation.rules import RuleBroken
-from callboard.simulation.timeline import Timeline
+from callboard.simulation.timeline import Timeline, in_dead_process
 
 MILLI = 1000
 
@@ -141,11 +141,13 @@ class Machines:
         return running
 
     def kill(self, machine: Machine, running: Running, code: int = -9, in_ms: int | None = None) -> None:
-        """A process gets a signal that ends it.
+        """A process gets a signal that ends it, unless whoever sends it is dead.
 
         Args:
             in_ms: when it is gone, whatever it is like; None: as long as it takes.
         """
+        if in_dead_process():
+            return
         now_ms = self._timeline.now_ms
         at_ms = now_ms + in_ms if in_ms is not None else now_ms + max(running.kill_ms, running.stuck_ms)
         if running.gone or (running.dies_ms and running.dies_ms <= at_ms):
