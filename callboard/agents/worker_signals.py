@@ -58,6 +58,14 @@ class Signals:
 
         self.watch(notice())
 
+    @property
+    def came(self) -> First | None:
+        """What cuts the work short already; None: nothing. Asked before each step that starts something: beside work
+        that is done at the same moment, `first` doesn't tell of it."""
+        if self.over.done():
+            return First.EXIT
+        return First.STOP if self.stop_asked.done() else None
+
     async def first(self, work: asyncio.Future[Any] | None = None, *, deadline: float | None = None) -> First:
         """What comes first: the work, the end of the process, a stop, or the deadline (loop time)."""
         signals: list[asyncio.Future[Any]] = [self.over, self.stop_asked, *([] if work is None else [work])]
@@ -67,9 +75,7 @@ class Signals:
         await asyncio.wait(signals, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if work is not None and work.done():
             return First.WORK
-        if self.over.done():
-            return First.EXIT
-        return First.STOP if self.stop_asked.done() else First.DEADLINE
+        return self.came or First.DEADLINE
 
     def close(self) -> None:
         """Stop watching."""

@@ -106,6 +106,8 @@ class WorkerStart:
         facts = self._facts
         if facts.hosted is not None:
             return None
+        if (cut := facts.signals.came) is not None:
+            return facts.cut_short(cut, "its process was brought up")
         facts.write(Stage.LAUNCHING)
         facts.bringing.begin(facts.order)
         first = await facts.signals.first(facts.bringing.host, deadline=deadline)
@@ -122,6 +124,9 @@ class WorkerStart:
         # Looked at again: this agent may have been stopped while the process came up, and another copy runs by now.
         if facts.order.command.strict and not facts.site.lease.holds():
             return NotStarted(agent_pb2.START_FAILURE_STOPPED, "the lease of its node ended before it was constructed")
+        if (cut := facts.signals.came) is not None:
+            # Its node may have been given up while it came up, and a copy of it runs elsewhere (R5).
+            return facts.cut_short(cut, "it was constructed")
         assigned = asyncio.ensure_future(facts.hosted.control("assign", facts.order.plan))
         first = await facts.signals.first(assigned, deadline=deadline)
         if first is not First.WORK:
