@@ -56,6 +56,7 @@ class WorkerTable:
         self._newest: OrderedDict[Key, int] = OrderedDict()
         self._runs: dict[asyncio.Task[None], Worker] = {}
         self._less = asyncio.Event()
+        self._more = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with whatever a worker's task raised: a bug, after which nothing here can be trusted."""
 
@@ -162,6 +163,9 @@ class WorkerTable:
     async def keep_snapshots(self) -> None:
         """Remember the process trees of living workers; runs until cancelled."""
         while True:
+            if not self._workers:
+                self._more.clear()
+                await self._more.wait()
             for _ in range(_PEAKS):
                 await asyncio.sleep(SNAPSHOT_S / _PEAKS)
                 for worker in self._workers.values():
@@ -174,6 +178,7 @@ class WorkerTable:
     def _run(self, worker: Worker) -> None:
         command = worker.order.command
         self._workers[key_of(command.worker), command.generation] = worker
+        self._more.set()
         self._site.outputs.begin(worker.order.output)
         task = asyncio.create_task(worker.run(), name=f"worker {worker.order.launch.name}")
         self._runs[task] = worker

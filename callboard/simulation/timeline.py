@@ -18,7 +18,7 @@ import contextlib
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from random import Random
@@ -151,7 +151,11 @@ class _Handle(asyncio.TimerHandle):
     def __init__(
         self, when_s: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: Timeline, context: Context
     ) -> None:
-        super().__init__(when_s, callback, args, loop, context)
+        # As `asyncio.TimerHandle` does, which asks the loop about debugging each time: tens of thousands are made in a
+        # second.
+        self._when, self._scheduled, self._cancelled = when_s, False, False
+        self._callback, self._args, self._context = callback, args, context
+        self._loop, self._repr, self._source_traceback = loop, None, None
         self.loop = loop
         self.do = (context, callback, args)
         self.owner = context.get(_process)
@@ -215,7 +219,8 @@ class Timeline(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def step(self, until_ms: int | None = None) -> bool:
-        """Does what is ready, or what is due next; False when nothing is, or nothing before ``until_ms``.
+        """Does what is ready, or what is due next, and all that this makes ready; False when nothing is, or nothing
+        before ``until_ms``.
 
         Raises:
             BaseException: what code of ours raised and nobody handled.
@@ -225,9 +230,13 @@ class Timeline(asyncio.BaseEventLoop):
             return False
         asyncio._set_running_loop(self)  # noqa: SLF001 - documented, for those who make loops
         try:
-            for handle in self._batch():
-                if not handle.cancelled() and (handle.owner is None or handle.owner.takes(handle)):
-                    self._do(handle)
+            while self.ready:
+                for handle in self._batch():
+                    if not handle.cancelled() and (handle.owner is None or handle.owner.takes(handle)):
+                        context, callback, args = handle.do
+                        context.run(callback, *args)
+                        if self._broken is not None:
+                            self._check()
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001
         return True
@@ -249,21 +258,15 @@ class Timeline(asyncio.BaseEventLoop):
             self.ready.append(heapq.heappop(self._timers)[2])
         return True
 
-    def _batch(self) -> list[_Handle]:
+    def _batch(self) -> Iterable[_Handle]:
         """What is ready now; what it makes ready comes next."""
-        batch = list(self.ready)
-        self.ready.clear()
+        batch, self.ready = self.ready, deque()
         if self.chance is not None and len(batch) > 1:
             places = [place for place, handle in enumerate(batch) if handle.task]
             self.choices += len(places) > 1
             drawn = self.chance.sample(places, len(places))
             return [batch[drawn.pop()] if handle.task else handle for handle in batch]
         return batch
-
-    def _do(self, handle: _Handle) -> None:
-        context, callback, args = handle.do
-        context.run(callback, *args)
-        self._check()
 
     def _check(self) -> None:
         if self._broken is not None:
