@@ -9,7 +9,6 @@ import structlog
 
 from callboard.agents.framing import Json
 from callboard.agents.runtime import Hosted, HostError
-from callboard.agents.usage import oom_kills
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted
@@ -179,6 +178,8 @@ class WorkerStart:
             if self._facts.stopping is not None:
                 return  # A command that was asked to end may do so as it likes.
             killed = _SIGNALLED - code if code > _SIGNALLED else None
-            verdict = self._facts.verdict(answer["traceback"], killed, oom_kills_then=oom_kills())
+            verdict = self._facts.verdict(
+                answer["traceback"], killed, oom_kills_then=self._facts.site.processes.oom_kills()
+            )
             answer = {**answer, "traceback": verdict.message}
         self._facts.reports.finished(answer, "" if answer["succeeded"] else self._facts.stderr_tail())

@@ -3,19 +3,21 @@
     report = simulate(SimulationOptions(seed=7, hours=24, nodes=100))
 
 What is real: the controller as it ships (``callboard.controller.core`` on a virtual event loop: the scheduler, the loop
-around it, sessions, liveness, event log), the agents' sessions, outboxes and leases as they ship, the journal's codec
-(every decision is encoded, and a crash is answered by decoding), and the messages between the two. What is virtual:
-time, the network, the controller's disk, machines with their process trees, Ray, clients. What an agent does with its
-commands is still rebuilt here, rule by rule as in ``callboard.agents``.
+around it, sessions, liveness, event log), the agents as they ship (``callboard.agents.node_agent``: sessions, leases,
+commands, workers, stop ladder, placement groups, spares, the part in Ray, taking over from a killed agent), the
+journal's codec (every decision is encoded, and a crash is answered by decoding), and the messages between the two. What
+is virtual: time, the network, the controller's disk, machines with their processes and records (by the protocols of
+``callboard.agents.machine``), what runs beside an agent (Ray, its driver, the fence), the code of workers, clients.
 
 =============  ==========================================================================
 options        what to simulate, and which faults
 timeline       virtual time: the only clock, the event loop of production code, and programs that are killed or stopped
 machines       the physical truth: which process trees live, which devices they use
-rayworld       the placement groups that exist in Ray
 network        streams between agents and controller, with everything a network does to them
-agent, membership, commands, tasks, hosting, fence, behaviour   the surroundings of an agent, and its workers
-controller, disk, watched_logs   the surroundings of the controller
+rayworld, driver   Ray: sessions, raylets, actors, placement groups; and what an agent asks of them
+hosts          the process of one worker, and what the user's class in it does
+agent, ground, supervisor   one run of an agent, the machine as it sees it, and who starts the next one
+controller, disk   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
 audit, witness, promises   what must hold: of every decision, message, and acknowledged request
