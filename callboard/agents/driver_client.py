@@ -181,6 +181,7 @@ class DriverClient:
 
     async def _until_useless(self, driver: DriverProgram) -> str:
         gone = asyncio.ensure_future(self._processes.exited(driver.process))
+        ping: asyncio.Future[Json] | None = None
         try:
             while True:
                 await asyncio.wait([gone], timeout=_PING_EVERY_S)
@@ -194,6 +195,8 @@ class DriverClient:
                     return "it ended" if gone.done() else "it is stuck"
         finally:
             gone.cancel()
+            if ping is not None:
+                ping.cancel()  # Else nobody would hear how it ended.
 
     async def _end(self, driver: DriverProgram) -> None:
         driver.close()

@@ -225,6 +225,9 @@ class RayHosted:
             try:
                 return await self._driver.ask("control", request, within_s=None)
             except DriverLost as error:
+                if self._driver.connection is None:
+                    # Its Ray node is over and the actor with it: asked again, this would be said again at once.
+                    raise HostError(str(error)) from error
                 _log.info("control_repeated", actor=self.actor_name, method=method, why=str(error))
             except RemoteError as error:
                 raise HostError(_first_line(error)) from error
