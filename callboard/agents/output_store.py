@@ -311,8 +311,8 @@ class Outputs(Protocol):
     def begin(self, whose: OutputOf) -> None:
         """A worker is about to write."""
 
-    def end(self, whose: OutputOf) -> None:
-        """A worker is gone: nothing more is written."""
+    def end(self, whose: OutputOf, scratch: Path | None = None) -> None:
+        """A worker is gone: nothing more is written, and what it kept for itself goes."""
 
     def forget(self, jobs: Iterable[str]) -> None:
         """Delete the output of jobs."""

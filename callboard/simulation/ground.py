@@ -244,7 +244,7 @@ class NoOutput:
     def begin(self, whose: OutputOf) -> None:
         """Nothing is written."""
 
-    def end(self, whose: OutputOf) -> None:
+    def end(self, whose: OutputOf, scratch: Path | None = None) -> None:
         """Nothing was written."""
 
     def forget(self, jobs: Iterable[str]) -> None:
