@@ -154,7 +154,11 @@ def port_reserved(tx: Transaction, event: PortReserved) -> None:
     if first is None or first.node_id != event.node_id or first.state is not WORKER_ASSIGNED or first.master_port:
         return
     tx.put(evolve(first, master_port=event.port or -1))
-    waiting = [other for other in tx.state.workers_of(first.job) if other.component == first.component]
+    waiting = [
+        other
+        for other in tx.state.workers_of(first.job)
+        if other.component == first.component and other.state is WorkerState.ASSIGNED  # the groups of others may be gone
+    ]
     for group_id in dict.fromkeys(other.group_id for other in waiting):
         if tx.state.groups[group_id].state is GROUP_READY:
             start_assigned(tx, group_id)
