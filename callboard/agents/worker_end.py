@@ -13,12 +13,9 @@ from dataclasses import replace
 import structlog
 
 from callboard.agents.checkpoints import NOTHING_LEFT, Yielded
-from callboard.agents.process_tree import NotOurProcess, ProcessId, send_signal
-from callboard.agents.stop_ladder import ENDED_FIRST, UNASKED_KILL_S, ask_to_yield
-from callboard.agents.usage import oom_kills
 from callboard.agents.process_tree import NotOurProcess, ProcessId
 from callboard.agents.processes import Processes
-from callboard.agents.stop_ladder import UNASKED_KILL_S, ask_to_yield
+from callboard.agents.stop_ladder import ENDED_FIRST, UNASKED_KILL_S, ask_to_yield
 from callboard.agents.worker_facts import WorkerFacts
 from callboard.agents.worker_record import Stage
 from callboard.agents.worker_reports import NotStarted

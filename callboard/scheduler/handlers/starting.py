@@ -157,8 +157,7 @@ def port_reserved(tx: Transaction, event: PortReserved) -> None:
     waiting = [
         other
         for other in tx.state.workers_of(first.job)
-        if other.component == first.component
-        and other.state is WorkerState.ASSIGNED  # the groups of others may be gone
+        if other.component == first.component and other.state is WORKER_ASSIGNED  # the groups of others may be gone
     ]
     for group_id in dict.fromkeys(other.group_id for other in waiting):
         if tx.state.groups[group_id].state is GROUP_READY:
