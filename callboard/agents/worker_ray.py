@@ -41,6 +41,10 @@ def _give_away_when_told() -> MainThread | None:
     if not in_thread(_named, worker.core_worker).result():
         sys.stderr.write("callboard: this version of Ray keeps the main thread; code of the user runs on another\n")
         return None
+    for warned in ("blocking_get_inside_async_warned", "blocking_wait_inside_async_warned"):
+        # Ray would warn, in the user's output, that `ray.get` holds up the actor's event loop: no code of the user is
+        # on it.
+        setattr(ray._private.worker, warned, True)  # noqa: SLF001
     main = MainThread()
 
     def run_loop() -> None:

@@ -351,6 +351,10 @@ class TestWorkers:
         commands = [await cluster.start("OnMain", job="putters", rank=rank) for rank in range(2)]
         put = [each for command in commands for ids in await cluster.call(command, "put", 3, times=2) for each in ids]
         assert len(set(put)) == len(put) == 24
+        # FT-A6: Ray doesn't warn of a `ray.get` that holds up nothing.
+        printed = [file.read_text() for file in (cluster.folder / "n1" / "output").rglob("std*") if file.is_file()]
+        assert printed
+        assert not any("blocking" in text for text in printed)
         for command in commands:
             await cluster.stop(command)
 
