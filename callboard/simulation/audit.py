@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from callboard.model.specs import Fencing
 from callboard.scheduler import Outcome, Scheduler, State, check_invariants
 from callboard.scheduler.records.events import ControllerStarted, Event
 from callboard.scheduler.records.job_records import Change, Drop, PreemptionRecord, Put, WorkerRecord
@@ -97,16 +98,18 @@ class Audit:
             return
         record = change.record
         if isinstance(record, WorkerRecord):
-            self._check_worker(record, still_reconciling=still_reconciling)
+            self._check_worker(state, record, still_reconciling=still_reconciling)
         elif isinstance(record, NodeRecord):
             self._check_ghosts(record)
         elif isinstance(record, PreemptionRecord) and record.yield_ms < 0:
             _check_preemption(state, record)
 
-    def _check_worker(self, new: WorkerRecord, *, still_reconciling: bool) -> None:
+    def _check_worker(self, state: State, new: WorkerRecord, *, still_reconciling: bool) -> None:
         old = self._workers.get(new.generation)
         if old is None and still_reconciling:
             raise RuleBroken("QL-03", f"g{new.generation} is placed while running work is still counted", new.job)
+        if old is None:
+            self._check_copies(state, new)
         if new.state is WorkerState.STOPPED and (old is None or old.state is not WorkerState.STOPPED):
             self._check_gone(new)
         if new.state is WorkerState.STOPPING and not new.deadline_ms:
@@ -115,6 +118,14 @@ class Audit:
         for share in new.devices:
             if self._devices[new.node_id, share.index] > MILLI:
                 raise RuleBroken("I1", f"device {share.index} of {new.node_id} is given beyond 1000 milli", new.job)
+
+    def _check_copies(self, state: State, new: WorkerRecord) -> None:
+        if state.specs[new.job].spec.fencing is not Fencing.STRICT:
+            return
+        place = (new.job, new.component, new.rank)
+        for other in self._workers.values():
+            if other.state is WorkerState.QUARANTINED and (other.job, other.component, other.rank) == place:
+                raise RuleBroken("R5", f"g{new.generation} comes while its copy g{other.generation} may live", new.job)
 
     def _check_dropped(self, generation: int) -> None:
         old = self._workers.get(generation)

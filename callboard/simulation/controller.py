@@ -125,6 +125,8 @@ class Controller:
         self._process.kill()
         assert self._journal is not None
         self._journal.crash()
+        for stream in self._streams:
+            self.witness.closed(stream)
         self._streams.clear()
         self._site.network.break_all("the controller died")
         waiting, self._waiting = self._waiting, {}
@@ -283,6 +285,7 @@ class Controller:
             pass  # it is said in `why`
         finally:
             self._streams.pop(call.stream, None)
+            self.witness.closed(call.stream)
         call.over = True
         self._site.network.close(call.stream, "down", call.why)
 

@@ -148,7 +148,7 @@ class SimulatedJournal:
         """
         chance = self._site.chance.controller
         wait_ms = chance.randint(1, 6)
-        if chance.random() < 0.002 and Fault.DELAY in self._site.faults and self._site.happens("slow disk"):
+        if chance.random() < 0.01 and Fault.DELAY in self._site.faults and self._site.happens("slow disk"):
             self._site.count("slow disk")
             wait_ms = chance.randint(100, 3_000)
         await asyncio.sleep(wait_ms / 1000)

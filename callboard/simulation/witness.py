@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, Put, WorkerRecord
+from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import ENDED, NodeState, WorkerState
 from callboard.simulation.network import Message, Stream
 from callboard.simulation.rules import RuleBroken
@@ -32,6 +33,9 @@ GOODBYE_MS = 15_000
 
 HELD = "a device of it is still held by"
 """What an agent says of a start for which its node has no room."""
+
+BACK_MS = 30_000
+"""For a node whose agent is connected and heard of to count as there again; one that leaves takes about as long."""
 
 TASKS, TASKS_PER_NODE = 60, 20
 """Most that the controller may be at work on at one time, beside the calls of clients."""
@@ -56,6 +60,8 @@ class Witness:
         self._reports: dict[str, agent_pb2.Report] = {}
         self._heard_ms: dict[str, int] = {}
         self._epochs: dict[Stream, int] = {}
+        self._well_ms: dict[str, int] = {}
+        """Since when nothing speaks against a node that counts as silent or gone."""
         self._since_ms = 0
         """When the state was last read from disk."""
 
@@ -151,10 +157,20 @@ class Witness:
             return
         if tasks > TASKS + TASKS_PER_NODE * options.nodes + calls:
             raise RuleBroken("R8", f"the controller is at work on {tasks} things at once for {calls} calls")
+        connected = {(stream.node_id, epoch) for stream, epoch in self._epochs.items()}
         for node_id, node in self._state().nodes.items():
             silent_ms = now_ms - max(self._since_ms, self._heard_ms.get(node_id, 0))
+            self._check_back(node, well=(node_id, node.epoch) in connected and silent_ms < options.heartbeat_ms * 2)
             if node.state not in _GONE and silent_ms > options.lease_ms + SILENCE_MS:
                 raise RuleBroken("R5", f"{node_id} has been silent for {silent_ms} ms and is {node.state}")
+
+    def _check_back(self, node: NodeRecord, *, well: bool) -> None:
+        if not well or node.state not in (NodeState.SUSPECT, *_GONE):
+            self._well_ms.pop(node.node_id, None)
+            return
+        now_ms = self._site.timeline.now_ms
+        if now_ms - self._well_ms.setdefault(node.node_id, now_ms) > BACK_MS:
+            raise RuleBroken("R5", f"{node.node_id} is {node.state}, and its agent has been heard of for {BACK_MS} ms")
 
     def check_history(self, most: int) -> None:
         """Whether ended jobs are forgotten.

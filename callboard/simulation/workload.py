@@ -14,6 +14,7 @@ from callboard.simulation import shapes
 from callboard.simulation.calls import Calls
 from callboard.simulation.controller import Make
 from callboard.simulation.promises import Promises
+from callboard.simulation.rules import RuleBroken
 
 MOST_WAITING = 8
 """Jobs that wait until no more are submitted: enough for every rule of the queue; each is planned at each change."""
@@ -85,7 +86,12 @@ class Workload:
             if times < MOST_TRIES:
                 self._submit_spec(spec, uid, request_id, times + 1)
 
-        self._calls.call(make, answered, again)
+        def refused() -> None:
+            jobs = self._controller.scheduler.state.jobs.values()
+            if times > 1 and any(job.request_id == request_id for job in jobs):
+                raise RuleBroken("R6", f"request {request_id} was accepted, and is refused when it is repeated")
+
+        self._calls.call(make, answered, again, refused)
 
     def _cancel(self) -> None:
         destroy = self._chance.random() < 0.2

@@ -19,7 +19,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -131,8 +131,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "never-lost",
         "a silent node is never given up",
         "controller",
-        "        if now >= lost_s:\n",
-        "        if False:\n",
+        "            self._verdicts.lost(node_id, node.epoch, round((now - node.heard_s) * 1000))\n",
+        "",
     ),
     Mutant(
         "unwatched",
@@ -406,7 +406,7 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _run_here(name: str, first_seed: int) -> Found:
+def _run_here(name: str, first_seed: int, most: int) -> Found:
     """In a program of its own: before anything of callboard was imported."""
     module, code = named(name).find()
     assert module not in sys.modules
@@ -414,13 +414,13 @@ def _run_here(name: str, first_seed: int) -> Found:
     from callboard.simulation import SimulationOptions, simulate
 
     events = 0
-    for seed in range(first_seed, first_seed + MOST_EVENTS):
-        report = simulate(SimulationOptions(seed=seed, events=min(EVENTS, MOST_EVENTS - events), nodes=NODES))
+    for seed in range(first_seed, first_seed + most):
+        report = simulate(SimulationOptions(seed=seed, events=min(EVENTS, most - events), nodes=NODES))
         assert module in sys.modules, f"{module} is no part of what is simulated"
         events += report.events
         if report.failure is not None:
             return Found(name, events, seed, report.failure.rule, report.failure.message)
-        if events >= MOST_EVENTS:
+        if events >= most:
             break
     return Found(name, events, 0, "", "")
 
@@ -433,17 +433,13 @@ def named(name: str) -> Mutant:
     return next(mutant for mutant in MUTANTS if mutant.name == name)
 
 
-def hunt(name: str, first_seed: int = 1) -> Found:
+def hunt(name: str, first_seed: int = 1, most: int = MOST_EVENTS) -> Found:
     """Runs a mutant in a program of its own."""
-    words = [sys.executable, "-m", "tests.simulation.mutants", "--here", name, "--seed", str(first_seed)]
+    words = [sys.executable, "-m", "tests.simulation.mutants", "--here", name]
+    words += ["--seed", str(first_seed), "--events", str(most)]
     done = subprocess.run(words, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Found(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _hunted(names: Sequence[str], first_seed: int) -> Iterator[Found]:
-    for name in names:
-        yield hunt(name, first_seed)
 
 
 def _say(line: str) -> None:
@@ -456,11 +452,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description="Find deliberate faults by simulation.")
     parser.add_argument("names", nargs="*", metavar="MUTANT", help="all when none is named")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="the first seed")
+    parser.add_argument("--events", type=int, default=MOST_EVENTS, metavar="N", help="the most for one mutant")
     parser.add_argument("--list", action="store_true", help="say which there are")
     parser.add_argument("--here", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
-        found = _run_here(options.here, options.seed)
+        found = _run_here(options.here, options.seed, options.events)
         _say(json.dumps({field: getattr(found, field) for field in Found.__dataclass_fields__}))
         return 0
     if options.list:
@@ -471,7 +468,8 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"no mutant is named {', '.join(unknown)}; --list says which there are")
     missed = 0
-    for found in _hunted(options.names or known, options.seed):
+    for name in options.names or known:
+        found = hunt(name, options.seed, options.events)
         missed += not found.rule
         how = f"{found.promise:8} {found.message[:100]}" if found.rule else "NOT FOUND"
         _say(f"{found.name:32} {found.events:6} events, seed {found.seed:<6} {how}")
