@@ -406,11 +406,17 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _run_here(name: str, first_seed: int, most: int) -> Found:
-    """In a program of its own: before anything of callboard was imported."""
+def install(name: str) -> str:
+    """Lets the fault be imported, before anything of its module was; the module's name."""
     module, code = named(name).find()
     assert module not in sys.modules
     sys.meta_path.insert(0, _Finder(module, code))
+    return module
+
+
+def _run_here(name: str, first_seed: int, most: int) -> Found:
+    """In a program of its own."""
+    module = install(name)
     from callboard.simulation import SimulationOptions, simulate
 
     events = 0
