@@ -9,6 +9,9 @@ from callboard.simulation.options import Fault
 from callboard.simulation.site import Site
 from callboard.simulation.supervisor import Supervisor
 
+LAG_MS = 6_000
+"""By how much answers are late before their node is cut off; above the shortest kill and the controller's margin."""
+
 
 class Chaos:
     """Injects faults until it is told to heal."""
@@ -87,15 +90,23 @@ class Chaos:
     def _partition(self) -> None:
         first = self._chance.randrange(len(self._supervisors))
         size = self._chance.choice([1, 1, 1, 2, 3])
-        ways: tuple[str, ...] = self._chance.choice([("up", "down"), ("up", "down"), ("up",), ("down",)])
+        ways: tuple[str, ...] = self._chance.choice([("up", "down"), ("up", "down"), ("up",), ("up",), ("down",)])
+        # Its last answers may be slow to come: the agent hears them when it is heard no more.
+        lag_ms = self._chance.choice([0, LAG_MS]) if ways == ("up",) else 0
         wait_ms = self._chance.choice([500, 5_000, 20_000, 60_000, 200_000])
         for place in range(first, first + size):
             node_id = self._supervisors[place % len(self._supervisors)].node_id
             if self._site.network.is_cut(node_id):
                 continue
             self._site.count("node cut off")
+            if lag_ms:
+                self._site.network.lag_ms[node_id] = lag_ms
+            self._site.timeline.after(lag_ms, lambda node_id=node_id: self._cut(node_id, ways, wait_ms))  # type: ignore[misc]
+
+    def _cut(self, node_id: str, ways: tuple[str, ...], wait_ms: int) -> None:
+        if self._on:
             self._site.network.partition(node_id, ways)
-            self._site.timeline.after(wait_ms, lambda node_id=node_id: self._site.network.heal(node_id))  # type: ignore[misc]
+            self._site.timeline.after(wait_ms, lambda: self._site.network.heal(node_id))
 
     def _power_off(self) -> None:
         supervisor, wait_ms = self._some(), self._chance.choice([2_000, 30_000, 120_000])

@@ -42,7 +42,7 @@ Make = Callable[[int, str], Event]
 Fail = Callable[[Exception], None]
 """Told why there is no answer."""
 
-HISTORY = 200
+HISTORY = 60
 """Ended jobs kept: fewer than in production, so that being forgotten is met, and a crash costs less to replay."""
 
 EVENTS_IN_MEMORY = 500

@@ -71,6 +71,8 @@ class Network:
         """Whether the next fault of a kind does."""
         self.cut: dict[tuple[str, str], None] = {}
         """(node, direction) that nothing passes."""
+        self.lag_ms: dict[str, int] = {}
+        """By how much what goes down to a node is late."""
         self._streams: dict[Stream, None] = {}
 
     def open(self, node_id: str, agent: End, controller: End) -> Stream:
@@ -95,6 +97,8 @@ class Network:
         wait_ms, much = 1 + int(draw() * 4), draw()
         if (stream.node_id, way) in self.cut:
             return
+        if way == "down":
+            wait_ms += self.lag_ms.get(stream.node_id, 0)
         now_ms, opening = self._timeline.now_ms, message[0] in ("welcome", "hello")
         if self._strikes(Fault.DROP, "message dropped", dropped < 0.002):
             lost_ms = between(10, KEEPALIVE_MS, much)
@@ -154,6 +158,7 @@ class Network:
         """Ends a partition."""
         self.cut.pop((node_id, "up"), None)
         self.cut.pop((node_id, "down"), None)
+        self.lag_ms.pop(node_id, None)
 
     def break_all(self, why: str) -> None:
         """Every stream is dead, as both sides find."""

