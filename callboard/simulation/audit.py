@@ -13,7 +13,7 @@ from callboard.scheduler import Outcome, Scheduler, State, check_invariants
 from callboard.scheduler.records.events import ControllerStarted, Event
 from callboard.scheduler.records.job_records import Change, Drop, PreemptionRecord, Put, WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord
-from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, JobState, Rule, WorkerState
+from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, JobState, NodeState, Rule, WorkerState
 from callboard.simulation.rules import RuleBroken
 from callboard.simulation.site import Site
 
@@ -101,6 +101,8 @@ class Audit:
             self._check_worker(state, record, still_reconciling=still_reconciling)
         elif isinstance(record, NodeRecord):
             self._check_ghosts(record)
+            if record.state is NodeState.LOST:
+                _check_given_up(state, record)
         elif isinstance(record, PreemptionRecord) and record.yield_ms < 0:
             _check_preemption(state, record)
 
@@ -167,6 +169,12 @@ class Audit:
         use = state.node_use(node_id)
         if use.used + use.held + use.free + use.quarantined != node.capacity:
             raise RuleBroken("I10", f"{node_id}: {use} does not add up to {node.capacity}")
+
+
+def _check_given_up(state: State, node: NodeRecord) -> None:
+    for worker in state.workers_on(node.node_id):
+        if worker.state in LIVE:
+            raise RuleBroken("R5", f"{node.node_id} is given up and g{worker.generation} counts as there", worker.job)
 
 
 def change_kind(change: Change) -> str:

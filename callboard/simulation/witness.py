@@ -62,6 +62,8 @@ class Witness:
         self._epochs: dict[Stream, int] = {}
         self._well_ms: dict[str, int] = {}
         """Since when nothing speaks against a node that counts as silent or gone."""
+        self._unwell_ms = -1
+        """When the controller last served nobody."""
         self._since_ms = 0
         """When the state was last read from disk."""
 
@@ -90,8 +92,8 @@ class Witness:
                 # The agent is the last to notice; its controller must have known.
                 self._site.timeline.fail(RuleBroken("R2", content.worker_start_failed.message))
         elif kind == "goodbye" and stream in self._epochs:
-            epoch, since_ms = self._epochs[stream], self._since_ms
-            self._site.timeline.after(GOODBYE_MS, lambda: self._check_farewell(stream.node_id, epoch, since_ms))
+            epoch, said_ms = self._epochs[stream], self._site.timeline.now_ms
+            self._site.timeline.after(GOODBYE_MS, lambda: self._check_farewell(stream.node_id, epoch, said_ms))
 
     def sent(self, stream: Stream, message: Message) -> None:
         """The controller said something.
@@ -133,9 +135,11 @@ class Witness:
             message = f"{what} of g{worker.generation} is acknowledged, and on disk it is {worker.state}"
             self._site.timeline.fail(RuleBroken("R1", message, worker.job))
 
-    def _check_farewell(self, node_id: str, epoch: int, since_ms: int) -> None:
+    def _check_farewell(self, node_id: str, epoch: int, said_ms: int) -> None:
+        if max(self._since_ms, self._unwell_ms) >= said_ms:
+            return  # it may have been lost with what was not on disk
         node = self._state().nodes.get(node_id)
-        if since_ms == self._since_ms and node is not None and node.epoch == epoch and node.state not in _GONE:
+        if node is not None and node.epoch == epoch and node.state not in _GONE:
             raise RuleBroken("R5", f"{node_id} said goodbye {GOODBYE_MS} ms ago and is {node.state}")
 
     def look(self, *, serving: bool, well_ms: int, tasks: int, calls: int) -> None:
@@ -152,6 +156,7 @@ class Witness:
         """
         now_ms, options = self._site.timeline.now_ms, self._site.options
         if not serving:
+            self._unwell_ms = now_ms
             if now_ms - well_ms > SERVING_MS:
                 raise RuleBroken("R7", f"nothing ails the controller for {now_ms - well_ms} ms, and it serves nobody")
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from callboard.controller.server import Controller
 from callboard.model.specs import Fencing
 from callboard.scheduler import check_invariants
 from callboard.scheduler.records.commands import StartWorker
+from callboard.scheduler.records.events import Tick
 from callboard.scheduler.records.node_record import RayInfo
+from callboard.scheduler.records.states import NodeState
 from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.errors import ErrorReason
@@ -424,3 +427,21 @@ class TestCommands:
         assert sent.start_worker.master_address == "10.0.0.9"
         made = command_message(create, 7, lambda _: "").command.create_placement_group
         assert [bundle.ray_node_id for bundle in made.bundles] == ["ray-n1"]
+
+
+async def test_a_goodbye_counts_though_its_stream_ends_before_it_is_decided(controller: Controller) -> None:
+    agent = FakeAgent(controller.address, "n1")
+    await agent.join()
+    session = controller.sessions.live["n1"]
+    said = asyncio.create_task(controller.agents._goodbye(session, "leaves"))
+    await asyncio.sleep(0)
+    said.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await said
+    assert await controller.driver.ask(_nothing_new, lambda _: True, source="test")
+    assert controller.driver.state.nodes["n1"].state is NodeState.LEFT
+    await agent.cut()
+
+
+def _nothing_new(now_ms: int, cause: str) -> Tick:
+    return Tick(now_ms=now_ms, cause=cause)

@@ -109,13 +109,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
     ),
     Mutant(
-        "skip-epoch-check",
-        "what an earlier session of a node says counts",
-        "scheduler",
-        "    return node if node is not None and node.epoch == epoch else None\n",
-        "    return node\n",
-    ),
-    Mutant(
         "forget-owed",
         "commands that were not answered are not sent again to an agent that joins",
         "scheduler",
@@ -128,6 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "controller",
         "                await self._goodbye(session, request.goodbye.reason)\n",
         "",
+        rare=True,
     ),
     Mutant(
         "never-lost",
@@ -196,20 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         "            self._lease.renew(sent_s)\n",
         "            self._lease.renew(self._lease.now_s())\n",
-    ),
-    Mutant(
-        "lease-for-ever",
-        "the end of a lease is not noticed",
-        "agents",
-        "        expired, orphaned = now_s >= lease_ends, now_s >= grace_ends\n",
-        "        expired, orphaned = False, now_s >= grace_ends\n",
-    ),
-    Mutant(
-        "start-without-lease",
-        "a strict worker is started although the lease is over",
-        "agents",
-        "        return self._terms is not None and self.now_s() < self._ends(self._terms)[0]\n",
-        "        return self._terms is not None\n",
+        rare=True,
     ),
     Mutant(
         "forget-unacknowledged",
@@ -217,15 +198,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         "        self._unsent = dict.fromkeys(self._waiting)\n",
         "        self._unsent = {}\n",
+        rare=True,
     ),
-    Mutant(
-        "do-twice",
-        "a command that comes twice is carried out twice",
-        "agents",
-        "        if answer is not None:\n            self.repeat(answer)\n        return False\n",
-        "        return True\n",
-    ),
-    # ---- what the scheduler decides ----
     Mutant(
         "free-when-overdue",
         "a stop that was not answered in time counts as proved",
@@ -253,6 +227,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "    return isinstance(event, WorkerExited | WorkerStartFailed) and not event.quarantined\n",
         "    return isinstance(event, WorkerExited | WorkerStartFailed)\n",
+        rare=True,
     ),
     Mutant(
         "no-ghosts",
@@ -260,6 +235,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "    ghosts = [running for running in event.running if running.generation not in expected]\n",
         "    ghosts: list[Any] = []\n",
+        rare=True,
     ),
     Mutant(
         "place-beside-ghosts",
@@ -267,6 +243,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "        return self.state is NodeState.READY and not self.cordoned and not self.ghosts\n",
         "        return self.state is NodeState.READY and not self.cordoned\n",
+        rare=True,
     ),
     Mutant(
         "reuse-generation",
@@ -295,6 +272,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "    if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):\n",
         "    if starting.a_copy_may_live(tx, uid):\n",
+        rare=True,
     ),
     Mutant(
         "count-a-joining-node-twice",
@@ -310,6 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "        worker.state is WorkerState.QUARANTINED for worker in tx.state.workers_of(uid)\n",
         "        False for worker in tx.state.workers_of(uid)\n",
+        rare=True,
     ),
     Mutant(
         "same-request-twice",

@@ -372,7 +372,9 @@ class Driver:
         while not self._stop.is_set():
             self._inbox.drop(self._inbox.closed)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), wait_s)
+                # Not `wait_for`: whether that makes a task depends on the version of Python, and so would simulations.
+                async with asyncio.timeout(wait_s):
+                    await self._stop.wait()
                 break
             try:
                 await self.start()

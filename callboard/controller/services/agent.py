@@ -124,7 +124,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, reason=reason[:512]
             )
 
-        await (await self._driver.enqueue(make, lambda _: self._sessions.goodbye(session), source="goodbye"))
+        answer = await self._driver.enqueue(make, lambda _: self._sessions.goodbye(session), source="goodbye")
+        answer.add_done_callback(_read)
+        # The agent waits for no answer: it counts also when its stream ends first.
+        await asyncio.shield(answer)
 
     async def _report(self, session: AgentSession, report: agent_pb2.Report) -> None:
         if not report.report_id or len(report.report_id) > MAX_REPORT_ID:
