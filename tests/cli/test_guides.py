@@ -1,4 +1,4 @@
-"""The guides: every program in "Writing a worker" does what the page says."""
+"""The guides: every program in "Writing a worker" and "Writing a trainer" does what the page says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from callboard.agents.worker_host import WorkerContext
 from callboard.agents.worker_members import HOOKS
 from tests.cli.machine import ROOT
 
-WORKER = ROOT / "docs" / "writing_a_worker.md"
+WORKER, TRAINER = ROOT / "docs" / "writing_a_worker.md", ROOT / "docs" / "writing_a_trainer.md"
 _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
@@ -50,9 +50,28 @@ def test_the_worker_counts_yields_and_goes_on(tmp_path: Path, run_dir: Path) -> 
     assert shown == expected
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_trainer_calls_streams_restarts_and_waits(tmp_path: Path, run_dir: Path) -> None:
+    shown, expected = played(TRAINER, tmp_path, run_dir)
+    assert shown == expected
+
+
 def test_the_worker_page_names_every_hook_and_every_field_of_its_context() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*)$", WORKER.read_text(), re.MULTILINE))
     assert set(rows) == set(HOOKS)
     fields = set(WorkerContext.__dataclass_fields__) - {"output"}
     assert not {field for field in fields if f"`{field}`" not in rows["setup"]}
     assert not {name for name in vars(callboard.StopNotice)["__annotations__"] if f"`{name}`" not in rows["cancel"]}
+
+
+def test_the_trainer_page_names_errors_and_methods_that_there_are() -> None:
+    text = TRAINER.read_text()
+    table = text.partition("## Errors")[2]
+    errors = re.findall(r"`([A-Z]\w+)`", table)
+    assert errors
+    assert not [name for name in errors if name not in callboard.__all__]
+    methods = re.findall(r"`(?:await )?job\.(\w+)\(", text)
+    assert methods
+    assert not [name for name in methods if not hasattr(callboard.JobHandle, name)]
