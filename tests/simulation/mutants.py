@@ -241,8 +241,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "place-beside-ghosts",
         "a node takes work before its unwanted workers are gone",
         "scheduler",
-        "        return self.state is NodeState.READY and not self.cordoned and not self.ghosts\n",
-        "        return self.state is NodeState.READY and not self.cordoned\n",
+        "        return self.state is NODE_READY and not self.cordoned and not self.ghosts\n",
+        "        return self.state is NODE_READY and not self.cordoned\n",
         rare=True,
     ),
     Mutant(
@@ -286,7 +286,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "second-copy",
         "a strict job starts beside a worker that nobody proved gone",
         "scheduler",
-        "        worker.state is WorkerState.QUARANTINED for worker in tx.state.workers_of(uid)\n",
+        "        worker.state is WORKER_QUARANTINED for worker in tx.state.workers_of(uid)\n",
         "        False for worker in tx.state.workers_of(uid)\n",
         rare=True,
     ),
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "endless-history",
         "jobs that ended are never forgotten",
         "scheduler",
-        "        if ended > self._history_limit:\n",
+        "        if sum(map(len, self._ended)) > self._history_limit:\n",
         "        if False:\n",
     ),
     Mutant(
