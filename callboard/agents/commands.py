@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -29,6 +30,7 @@ from callboard.agents.worker_env import (
     worker_plan,
 )
 from callboard.agents.worker_order import WorkerOrder
+from callboard.agents.worker_output import CODE
 from callboard.agents.workers import StaleGeneration, WorkerTable
 from callboard.model.names import is_name
 from callboard.v1 import agent_pb2
@@ -133,6 +135,7 @@ class Commands:
             plan={
                 **worker_plan(start, self._node, variables),
                 "output": output,
+                "working_dir": str(Path(output) / CODE) if start.working_dir else "",
                 "output_bytes": self._outputs.bounds.worker_bytes,
             },
             marker=worker_marker(self._node, name),

@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
+from callboard.agents.channel import channel_options
 from callboard.agents.driver_client import DriverProgram, start_driver
 from callboard.agents.fence_keeper import FenceProgram, start_fence
 from callboard.agents.lease_file import HeardLease, LeaseFile, boot_s
 from callboard.agents.options import AgentOptions
 from callboard.agents.output_sender import OutputSender
 from callboard.agents.output_store import OutputBounds, Outputs, OutputStore
+from callboard.agents.packages import Packages
 from callboard.agents.ports import Ports
 from callboard.agents.processes import MachineProcesses, Processes
 from callboard.agents.ray_command import RayNodeSpec
 from callboard.agents.ray_node import RayNode
-from callboard.agents.run_dir import RunDir
+from callboard.agents.run_dir import PACKAGES, RunDir
 from callboard.agents.session import Connect
 from callboard.agents.worker_env import AGENT_MARKER
 from callboard.v1 import agent_pb2
@@ -76,6 +78,7 @@ class Machine(Protocol):
         lease_file: where the lease is written down.
         ports: what workers are given of its ports.
         outputs: what workers print.
+        packages: code that jobs bring along; None: none can be had.
         sender: sends that to the controller.
         connect: opens a session's stream to the controller; None: by gRPC.
         facts: what Hello says of it.
@@ -87,6 +90,7 @@ class Machine(Protocol):
     lease_file: LeaseStore
     ports: Ports
     outputs: Outputs
+    packages: Packages | None
     sender: Sender
     connect: Connect | None
     facts: HostFacts
@@ -138,6 +142,7 @@ class ThisMachine:
         store = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
         self.outputs: Outputs = store
         self.sender: Sender = OutputSender(store, options.controller, options.node_id, http_proxy=options.http_proxy)
+        self.packages: Packages | None = Packages(run_dir.path / PACKAGES, options.controller, channel_options(http_proxy=options.http_proxy))
         self.connect: Connect | None = None
         self.facts = HostFacts(
             hostname=socket.gethostname(),

@@ -98,6 +98,7 @@ class Agent:
             Checkpoints(run_dir),
             self._outputs,
             ports=self._ports,
+            packages=machine.packages,
         )
         self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)

@@ -26,7 +26,7 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import structlog
 
-from callboard.agents.worker_output import FILES, RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
+from callboard.agents.worker_output import CODE, FILES, RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
 from callboard.agents.worker_secrets import Hide
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -376,7 +376,7 @@ class OutputStore:
         if output is not None and not output.ended_ms:
             self._look(output, self.bounds.worker_bytes)
             output.ended_ms, output.looks = _now_ms(), []
-            for folder in (output.folder / FILES, scratch):
+            for folder in (output.folder / FILES, output.folder / CODE, scratch):
                 if folder is not None and folder.exists():
                     self._deleting.add(asyncio.get_running_loop().run_in_executor(None, _delete, folder))
             self._look_again.set()

@@ -40,6 +40,9 @@ _log = structlog.get_logger(__name__)
 MAX_RAY_TEMP_DIR = 40
 """Unix socket paths hold 107 bytes; Ray adds `/session_{date}_{time}_{pid}/sockets/plasma_store_{n}`, up to 67."""
 
+PACKAGES = "packages"
+"""Folder with code that jobs brought along."""
+
 _LOCK = "agent.lock"
 _RECORDS = "processes.json"
 _TRIES = 1000
@@ -193,6 +196,7 @@ class RunDir:
             shutil.rmtree(self.logs)
             shutil.rmtree(self.sockets)
             shutil.rmtree(self.checkpoints)
+            shutil.rmtree(self.path / PACKAGES, ignore_errors=True)
             if not keep_output or not any(self.output.iterdir()):
                 shutil.rmtree(self.output)
             self._records.unlink(missing_ok=True)

@@ -262,6 +262,9 @@ class WorkerHost:
         self._write_to(self._output, plan.get("output_bytes", 0))
         self._handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
         enter_environment(plan["env"])
+        if folder := plan.get("working_dir"):
+            os.chdir(folder)
+            sys.path.insert(0, folder)
         become_subreaper()
         answer_for_ray(plan.get("gpus", ()))
         self._job_name = plan["context"]["job_name"]

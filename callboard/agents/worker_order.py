@@ -12,6 +12,7 @@ from callboard.agents.lease import Lease
 from callboard.agents.memory_watch import MemoryWatch
 from callboard.agents.outbox import Outbox
 from callboard.agents.output_store import OutputOf, Outputs
+from callboard.agents.packages import Packages
 from callboard.agents.ports import Ports
 from callboard.agents.processes import Processes
 from callboard.agents.run_dir import RunDir
@@ -66,3 +67,5 @@ class Site:
     outputs: Outputs
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     ports: Ports = field(default_factory=Ports)
+    packages: Packages | None = None
+    """None: no code can be had here."""

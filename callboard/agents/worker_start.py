@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -50,6 +51,7 @@ class WorkerStart:
                 return (
                     await self._succeed(deadline)
                     or await self._fence(deadline)
+                    or await self._unpack(deadline)
                     or await self._bring_up(deadline)
                     or await self._assign(deadline)
                 )
@@ -99,6 +101,21 @@ class WorkerStart:
                 if first is not First.WORK:
                     waiting.cancel()
                     return facts.cut_short(first, what)
+        return None
+
+    async def _unpack(self, deadline: float) -> NotStarted | None:
+        """The code that it brings along is there before its process is."""
+        facts = self._facts
+        package, folder = facts.order.command.working_dir, facts.order.plan and facts.order.plan["working_dir"]
+        if not package or not folder or facts.hosted is not None:
+            return None
+        assert facts.site.packages is not None, "a node without packages was given code"
+        unpacking = asyncio.ensure_future(facts.site.packages.unpack(package, Path(folder)))
+        first = await facts.signals.first(unpacking, deadline=deadline)
+        if first is not First.WORK:
+            unpacking.cancel()
+            return facts.cut_short(first, "its code was there")
+        unpacking.result()
         return None
 
     async def _bring_up(self, deadline: float) -> NotStarted | None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.jobs import ENDED, JobHandle
+from callboard.client.packing import pack
 from callboard.client.paging import PAGE_SIZE, all_pages
 from callboard.client.renewing import SessionKeeper
 from callboard.client.workers import WorkerHandle
 from callboard.model.faults import Fault, InvalidInput, guess
-from callboard.model.inputs import job_spec
+from callboard.model.inputs import SourceMapping, job_spec
+from callboard.model.inputs.scalars import PACKAGE
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.v1.job_pb2 import (
     Explanation,
@@ -22,17 +28,22 @@ from callboard.v1.job_pb2 import (
     JobState,
     ListJobsRequest,
     ListJobsResponse,
+    PutPackageRequest,
     ReportSignalsRequest,
     SubmitJobRequest,
     Worker,
 )
 from callboard.wire.enums import to_wire
 from callboard.wire.job import job_spec_to_proto
-from callboard.wire.refusals import NotFound
+from callboard.wire.refusals import NotFound, WrongState
 
 if TYPE_CHECKING:
     from callboard.model.requests import JobSpec
 
+
+MAX_PACKAGE_BYTES = 256 << 20
+PIECE_BYTES = 1 << 20
+"""Of a package in one message."""
 
 _STATES = tuple(value.name.removeprefix("JOB_STATE_") for value in JobState.DESCRIPTOR.values if value.number)
 _LIVE = tuple(state for state in _STATES if state not in ENDED)
@@ -58,12 +69,61 @@ class JobCalls:
             QuotaExceeded: the pool's quota can never hold it.
             Unschedulable: no node could ever hold it.
         """
-        exact = _exact(spec)
+        exact = await self._exact(spec)
         request = SubmitJobRequest(spec=job_spec_to_proto(exact), request_id=request_id or uuid.uuid4().hex)
         response = await self._connection.call(methods.SUBMIT_JOB, request)
         if exact.session_lease_ms:
             self._sessions.keep(response.job.uid, exact.session_lease_ms)
         return JobHandle(self._connection, response.job)
+
+    async def send_code(self, spec: JobSpec | Mapping[str, Any]) -> Mapping[str, Any]:
+        """Sends the directories that components name as ``working_dir``, unless the controller has them as they are.
+
+        Returns:
+            The spec with packages in their place.
+
+        Raises:
+            InvalidInput: one is no directory, too large, or holds a link that leads out of it.
+        """
+        mapping = spec if isinstance(spec, Mapping) else spec.to_mapping()
+        parts = mapping.get("components")
+        if not isinstance(parts, Sequence):
+            return mapping
+        plain = [part if isinstance(part, Mapping) else getattr(part, "to_mapping", dict)() for part in parts]
+        named = {place: part["working_dir"] for place, part in enumerate(plain) if part.get("working_dir")}
+        sent: dict[str, str] = {}
+        for place, name in named.items():
+            if isinstance(name, str) and name not in sent and not PACKAGE.fullmatch(name):
+                sent[name] = await self._send(Path(name), f"components[{place}].working_dir")
+        if not sent:
+            return mapping
+        parts = [
+            {**part, "working_dir": sent.get(part["working_dir"], part["working_dir"])} if place in named else whole
+            for place, (part, whole) in enumerate(zip(plain, parts, strict=True))
+        ]
+        values = {**mapping, "components": parts}
+        return SourceMapping.like(mapping, values) if isinstance(mapping, SourceMapping) else values
+
+    async def _exact(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> ExactJobSpec:
+        return spec if isinstance(spec, ExactJobSpec) else job_spec(await self.send_code(spec))
+
+    async def _send(self, directory: Path, field: str) -> str:
+        with tempfile.TemporaryFile() as file:
+            package = await asyncio.to_thread(pack, directory, file, field)
+            size = file.seek(0, os.SEEK_END)
+            if size > MAX_PACKAGE_BYTES:
+                most = f"{MAX_PACKAGE_BYTES >> 20} MiB are allowed; name data in .callboardignore"
+                raise InvalidInput([Fault(field, f"{directory} is {size >> 20} MiB when it is packed; {most}")])
+            received, asked = 0, PutPackageRequest(package=package, size_bytes=size)
+            while received < size:
+                before = received
+                received = (await self._connection.call(methods.PUT_PACKAGE, asked)).received_bytes
+                if asked.data and received <= before:
+                    raise WrongState(f"the controller takes nothing more of {directory}; submit it again")
+                file.seek(received)
+                data = file.read(PIECE_BYTES)
+                asked = PutPackageRequest(package=package, size_bytes=size, offset=received, data=data)
+        return package
 
     async def validate(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> Explanation:
         """What a submit would do now: checked and planned, nothing started.
@@ -71,7 +131,7 @@ class JobCalls:
         Raises:
             As :meth:`submit`.
         """
-        request = SubmitJobRequest(spec=job_spec_to_proto(_exact(spec)), validate_only=True)
+        request = SubmitJobRequest(spec=job_spec_to_proto(await self._exact(spec)), validate_only=True)
         return (await self._connection.call(methods.SUBMIT_JOB, request)).plan
 
     async def get_job(self, name: str) -> JobHandle:
@@ -150,7 +210,3 @@ class JobCalls:
             return await self._connection.call(methods.LIST_JOBS, request)
 
         return [job async for page in all_pages(fetch) for job in page.jobs]
-
-
-def _exact(spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> ExactJobSpec:
-    return spec if isinstance(spec, ExactJobSpec) else job_spec(spec)

@@ -73,6 +73,7 @@ RENEW_JOBS = Method("JobService/RenewJobs", job_pb2.RenewJobsRequest, job_pb2.Re
 REPORT_SIGNALS = Method("JobService/ReportSignals", job_pb2.ReportSignalsRequest, job_pb2.ReportSignalsResponse)
 EXPLAIN_JOB = Method("JobService/ExplainJob", job_pb2.ExplainJobRequest, job_pb2.ExplainJobResponse)
 READ_JOB_OUTPUT = Method("JobService/ReadJobOutput", job_pb2.ReadJobOutputRequest, job_pb2.ReadJobOutputResponse)
+PUT_PACKAGE = Method("JobService/PutPackage", job_pb2.PutPackageRequest, job_pb2.PutPackageResponse)
 
 CREATE_POOL = Method("PoolService/CreatePool", pool_pb2.CreatePoolRequest, pool_pb2.CreatePoolResponse)
 GET_POOL = Method("PoolService/GetPool", pool_pb2.GetPoolRequest, pool_pb2.GetPoolResponse)

@@ -22,6 +22,7 @@ from callboard.controller.logs import configure_logs
 from callboard.controller.loop.collector import sparing_what_is_made
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.options import ControllerOptions, split_address
+from callboard.controller.packages import Packages
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.event import EventService
 from callboard.controller.services.guard import Guard
@@ -38,6 +39,7 @@ from callboard.security.audit import AUDIT_NAME, AuditLog
 from callboard.security.gate import ClientLimits, Gate
 from callboard.security.places import UnsafeFile
 from callboard.security.tokens import TOKEN_NAME, Registration
+from callboard.scheduler.records.states import ENDED
 from callboard.v1 import (
     agent_pb2,
     agent_pb2_grpc,
@@ -259,7 +261,9 @@ class Controller:
         agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(driver, options, self.sessions.live), server)
         pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(driver, options), server)
-        job_pb2_grpc.add_JobServiceServicer_to_server(JobService(driver, self.outputs, options), server)
+        jobs = JobService(driver, self.outputs, options)
+        jobs.packages = self.agents.packages = Packages(options.state_dir / "packages", self._needed_packages)
+        job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(
             PlacementGroupService(driver, options), server
         )
@@ -279,6 +283,11 @@ class Controller:
     def _took(self, what: str, seconds: float) -> None:
         """The driver is made before the metrics that follow it."""
         self.metrics.observations.took(what, seconds)
+
+    def _needed_packages(self) -> set[str]:
+        state = self.driver.state
+        living = (state.specs[job.uid].spec for job in state.jobs.values() if job.state not in ENDED)
+        return {component.working_dir for spec in living for component in spec.components if component.working_dir}
 
     def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

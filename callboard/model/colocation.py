@@ -92,6 +92,7 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
         placement=next((member.placement for member in members if member.placement), None),
         ports=max(member.ports for member in members),
         stop_signal=next((member.stop_signal for member in members if member.stop_signal), ""),
+        working_dir=next((member.working_dir for member in members if member.working_dir), ""),
         places=first.places,
         members=tuple(members),
     )

@@ -165,6 +165,7 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
         "placement": spec.placement.value if spec.placement else None,
         "ports": spec.ports,
         "stop_signal": spec.stop_signal or None,
+        "working_dir": spec.working_dir or None,
         "places": [_place(place, secrets=secrets) for place in spec.places],
     }
     if spec.command:

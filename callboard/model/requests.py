@@ -85,6 +85,7 @@ class ComponentSpec(_Request):
         command: a program and its arguments, instead of ``actor``: ``["python", "train.py"]`` (docs/programs.md).
         script: the same as text for a shell.
         ray: give the command a Ray cluster of its own, a node per worker.
+        working_dir: directory whose files travel with the job: its workers start there and import from it.
 
     The other fields are those of :class:`callboard.model.specs.ComponentSpec`.
     """
@@ -121,6 +122,7 @@ class ComponentSpec(_Request):
     command: Sequence[str] | None = None
     script: str | None = None
     ray: bool | None = None
+    working_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,6 +259,7 @@ class ComponentSpec:
         progress_timeout_ms: a worker whose ``progress()`` says the same for so long, while calls are in flight, counts
             as failed; 0: never.
         stop_signal: signal that a stop begins with, sent to the worker's process tree; empty: none.
+        working_dir: package of the code that its workers run in; empty: none.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
         members: the components of a colocation group that this one stands for, each as it was asked for; see
@@ -292,6 +293,7 @@ class ComponentSpec:
     placement: Strategy | None = None
     ports: int = 0
     stop_signal: str = ""
+    working_dir: str = ""
     places: tuple[WorkerPlace, ...] = ()
     members: tuple[ComponentSpec, ...] = ()
 

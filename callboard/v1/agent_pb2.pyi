@@ -1138,6 +1138,7 @@ class StartWorker(_message.Message):
     PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
+    WORKING_DIR_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -1190,6 +1191,8 @@ class StartWorker(_message.Message):
     """TCP ports to give to the worker in CALLBOARD_PORTS."""
     stop_signal: _builtins.str
     """Signal that a stop begins with, sent to the worker's process tree: "SIGTERM"; empty: none."""
+    working_dir: _builtins.str
+    """Code that it runs in: a package that GetPackage gives. Empty: none."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1254,10 +1257,11 @@ class StartWorker(_message.Message):
         progress_timeout_ms: _builtins.int = ...,
         ports: _builtins.int = ...,
         stop_signal: _builtins.str = ...,
+        working_dir: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "stop_signal", b"stop_signal", "strict", b"strict", "worker", b"worker", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "stop_signal", b"stop_signal", "strict", b"strict", "worker", b"worker", "working_dir", b"working_dir", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2142,3 +2146,55 @@ class RayNodeExited(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RayNodeExited: _TypeAlias = RayNodeExited  # noqa: Y015
+
+@_typing.final
+class GetPackageRequest(_message.Message):
+    """Which piece of a package is wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PACKAGE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    package: _builtins.str
+    """"package:" and the SHA-256 of its bytes."""
+    offset: _builtins.int
+    """Place of the piece."""
+    def __init__(
+        self,
+        *,
+        package: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "package", b"package"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPackageRequest: _TypeAlias = GetPackageRequest  # noqa: Y015
+
+@_typing.final
+class GetPackageResponse(_message.Message):
+    """A piece of a package."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Bytes of the whole package."""
+    data: _builtins.bytes
+    """The piece, at most 2 MiB."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPackageResponse: _TypeAlias = GetPackageResponse  # noqa: Y015

@@ -45,6 +45,11 @@ class AgentServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_agent__pb2.SendOutputRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_agent__pb2.SendOutputResponse.FromString,
                 _registered_method=True)
+        self.GetPackage = channel.unary_unary(
+                '/callboard.v1.AgentService/GetPackage',
+                request_serializer=callboard_dot_v1_dot_agent__pb2.GetPackageRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_agent__pb2.GetPackageResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -68,6 +73,13 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPackage(self, request, context):
+        """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -80,6 +92,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.SendOutput,
                     request_deserializer=callboard_dot_v1_dot_agent__pb2.SendOutputRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_agent__pb2.SendOutputResponse.SerializeToString,
+            ),
+            'GetPackage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPackage,
+                    request_deserializer=callboard_dot_v1_dot_agent__pb2.GetPackageRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_agent__pb2.GetPackageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +154,33 @@ class AgentService(object):
             '/callboard.v1.AgentService/SendOutput',
             callboard_dot_v1_dot_agent__pb2.SendOutputRequest.SerializeToString,
             callboard_dot_v1_dot_agent__pb2.SendOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPackage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.AgentService/GetPackage',
+            callboard_dot_v1_dot_agent__pb2.GetPackageRequest.SerializeToString,
+            callboard_dot_v1_dot_agent__pb2.GetPackageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class AgentServiceStub:
     that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
     names the read. The agent ends the stream when everything was sent.
     """
+    GetPackage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetPackageRequest, _agent_pb2.GetPackageResponse]
+    """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -57,6 +59,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
     names the read. The agent ends the stream when everything was sent.
     """
+    GetPackage: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetPackageRequest, _agent_pb2.GetPackageResponse]  # type: ignore[assignment]
+    """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     """What an agent and the controller say to each other: one stream per agent, opened by the agent."""
@@ -81,5 +85,13 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
         names the read. The agent ends the stream when everything was sent.
         """
+
+    @_abc_1.abstractmethod
+    def GetPackage(
+        self,
+        request: _agent_pb2.GetPackageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.GetPackageResponse, _abc.Awaitable[_agent_pb2.GetPackageResponse]]:
+        """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

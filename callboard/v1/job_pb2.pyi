@@ -246,6 +246,62 @@ WORKER_STATE_LOST: WorkerState.ValueType  # 7
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
+class PutPackageRequest(_message.Message):
+    """A piece of a package."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PACKAGE_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    package: _builtins.str
+    """"package:" and the SHA-256 of its bytes."""
+    size_bytes: _builtins.int
+    """Bytes of the whole package."""
+    offset: _builtins.int
+    """Place of this piece."""
+    data: _builtins.bytes
+    """The piece, at most 2 MiB; empty: only say how much is there."""
+    def __init__(
+        self,
+        *,
+        package: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset", "package", b"package", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutPackageRequest: _TypeAlias = PutPackageRequest  # noqa: Y015
+
+@_typing.final
+class PutPackageResponse(_message.Message):
+    """How much of a package is there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    received_bytes: _builtins.int
+    """Bytes from its beginning; all of them: it is whole, and what it says it is."""
+    def __init__(
+        self,
+        *,
+        received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutPackageResponse: _TypeAlias = PutPackageResponse  # noqa: Y015
+
+@_typing.final
 class ComponentSpec(_message.Message):
     """Worker processes of one role in a job."""
 
@@ -361,6 +417,7 @@ class ComponentSpec(_message.Message):
     PORTS_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     RAY_FIELD_NUMBER: _builtins.int
+    WORKING_DIR_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
@@ -404,6 +461,8 @@ class ComponentSpec(_message.Message):
     """TCP ports of its node that each worker is given in CALLBOARD_PORTS, 0 … 64. Default 0."""
     ray: _builtins.bool
     """Each worker starts a Ray node inside its process tree, and the command runs on rank 0 with RAY_ADDRESS."""
+    working_dir: _builtins.str
+    """Code that its workers run in: "package:" and the SHA-256 of a packed directory that PutPackage sent. Empty: none."""
     stop_signal: _builtins.str
     """Signal that a stop begins with, sent to the worker's process tree before cancel() and checkpoint(): SIGTERM, SIGINT,
     SIGHUP, SIGUSR1 or SIGUSR2. Empty: none.
@@ -491,11 +550,12 @@ class ComponentSpec(_message.Message):
         ports: _builtins.int = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
         ray: _builtins.bool = ...,
+        working_dir: _builtins.str = ...,
         stop_signal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray", b"ray", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray", b"ray", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "working_dir", b"working_dir", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015

@@ -90,6 +90,11 @@ class JobServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputResponse.FromString,
                 _registered_method=True)
+        self.PutPackage = channel.unary_unary(
+                '/callboard.v1.JobService/PutPackage',
+                request_serializer=callboard_dot_v1_dot_job__pb2.PutPackageRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_job__pb2.PutPackageResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -176,6 +181,14 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutPackage(self, request, context):
+        """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
+        already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -233,6 +246,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.ReadJobOutput,
                     request_deserializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_job__pb2.ReadJobOutputResponse.SerializeToString,
+            ),
+            'PutPackage': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutPackage,
+                    request_deserializer=callboard_dot_v1_dot_job__pb2.PutPackageRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_job__pb2.PutPackageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -533,6 +551,33 @@ class JobService(object):
             '/callboard.v1.JobService/ReadJobOutput',
             callboard_dot_v1_dot_job__pb2.ReadJobOutputRequest.SerializeToString,
             callboard_dot_v1_dot_job__pb2.ReadJobOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutPackage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.JobService/PutPackage',
+            callboard_dot_v1_dot_job__pb2.PutPackageRequest.SerializeToString,
+            callboard_dot_v1_dot_job__pb2.PutPackageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,10 @@ class JobServiceStub:
     """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
     worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
     """
+    PutPackage: _grpc.UnaryUnaryMultiCallable[_job_pb2.PutPackageRequest, _job_pb2.PutPackageResponse]
+    """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
+    already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
+    """
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -92,6 +96,10 @@ class JobServiceAsyncStub(JobServiceStub):
     ReadJobOutput: _aio.UnaryStreamMultiCallable[_job_pb2.ReadJobOutputRequest, _job_pb2.ReadJobOutputResponse]  # type: ignore[assignment]
     """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
     worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
+    """
+    PutPackage: _aio.UnaryUnaryMultiCallable[_job_pb2.PutPackageRequest, _job_pb2.PutPackageResponse]  # type: ignore[assignment]
+    """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
+    already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
     """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -188,6 +196,16 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_job_pb2.ReadJobOutputResponse], _abc.AsyncIterator[_job_pb2.ReadJobOutputResponse]]:
         """What workers of a job printed, in any attempt, until the job is forgotten. NOT_FOUND if the job, the attempt or the
         worker is unknown, FAILED_PRECONDITION if the job never started. What can't be read is named in the stream.
+        """
+
+    @_abc_1.abstractmethod
+    def PutPackage(
+        self,
+        request: _job_pb2.PutPackageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.PutPackageResponse, _abc.Awaitable[_job_pb2.PutPackageResponse]]:
+        """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
+        already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
         """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -153,6 +153,7 @@ def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.Co
         else job_pb2.PLACEMENT_STRATEGY_UNSPECIFIED,
         ports=spec.ports,
         stop_signal=spec.stop_signal,
+        working_dir=spec.working_dir,
         places=[place_to_proto(place, mask=mask) for place in spec.places],
         **counts,
     )
@@ -223,6 +224,7 @@ def _component_mapping(message: job_pb2.ComponentSpec, reader: MessageReader, in
         placement=reader.word(job_pb2.PlacementStrategy, message.placement, Strategy, (*place, "placement")),
         ports=message.ports,
         stop_signal=message.stop_signal,
+        working_dir=message.working_dir,
         places=[_place_mapping(item) for item in message.places[: MAX_WORKERS + 1]],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -173,6 +174,24 @@ class TestSeveral:
         assert (await handle.finished(timeout=60)).spec.components[0].workers == 2
         seen = [line.text async for line in handle.logs()]
         assert len(set(seen)) == len(seen) == 2, "one GPU each"
+
+
+@pytest.mark.timeout(300)
+async def test_a_directory_travels_with_the_program_and_is_sent_once(cluster: RealCluster, tmp_path: Path) -> None:
+    (tmp_path / "code" / "pkg").mkdir(parents=True)
+    (tmp_path / "code" / "pkg" / "__init__.py").write_text("WHAT = 'it came along'\n")
+    (tmp_path / "code" / "train.py").write_text("import pkg; print(pkg.WHAT)\n")
+    (tmp_path / "code" / "weights.bin").write_bytes(os.urandom(3 << 20))
+    line = ("--working-dir", str(tmp_path / "code"), "--", "python", "train.py")
+    done = await ran(cluster, *line)
+    assert (done.exit_code, done.stdout) == (0, "it came along\n"), done
+    (kept,) = (tmp_path / "state" / "packages").iterdir()
+    written = kept.stat().st_ino
+    assert (await ran(cluster, *line)).stdout == "it came along\n"
+    assert [path.stat().st_ino for path in (tmp_path / "state" / "packages").iterdir()] == [written]
+    gone = await ran(cluster, "--working-dir", str(tmp_path / "nothing"), "--", "true")
+    assert gone.exit_code == 2
+    assert "nothing is no directory" in gone.stderr
 
 
 @pytest.mark.parametrize(("text", "indexes"), [("3", [3]), ("0-2", [0, 1, 2]), ("0-6:3,1", [0, 3, 6, 1]), ("4-4", [4])])

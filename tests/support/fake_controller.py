@@ -50,6 +50,9 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self.answers: dict[str, inspection_pb2.NodeInspection] = {}
         self.output: dict[str, list[agent_pb2.SendOutputRequest]] = {}
         self.output_ended: set[str] = set()
+        self.packages: dict[str, bytes] = {}
+        self.fetched: list[str] = []
+        """Packages that were asked for and given."""
         self.reading = asyncio.Event()
         """Whether output is read as it comes."""
         self.reading.set()
@@ -105,6 +108,16 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
     def _open(self, session: FakeSession) -> None:
         self.sessions[session.hello.node_id] = session
         self.opened.append(session)
+
+    async def GetPackage(  # noqa: N802
+        self, request: agent_pb2.GetPackageRequest, context: Any
+    ) -> agent_pb2.GetPackageResponse:
+        data = self.packages.get(request.package)
+        if data is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "it is not kept here")
+            raise AssertionError
+        self.fetched.append(request.package)
+        return agent_pb2.GetPackageResponse(size_bytes=len(data), data=data[request.offset :])
 
     async def _take(self, session: FakeSession, request: agent_pb2.SessionRequest) -> None:
         match request.WhichOneof("message"):

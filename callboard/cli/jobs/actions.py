@@ -78,6 +78,7 @@ def submit(
                 if isinstance(spec, SourceMapping)
                 else {**spec, "placement_revision": planned_at}
             )
+        spec = await client.send_code(spec)
         exact = job_spec(spec)
         source = exact.placement_source or exact.name
         try:

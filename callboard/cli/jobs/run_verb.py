@@ -61,6 +61,15 @@ def run(
         bool,
         typer.Option("--ray", help="Run it on a Ray cluster of its own: a Ray node per node, RAY_ADDRESS is set."),
     ] = False,
+    working_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--working-dir",
+            metavar="DIR",
+            help="Directory that travels with the program, which runs there. What git ignores stays at home.",
+            show_default=False,
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="Variable for the program; may be repeated."),
@@ -123,6 +132,8 @@ def run(
     job = {"pool": pool, "priority": priority, "restart": {"max_restarts": restarts} if restarts else None}
     if wait_for_nodes:
         job["wait_for_nodes"] = wait_for_nodes
+    if working_dir is not None:
+        component["working_dir"] = str(working_dir)
     if ray:
         component |= {"ray": True, "secret_env": {"PRIVATE_RAY_TOKEN": secrets.token_hex(32)}}
     if nodes > 1 and not per_gpu:

@@ -85,8 +85,10 @@ def run(
 
     async def action(client: Client) -> None:
         handles: list[JobHandle] = []
+        # Once, whatever the number of runs.
+        sent: Any = await client.send_code({"components": [component]})
         for job_name, arguments, own in runs:
-            asked = {**component, "command": arguments, "env": own}
+            asked = {**sent["components"][0], "command": arguments, "env": own}
             try:
                 handles.append(await client.submit({**job, "name": job_name, "components": [asked]}))
             except EXPECTED:

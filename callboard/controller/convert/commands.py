@@ -119,6 +119,7 @@ def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.Star
         members=[_member(member) for member in component.members],
         secret_names=[name for name, _ in component.secret_env],
         stop_signal=component.stop_signal,
+        working_dir=component.working_dir,
     )
     if command.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))

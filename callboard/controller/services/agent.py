@@ -13,6 +13,7 @@ from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.inbox import Make
 from callboard.controller.options import ControllerOptions
+from callboard.controller.packages import Packages
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
@@ -45,6 +46,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._sessions = sessions
         self._options = options
         self.resend_first_s = RESEND_FIRST_S
+        self.packages: Packages | None = None
 
     # A coroutine that writes, not a generator: a generator stuck in a write could not be told to end.
     async def Session(  # type: ignore[override]
@@ -79,6 +81,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         """Output of workers that was asked for."""
         await self._outputs.take(request_iterator, context.write)
+
+    async def GetPackage(
+        self, request: agent_pb2.GetPackageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> agent_pb2.GetPackageResponse:
+        """A piece of code that a job brings along."""
+        assert self.packages is not None, "this controller has no state directory"
+        size, data = self.packages.read(request.package, request.offset)
+        return agent_pb2.GetPackageResponse(size_bytes=size, data=data)
 
     async def _hello(self, requests: AsyncIterator[agent_pb2.SessionRequest]) -> agent_pb2.Hello:
         try:

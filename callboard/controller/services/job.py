@@ -11,6 +11,7 @@ import grpc.aio
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
+from callboard.controller.packages import Packages
 from callboard.controller.searches.placements import resolving
 from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
 from callboard.controller.services.paging import build_page
@@ -27,6 +28,7 @@ from callboard.controller.services.requests import (
 )
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.views.jobs import explanation_message, job_message
+from callboard.model.colocation import unfused
 from callboard.model.inputs.scalars import DAY_MS
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
@@ -74,12 +76,17 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._options = options
         self._new_uid = new_uid or _fresh_uid
         self._gauges = GaugeBoard()
+        self.packages: Packages | None = None
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.SubmitJobResponse:
         """Submits a job, or only says what would become of it."""
         spec = job_spec_from_proto(request.spec)
         request_id = text_of(request.request_id, "request_id", MAX_REQUEST_ID)
         self._check_submit(spec)
+        for place, component in enumerate(unfused(spec).components):
+            if component.working_dir and (self.packages is None or not self.packages.has(component.working_dir)):
+                why = "isn't kept here; submit with `callboard` or the SDK, which send it before"
+                raise invalid(f"spec.components[{place}].working_dir", why)
         if request.validate_only:
             return job_pb2.SubmitJobResponse(plan=await self._plan(spec, request_id))
         uid = self._new_uid()
@@ -95,6 +102,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
 
         job = await self._resolving(spec, request_id, submit)
         return job_pb2.SubmitJobResponse(job=job)
+
+    async def PutPackage(self, request: job_pb2.PutPackageRequest, context: Context) -> job_pb2.PutPackageResponse:
+        """Takes a piece of a package."""
+        assert self.packages is not None, "this controller has no state directory"
+        received = await self.packages.put(request.package, request.size_bytes, request.offset, request.data)
+        return job_pb2.PutPackageResponse(received_bytes=received)
 
     async def GetJob(self, request: job_pb2.GetJobRequest, context: Context) -> job_pb2.GetJobResponse:
         """One job, with why it waits or is short of workers."""

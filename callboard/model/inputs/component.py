@@ -22,6 +22,7 @@ from callboard.model.inputs.scalars import (
     Interpreter,
     Method,
     Name,
+    Package,
     StopSignal,
     choice,
     text,
@@ -123,7 +124,7 @@ class ComponentInput(Input):
         }
     )
 
-    later = frozenset({"working_dir", "py_modules"})
+    later = frozenset({"py_modules"})
     internal = frozenset({"places"})
 
     name: Name
@@ -131,6 +132,7 @@ class ComponentInput(Input):
     command: Command | None = None
     script: Script | None = None
     ray: Flag | None = None
+    working_dir: Package | None = None
     role: Name | None = None
     args_json: ArgsJson | None = Field(None, alias="args")
     kwargs_json: KwargsJson | None = Field(None, alias="kwargs")

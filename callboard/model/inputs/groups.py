@@ -72,7 +72,7 @@ def _disagreements(indexes: Sequence[int], components: Sequence[ComponentSpec]) 
         what = f"that of {first.name}, with which it shares a process in colocation group '{first.colocation_group}'"
         if component.pool != first.pool:
             misfits.append(Misfit(("components", i, "pool"), f"differs from {what}"))
-    for field in ("interpreter", "colocation_total", "alias", "stop_signal", "placement", "ports"):
+    for field in ("interpreter", "colocation_total", "alias", "stop_signal", "placement", "ports", "working_dir"):
         stated = [(i, getattr(components[i], field)) for i in indexes if getattr(components[i], field)]
         key = ("ray_options", "name") if field == "alias" else (field,)
         misfits.extend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -25,6 +26,9 @@ LONGEST_MS = 366 * DAY_MS
 
 _RAY_CLASS = "__ray_actor_class__"
 """Where what ``@ray.remote`` makes of a class keeps the class; Ray itself is not imported for it."""
+
+PACKAGE = re.compile(r"package:([0-9a-f]{64})")
+"""Name of a package: the hash of its bytes."""
 
 MAX_PRIORITY_MILLI = 1_000_000
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -108,6 +112,14 @@ def interpreter(value: object) -> str:
     parts = read.split("/")
     if not read.startswith("/") or len(read) > 4096 or ".." in parts or not read.isprintable():
         raise Refused(f"{shown(read)} is not the absolute path of an interpreter, such as /opt/envs/rl/bin/python")
+    return read
+
+
+def package(value: object) -> str:
+    """Code that travelled: a directory becomes a package where a job is submitted."""
+    read = text(value)
+    if not PACKAGE.fullmatch(read):
+        raise Refused(f"{shown(read)} is no package; a client packs and sends the directory that a job names here")
     return read
 
 
@@ -223,6 +235,7 @@ Name = Annotated[str, PlainValidator(name)]
 Actor = Annotated[str, PlainValidator(actor)]
 Method = Annotated[str, PlainValidator(method)]
 Interpreter = Annotated[str, PlainValidator(interpreter)]
+Package = Annotated[str, PlainValidator(package)]
 StopSignal = Annotated[str, PlainValidator(stop_signal)]
 Flag = Annotated[bool, PlainValidator(flag)]
 Priority = Annotated[int, milli(-MAX_PRIORITY_MILLI, MAX_PRIORITY_MILLI)]

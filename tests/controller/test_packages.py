@@ -1,0 +1,62 @@
+"""Does the controller keep code that jobs bring along, in bounds, and only what it says it is?"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from callboard.controller.packages import PIECE_BYTES, Packages
+from callboard.wire.refusals import InvalidRequest, LimitReached, NotFound
+
+
+def named(data: bytes) -> str:
+    return f"package:{hashlib.sha256(data).hexdigest()}"
+
+
+async def test_pieces_may_come_again_and_break_off(tmp_path: Path) -> None:
+    packages = Packages(tmp_path / "p", set)
+    data = os.urandom(100)
+    name = named(data)
+    assert await packages.put(name, 100, 0, b"") == 0
+    assert await packages.put(name, 100, 0, data[:60]) == 60
+    assert await packages.put(name, 100, 0, data[:60]) == 60, "a repeated piece"
+    assert await packages.put(name, 100, 80, data[80:]) == 60, "one that comes too soon"
+    with pytest.raises(NotFound):
+        packages.read(name, 0)
+    assert await packages.put(name, 100, 60, data[60:]) == 100
+    assert packages.read(name, 90) == (100, data[90:])
+    assert await packages.put(name, 100, 0, b"") == 100, "it need not be sent again"
+
+
+async def test_what_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+    packages = Packages(tmp_path / "p", set)
+    with pytest.raises(InvalidRequest, match="what was sent is package:"):
+        await packages.put(named(b"right"), 5, 0, b"wrong")
+    assert await packages.put(named(b"right"), 5, 0, b"right") == 5
+    for package, size, data in (
+        ("package:../../etc/passwd", 1, b"x"),
+        ("", 1, b"x"),
+        (named(b""), 0, b""),
+        (named(b""), 1 << 40, b"x"),
+        (named(b""), 1 << 25, bytes(PIECE_BYTES + 1)),
+    ):
+        with pytest.raises(InvalidRequest):
+            await packages.put(package, size, 0, data)
+
+
+async def test_what_no_living_job_needs_makes_room(tmp_path: Path) -> None:
+    needed: set[str] = set()
+    packages = Packages(tmp_path / "p", lambda: needed, total_bytes=250)
+    kept, unused, new = (os.urandom(100) for _ in range(3))
+    for data in (kept, unused):
+        await packages.put(named(data), 100, 0, data)
+    needed.add(named(kept))
+    os.utime(packages._path(named(kept)), (1, 1))
+    await packages.put(named(new), 100, 0, new)
+    assert [packages.has(named(data)) for data in (kept, unused, new)] == [True, False, True]
+    needed.add(named(new))
+    with pytest.raises(LimitReached, match="there is no room for 100 more"):
+        await packages.put(named(b"y" * 100), 100, 0, b"y" * 100)
