@@ -12,7 +12,7 @@ import pytest
 
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent
-from tests.agents.test_worker_program import ended, shell
+from tests.agents.test_worker_program import ended, shell, until_absent
 from tests.agents.test_workers import ready, stopped
 from tests.support.fake_controller import FakeController
 
@@ -51,7 +51,7 @@ async def test_a_worker_runs_in_a_tree_of_its_own_and_the_next_needs_no_fetch(
         assert (await ended(controller, generation)).succeeded
         await stopped(controller, start)
     assert controller.fetched == [name]
-    assert not list((tmp_path / "n0" / "output").glob("*/*/code"))
+    await until_absent(tmp_path / "n0" / "output", "*/*/code")
 
 
 async def test_a_file_that_changed_in_the_cache_is_fetched_again(

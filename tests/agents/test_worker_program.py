@@ -44,6 +44,12 @@ async def said_through(fifo: Path) -> str:
     return await asyncio.to_thread(fifo.read_text)
 
 
+async def until_absent(folder: Path, pattern: str) -> None:
+    """Until what goes with a worker is deleted, which the agent does beside everything else."""
+    while await asyncio.to_thread(lambda: list(folder.glob(pattern))):
+        await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def fifo(tmp_path: Path) -> Path:
     path = tmp_path / "so-far"
@@ -181,7 +187,7 @@ class TestStop:
         await ready(controller, again)
         assert (await ended(controller)).succeeded
         await stopped(controller, again)
-        assert not list((tmp_path / "n0" / "output").glob("*/*/files")), "its files go with the worker"
+        await until_absent(tmp_path / "n0" / "output", "*/*/files")
 
     @pytest.mark.usefixtures("agent")
     async def test_a_checkpoint_that_is_too_large_is_told_as_lost(

@@ -35,6 +35,12 @@ def left() -> list[str]:
     return folders + [" ".join(line) for line in running if line and any("/tmp/callboard-" in part for part in line)]
 
 
+async def until_left(before: list[str]) -> None:
+    """Until nothing more is left than before: an agent deletes folders beside everything else."""
+    while set(await asyncio.to_thread(left)) - set(before):
+        await asyncio.sleep(0.05)
+
+
 async def test_two_clusters_at_once_on_the_same_nodes_see_only_their_devices(cluster: RealCluster) -> None:
     await cluster.add_node("n1")
     before = left()
@@ -46,7 +52,7 @@ async def test_two_clusters_at_once_on_the_same_nodes_see_only_their_devices(clu
         assert done.exit_code == 0, done
         assert done.stdout.splitlines()[0] == "2 2 2"
     assert {first.stdout.splitlines()[1], second.stdout.splitlines()[1]} == {"['0', '0']", "['1', '1']"}
-    assert left() == before
+    await until_left(before)
 
 
 async def test_a_stop_reaches_the_command_while_its_ray_lives_and_leaves_nothing(
@@ -72,4 +78,4 @@ async def test_a_stop_reaches_the_command_while_its_ray_lives_and_leaves_nothing
     await handle.preempt(reason="for the test")
     assert await until_line(running.stdout, "goes on") == "goes on at 42\n"
     assert await running.wait() == 0
-    assert left() == before
+    await until_left(before)
