@@ -46,7 +46,7 @@ async def said_through(fifo: Path) -> str:
 
 async def until_absent(folder: Path, pattern: str) -> None:
     """Until what goes with a worker is deleted, which the agent does beside everything else."""
-    while await asyncio.to_thread(lambda: list(folder.glob(pattern))):
+    while await asyncio.to_thread(lambda: list(folder.glob(pattern))):  # noqa: ASYNC110 - a file system tells nobody
         await asyncio.sleep(0.01)
 
 
