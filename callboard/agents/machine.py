@@ -14,10 +14,11 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from callboard.agents.channel import channel_options
+from callboard.agents.channel import controller_channel
 from callboard.agents.driver_client import DriverProgram, start_driver
 from callboard.agents.fence_keeper import FenceProgram, start_fence
 from callboard.agents.lease_file import HeardLease, LeaseFile, boot_s
@@ -141,8 +142,19 @@ class ThisMachine:
         self.ports = Ports()
         store = OutputStore(run_dir.output, OutputBounds(options.output_worker_bytes, options.output_bytes))
         self.outputs: Outputs = store
-        self.sender: Sender = OutputSender(store, options.controller, options.node_id, http_proxy=options.http_proxy)
-        self.packages: Packages | None = Packages(run_dir.path / PACKAGES, options.controller, channel_options(http_proxy=options.http_proxy))
+        self.sender: Sender = OutputSender(
+            store,
+            options.controller,
+            options.node_id,
+            http_proxy=options.http_proxy,
+            token_file=options.token_file,
+        )
+        self.packages: Packages | None = Packages(
+            run_dir.path / PACKAGES,
+            partial(
+                controller_channel, options.controller, token_file=options.token_file, http_proxy=options.http_proxy
+            ),
+        )
         self.connect: Connect | None = None
         self.facts = HostFacts(
             hostname=socket.gethostname(),

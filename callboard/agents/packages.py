@@ -12,12 +12,14 @@ import os
 import shutil
 import tarfile
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import structlog
 
 from callboard.agents.runtime import HostError
+from callboard.security.dialing import Channel
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -33,16 +35,14 @@ _PIECE_S = 30.0
 class Packages:
     """The packages of one node."""
 
-    def __init__(self, folder: Path, controller: str, options: list[tuple[str, int]]) -> None:
+    def __init__(self, folder: Path, dial: Callable[[], Channel]) -> None:
         """
         Args:
             folder: its cache.
-            controller: whom to ask.
-            options: of the channel.
+            dial: a channel to the controller.
         """
         self._folder = folder
-        self._controller = controller
-        self._options = options
+        self._dial = dial
         self._fetching: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def unpack(self, package: str, target: Path) -> None:
@@ -65,7 +65,7 @@ class Packages:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         part = file.with_suffix(".part")
         try:
-            async with grpc.aio.insecure_channel(self._controller, options=self._options) as channel:
+            async with self._dial() as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
                 with part.open("wb") as output:
                     size = 1

@@ -133,6 +133,10 @@ class SyncClient:
         """Submits a job. One with a session owner is renewed in the background until this client is closed."""
         return SyncJobHandle(self._loop, self._loop.run(self._client.submit(spec, request_id=request_id)))
 
+    def send_code(self, spec: JobSpec | Mapping[str, Any]) -> Mapping[str, Any]:
+        """Sends the directories that components name as ``working_dir``; returns the spec with packages instead."""
+        return self._loop.run(self._client.send_code(spec))
+
     def validate(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> Explanation:
         """What a submit would do now: checked and planned, nothing started."""
         return self._loop.run(self._client.validate(spec))

@@ -34,12 +34,12 @@ from callboard.controller.services.pool import PoolService
 from callboard.controller.services.scheduler import SchedulerService
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
+from callboard.scheduler.records.states import ENDED
 from callboard.security.access import Access
 from callboard.security.audit import AUDIT_NAME, AuditLog
 from callboard.security.gate import ClientLimits, Gate
 from callboard.security.places import UnsafeFile
 from callboard.security.tokens import TOKEN_NAME, Registration
-from callboard.scheduler.records.states import ENDED
 from callboard.v1 import (
     agent_pb2,
     agent_pb2_grpc,

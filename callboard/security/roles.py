@@ -30,7 +30,7 @@ _READERS = _OPERATOR | {Role.VIEWER}
 _PEOPLE = _TRAINER | {Role.VIEWER}
 
 _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
-    "callboard.v1.AgentService": {"Session": _AGENT, "SendOutput": _AGENT},
+    "callboard.v1.AgentService": {"Session": _AGENT, "SendOutput": _AGENT, "GetPackage": _AGENT},
     "callboard.v1.NodeService": {
         "GetNode": _PEOPLE,
         "ListNodes": _PEOPLE,
@@ -51,6 +51,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
     },
     "callboard.v1.JobService": {
         "SubmitJob": _TRAINER,
+        "PutPackage": _TRAINER,
         "GetJob": _PEOPLE,
         "ListJobs": _PEOPLE,
         "CancelJob": _TRAINER,
