@@ -336,6 +336,7 @@ class Ground:
         self.lease_file: LeaseStore = GroundLease(machine)
         self.ports = Ports(clock=site.timeline.time, claim=lambda _: _Claim(), is_free=lambda _: True)
         self.outputs: Outputs = NoOutput()
+        self.packages = None
         self.sender: Sender = NoSender()
         self.connect: Connect | None = connect
         self.facts = HostFacts(hostname=machine.node_id, pid=1, python_version="3", ray_version="simulated")
