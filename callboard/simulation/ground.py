@@ -14,6 +14,7 @@ from callboard.agents.fence import LOOK_S, SLACK_S, strict_workers
 from callboard.agents.lease_file import HeardLease
 from callboard.agents.machine import HostFacts, LeaseStore, Sender
 from callboard.agents.output_store import OutputBounds, OutputOf, Outputs
+from callboard.agents.packages import Packages
 from callboard.agents.ports import Ports
 from callboard.agents.process_tree import ProcessId, TreeEnd
 from callboard.agents.processes import Processes
@@ -336,7 +337,7 @@ class Ground:
         self.lease_file: LeaseStore = GroundLease(machine)
         self.ports = Ports(clock=site.timeline.time, claim=lambda _: _Claim(), is_free=lambda _: True)
         self.outputs: Outputs = NoOutput()
-        self.packages = None
+        self.packages: Packages | None = None
         self.sender: Sender = NoSender()
         self.connect: Connect | None = connect
         self.facts = HostFacts(hostname=machine.node_id, pid=1, python_version="3", ray_version="simulated")
