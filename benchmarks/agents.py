@@ -55,6 +55,11 @@ class Bare(agent_pb2_grpc.AgentServiceServicer):
         """Nobody asks for output here."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server reads no output")
 
+    async def GetPackage(self, _request: Any, context: Any) -> agent_pb2.GetPackageResponse:  # noqa: N802
+        """No code travels here."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server keeps no packages")
+        raise AssertionError
+
 
 async def serve_bare(address: str) -> None:
     """The floor: a server of its own, like the controller's in its options."""
