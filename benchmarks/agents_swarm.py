@@ -29,7 +29,8 @@ from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 GPUS = 8
 WELCOME_S = 20.0
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
-"""As a real agent waits and backs off (callboard.agents.session): doubled each time, a random half of it taken off."""
+"""As a real agent waits and backs off (callboard.agents.link.session): doubled each time, a random half of it taken
+off."""
 
 
 class _Stream:

@@ -35,9 +35,9 @@ from callboard._version import __version__ as __version__
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
-    from callboard.agents.worker_process import StopNotice as StopNotice
-    from callboard.agents.worker_program import Program as Program
-    from callboard.agents.worker_program_ray import RayProgram as RayProgram
+    from callboard.agents.host.worker_process import StopNotice as StopNotice
+    from callboard.agents.host.worker_program import Program as Program
+    from callboard.agents.ray.worker_program_ray import RayProgram as RayProgram
     from callboard.client import CallOptions as CallOptions
     from callboard.client import Client as Client
     from callboard.client import ClusterFailed as ClusterFailed
@@ -94,13 +94,13 @@ if TYPE_CHECKING:
 # The public names and where each one lives.
 _PUBLIC = public_names(
     {
-        "callboard.agents.worker_process": """
+        "callboard.agents.host.worker_process": """
             StopNotice
         """,
-        "callboard.agents.worker_program": """
+        "callboard.agents.host.worker_program": """
             Program
         """,
-        "callboard.agents.worker_program_ray": """
+        "callboard.agents.ray.worker_program_ray": """
             RayProgram
         """,
         "callboard.client": """

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import structlog
 
-from callboard.agents.checkpoints import ROLE as CHECKPOINT
-from callboard.agents.fence_keeper import FenceKeeper
-from callboard.agents.interpreters import InterpreterRefused, Interpreters
-from callboard.agents.processes import Processes
-from callboard.agents.ray_membership import RayMembership
-from callboard.agents.run_dir import RunDir, Started
+from callboard.agents.files.checkpoints import ROLE as CHECKPOINT
+from callboard.agents.files.run_dir import RunDir, Started
+from callboard.agents.link.fence_keeper import FenceKeeper
+from callboard.agents.ray.ray_membership import RayMembership
 from callboard.agents.runtime import HostError, Launch, Runtime
-from callboard.agents.spares import Spares
+from callboard.agents.system.processes import Processes
+from callboard.agents.worker.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.worker.spares import Spares
+from callboard.agents.worker.worker_order import WorkerOrder
+from callboard.agents.worker.worker_record import WorkerRecord, read_record
+from callboard.agents.worker.workers import WorkerTable
 from callboard.agents.worker_env import NodeIdentity, worker_marker, worker_name
-from callboard.agents.worker_order import WorkerOrder
-from callboard.agents.worker_record import WorkerRecord, read_record
-from callboard.agents.workers import WorkerTable
 
 _log = structlog.get_logger(__name__)
 

@@ -13,15 +13,15 @@ import structlog
 
 from callboard.agents import logs
 from callboard.agents.adoption import LeftBehind
-from callboard.agents.devices import DeviceError
-from callboard.agents.inventory import inventory, node_devices
-from callboard.agents.loopback import NoAddress, NodeAddress, earlier_ip
+from callboard.agents.files.run_dir import RunDir, RunDirError, default_run_dir
+from callboard.agents.link.session import SessionRefused
 from callboard.agents.machine import ThisMachine
 from callboard.agents.node_agent import Agent
 from callboard.agents.options import AgentOptions
-from callboard.agents.ray_faults import PortTaken
-from callboard.agents.run_dir import RunDir, RunDirError, default_run_dir
-from callboard.agents.session import SessionRefused
+from callboard.agents.ray.loopback import NoAddress, NodeAddress, earlier_ip
+from callboard.agents.ray.ray_faults import PortTaken
+from callboard.agents.system.devices import DeviceError
+from callboard.agents.system.inventory import inventory, node_devices
 
 _log = structlog.get_logger(__name__)
 

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import structlog
 
+from callboard.agents.files.output_store import OutputOf, Outputs
 from callboard.agents.groups import Groups
-from callboard.agents.interpreters import Interpreters
-from callboard.agents.outbox import Outbox
-from callboard.agents.output_store import OutputOf, Outputs
-from callboard.agents.ports import Ports
+from callboard.agents.host.worker_output import CODE
+from callboard.agents.link.outbox import Outbox
 from callboard.agents.runtime import HostError, Launch
+from callboard.agents.worker.interpreters import Interpreters
+from callboard.agents.worker.ports import Ports
+from callboard.agents.worker.worker_order import WorkerOrder
+from callboard.agents.worker.workers import StaleGeneration, WorkerTable
 from callboard.agents.worker_env import (
     NodeIdentity,
     PlanRefused,
@@ -29,9 +32,6 @@ from callboard.agents.worker_env import (
     worker_name,
     worker_plan,
 )
-from callboard.agents.worker_order import WorkerOrder
-from callboard.agents.worker_output import CODE
-from callboard.agents.workers import StaleGeneration, WorkerTable
 from callboard.model.names import is_name
 from callboard.v1 import agent_pb2
 

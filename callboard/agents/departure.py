@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import structlog
 
-from callboard.agents.pid_watch import exited
-from callboard.agents.process_tree import ProcessId, identify
+from callboard.agents.system.pid_watch import exited
+from callboard.agents.system.process_tree import ProcessId, identify
 
 _log = structlog.get_logger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from callboard.agents.outbox import Outbox
-from callboard.agents.ray_devices import Shares, amount, in_order
+from callboard.agents.link.outbox import Outbox
+from callboard.agents.ray.ray_devices import Shares, amount, in_order
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
 from callboard.model.hardware import is_piece
 from callboard.model.quantities import MILLI

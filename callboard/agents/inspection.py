@@ -11,15 +11,15 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.agents.framing import Json
-from callboard.agents.gpu_users import seen_devices
-from callboard.agents.nvml import NoDriver
-from callboard.agents.process_tree import ProcessId
-from callboard.agents.processes import Processes
+from callboard.agents.host.framing import Json
 from callboard.agents.runtime import HostError, Runtime
-from callboard.agents.usage import Usage, cpu_milli, usage_of
-from callboard.agents.worker import Worker
-from callboard.agents.workers import WorkerTable, key_of
+from callboard.agents.system.gpu_users import seen_devices
+from callboard.agents.system.nvml import NoDriver
+from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.system.processes import Processes
+from callboard.agents.system.usage import Usage, cpu_milli, usage_of
+from callboard.agents.worker.worker import Worker
+from callboard.agents.worker.workers import WorkerTable, key_of
 from callboard.model.describe import MASK
 from callboard.v1 import agent_pb2, inspection_pb2
 

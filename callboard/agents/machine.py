@@ -18,20 +18,20 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from callboard.agents.channel import controller_channel
-from callboard.agents.driver_client import DriverProgram, start_driver
-from callboard.agents.fence_keeper import FenceProgram, start_fence
-from callboard.agents.lease_file import HeardLease, LeaseFile, boot_s
+from callboard.agents.files.lease_file import HeardLease, LeaseFile, boot_s
+from callboard.agents.files.output_store import OutputBounds, Outputs, OutputStore
+from callboard.agents.files.run_dir import PACKAGES, RunDir
+from callboard.agents.link.channel import controller_channel
+from callboard.agents.link.fence_keeper import FenceProgram, start_fence
+from callboard.agents.link.output_sender import OutputSender
+from callboard.agents.link.session import Connect
 from callboard.agents.options import AgentOptions
-from callboard.agents.output_sender import OutputSender
-from callboard.agents.output_store import OutputBounds, Outputs, OutputStore
 from callboard.agents.packages import Packages
-from callboard.agents.ports import Ports
-from callboard.agents.processes import MachineProcesses, Processes
-from callboard.agents.ray_command import RayNodeSpec
-from callboard.agents.ray_node import RayNode
-from callboard.agents.run_dir import PACKAGES, RunDir
-from callboard.agents.session import Connect
+from callboard.agents.ray.driver_client import DriverProgram, start_driver
+from callboard.agents.ray.ray_command import RayNodeSpec
+from callboard.agents.ray.ray_node import RayNode
+from callboard.agents.system.processes import MachineProcesses, Processes
+from callboard.agents.worker.ports import Ports
 from callboard.agents.worker_env import AGENT_MARKER
 from callboard.v1 import agent_pb2
 

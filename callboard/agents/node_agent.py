@@ -10,31 +10,31 @@ import structlog
 
 import callboard
 from callboard.agents.adoption import Heir, LeftBehind
-from callboard.agents.checkpoints import Checkpoints
 from callboard.agents.commands import Commands
 from callboard.agents.departure import Departure
-from callboard.agents.devices import NodeDevices, renderers
-from callboard.agents.driver_client import DriverClient
-from callboard.agents.fence_keeper import FenceKeeper
+from callboard.agents.files.checkpoints import Checkpoints
 from callboard.agents.groups import Groups
 from callboard.agents.inspection import Inspector
-from callboard.agents.interpreters import Interpreters
-from callboard.agents.lease import Lease
+from callboard.agents.link.fence_keeper import FenceKeeper
+from callboard.agents.link.lease import Lease
+from callboard.agents.link.outbox import Outbox
+from callboard.agents.link.session import Session, SessionRefused
 from callboard.agents.machine import Machine
 from callboard.agents.notices import NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions
-from callboard.agents.outbox import Outbox
-from callboard.agents.process_runtime import ProcessRuntime
-from callboard.agents.process_tree import ProcessId
-from callboard.agents.ray_membership import RayMembership
-from callboard.agents.ray_plan import RayPlan
-from callboard.agents.ray_runtime import RayRuntime
+from callboard.agents.ray.driver_client import DriverClient
+from callboard.agents.ray.ray_membership import RayMembership
+from callboard.agents.ray.ray_plan import RayPlan
+from callboard.agents.ray.ray_runtime import RayRuntime
 from callboard.agents.runtime import Runtime
-from callboard.agents.session import Session, SessionRefused
-from callboard.agents.spares import Spares
+from callboard.agents.system.devices import NodeDevices, renderers
+from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.worker.interpreters import Interpreters
+from callboard.agents.worker.process_runtime import ProcessRuntime
+from callboard.agents.worker.spares import Spares
+from callboard.agents.worker.worker_order import Site
+from callboard.agents.worker.workers import WorkerTable
 from callboard.agents.worker_env import NodeIdentity, host_environment, import_path
-from callboard.agents.worker_order import Site
-from callboard.agents.workers import WorkerTable
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 
 _log = structlog.get_logger(__name__)

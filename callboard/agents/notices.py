@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
-from callboard.agents.channel import controller_channel
+from callboard.agents.link.channel import controller_channel
 from callboard.v1 import node_pb2, node_pb2_grpc
 
 _log = structlog.get_logger(__name__)

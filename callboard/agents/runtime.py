@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from callboard.agents.framing import Json
-from callboard.agents.process_tree import ProcessId
+from callboard.agents.host.framing import Json
+from callboard.agents.system.process_tree import ProcessId
 
 
 class HostError(Exception):

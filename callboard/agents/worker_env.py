@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import callboard
-from callboard.agents.devices import Vendor, visibility_variables
-from callboard.agents.framing import Json
+from callboard.agents.host.framing import Json
+from callboard.agents.system.devices import Vendor, visibility_variables
 from callboard.model.environment import filled, is_secret, prefix_of, why_refused
 from callboard.model.names import is_actor_path, is_env_name
 from callboard.v1 import agent_pb2, common_pb2

@@ -157,3 +157,6 @@ def _handle(worker: Mapping[str, Any]) -> WorkerHandle:
 
 if __name__ == "__main__":
     main()
+
+
+__all__ = ["Probe"]

@@ -57,3 +57,6 @@ class SlowCancelWorker(RLHFWorker):
     def cancel(self) -> None:
         """Hangs."""
         time.sleep(self.HANG_S)
+
+
+__all__ = ["RLHFWorker", "SlowCancelWorker"]

@@ -27,8 +27,8 @@ simulator      puts them together; report: what came out; shrinking: the least t
 Guaranteed: the same options give the same journal, byte for byte, whatever PYTHONHASHSEED is.
 """
 
+from callboard.simulation.checks.report import SimulationFailure, SimulationReport
 from callboard.simulation.options import Fault, SimulationOptions, parse_faults
-from callboard.simulation.report import SimulationFailure, SimulationReport
 from callboard.simulation.shrinking import Shrunk, shrink
 from callboard.simulation.simulator import Simulator, simulate
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from callboard.simulation.checks.report import SimulationFailure
 from callboard.simulation.options import Fault, SimulationOptions, faults_text
-from callboard.simulation.report import SimulationFailure
 from callboard.simulation.simulator import Simulator
 
 _HOUR_MS = 3_600_000

@@ -10,27 +10,27 @@ from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change, Drop, JobRecord, Put
 from callboard.scheduler.records.states import ENDED
-from callboard.simulation.audit import Audit
-from callboard.simulation.calls import Calls
-from callboard.simulation.chance import Chance
-from callboard.simulation.chaos import Chaos
-from callboard.simulation.controller import Controller
-from callboard.simulation.disk import Disk
-from callboard.simulation.ending import check_nothing_left, check_settled
-from callboard.simulation.machines import Machines
-from callboard.simulation.network import Network
-from callboard.simulation.operators import Operators
+from callboard.simulation.checks.audit import Audit
+from callboard.simulation.checks.ending import check_nothing_left, check_settled
+from callboard.simulation.checks.promises import Promises
+from callboard.simulation.checks.report import SimulationFailure, SimulationReport
+from callboard.simulation.checks.witness import LOOK_MS, unproved
 from callboard.simulation.options import Fault, SimulationOptions
-from callboard.simulation.promises import Promises
-from callboard.simulation.rayworld import RayWorld
-from callboard.simulation.report import SimulationFailure, SimulationReport
-from callboard.simulation.rules import RuleBroken, watched_logs
-from callboard.simulation.shapes import machines
-from callboard.simulation.site import Site
-from callboard.simulation.supervisor import Supervisor
-from callboard.simulation.timeline import Timeline
-from callboard.simulation.witness import LOOK_MS, unproved
-from callboard.simulation.workload import Workload
+from callboard.simulation.programs.controller import Controller
+from callboard.simulation.programs.supervisor import Supervisor
+from callboard.simulation.trouble.calls import Calls
+from callboard.simulation.trouble.chaos import Chaos
+from callboard.simulation.trouble.operators import Operators
+from callboard.simulation.trouble.shapes import machines
+from callboard.simulation.trouble.workload import Workload
+from callboard.simulation.world.chance import Chance
+from callboard.simulation.world.disk import Disk
+from callboard.simulation.world.machines import Machines
+from callboard.simulation.world.network import Network
+from callboard.simulation.world.rayworld import RayWorld
+from callboard.simulation.world.rules import RuleBroken, watched_logs
+from callboard.simulation.world.site import Site
+from callboard.simulation.world.timeline import Timeline
 
 LAST_EVENTS = 30
 PROGRESS_EVERY = 5_000

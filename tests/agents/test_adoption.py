@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from callboard.agents import worker_main
-from callboard.agents.framing import Requests
-from callboard.agents.worker_lanes import MainThread
+from callboard.agents.host import worker_main
+from callboard.agents.host.framing import Requests
+from callboard.agents.host.worker_lanes import MainThread
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, cluster_of, is_gone, started_by, until_gone
 from tests.support.fake_controller import FakeController, FakeSession, start_worker, stop_worker

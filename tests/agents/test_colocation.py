@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from callboard.agents.process_runtime import HostedProcess
+from callboard.agents.host.worker_host import WorkerHost
 from callboard.agents.runtime import HostError
+from callboard.agents.worker.process_runtime import HostedProcess
+from callboard.agents.worker.worker_start import WorkerStart
 from callboard.agents.worker_env import PlanRefused, worker_plan
-from callboard.agents.worker_host import WorkerHost
-from callboard.agents.worker_start import WorkerStart
 from callboard.v1 import agent_pb2
 from tests.agents.test_worker_host import Host, call, environment_of, host, identity
 from tests.support.fake_controller import start_worker
@@ -175,7 +175,7 @@ class TestStart:
 
     async def test_one_that_holds_the_others_up_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for of_a_process in ("enter_environment", "become_subreaper"):
-            monkeypatch.setattr(f"callboard.agents.worker_host.{of_a_process}", lambda *_: None)
+            monkeypatch.setattr(f"callboard.agents.host.worker_host.{of_a_process}", lambda *_: None)
         held = agent_pb2.WorkerMember(name="slow", actor=f"{__name__}:Held", max_concurrency=1)
         command = start_worker("Plain", members=[TRAINER, held])
         here = WorkerHost()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.agents.devices import (
+from callboard.agents.system.devices import (
     ASCEND,
     CUDA,
     ROCM,

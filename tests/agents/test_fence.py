@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.lease_file import LEASE_FILE, HeardLease, LeaseFile, LeaseTerms, boot_s, read_lease
+from callboard.agents.files.lease_file import LEASE_FILE, HeardLease, LeaseFile, LeaseTerms, boot_s, read_lease
 from tests.agents.conftest import is_gone, started_by, until_gone
 from tests.agents.test_adoption import Lineage, recorded, told
 from tests.support.fake_controller import FakeController, start_worker, stop_worker

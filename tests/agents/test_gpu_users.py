@@ -8,9 +8,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from callboard.agents.gpu_users import DeviceLoad, DeviceUse, seen_devices
 from callboard.agents.inspection import Inspector
-from callboard.agents.nvml import NoDriver
+from callboard.agents.system.gpu_users import DeviceLoad, DeviceUse, seen_devices
+from callboard.agents.system.nvml import NoDriver
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 from tests.support.nvml_library import GIB, Gpu, Library, install
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from callboard.agents.cgroups import Cgroups
-from callboard.agents.inventory import (
+from callboard.agents.options import AgentOptions
+from callboard.agents.system.cgroups import Cgroups
+from callboard.agents.system.inventory import (
     machine_cpus,
     machine_memory_bytes,
     object_store_bytes,
     offered_memory_bytes,
 )
-from callboard.agents.options import AgentOptions
 from callboard.model.quantities import format_memory
 from tests.support.cgroups import limited, made_up
 

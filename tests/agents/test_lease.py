@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from callboard.agents.lease import Lease
-from callboard.agents.lease_file import HeardLease, LeaseTerms
+from callboard.agents.files.lease_file import HeardLease, LeaseTerms
+from callboard.agents.link.lease import Lease
 
 
 async def test_a_lease_that_is_renewed_and_runs_out_again_long_before_the_orphans_end_is_noticed() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from callboard.agents.loopback import NoAddress, NodeAddress, host_addresses
 from callboard.agents.options import AgentOptions
+from callboard.agents.ray.loopback import NoAddress, NodeAddress, host_addresses
 
 
 def test_every_node_of_a_machine_gets_a_loopback_address_of_its_own() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from callboard.agents.notices import OUTPUT_BYTES, REASON_CHARS, NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions, OptionError
-from callboard.agents.process_tree import identify, is_living
+from callboard.agents.system.process_tree import identify, is_living
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions
 from callboard.controller.server import Controller

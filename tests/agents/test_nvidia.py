@@ -9,8 +9,8 @@ import pynvml
 import pytest
 from typer.testing import CliRunner
 
-from callboard.agents.devices import DeviceError, DeviceFacts, NodeDevices, find_devices
-from callboard.agents.nvidia import probe_nvml
+from callboard.agents.system.devices import DeviceError, DeviceFacts, NodeDevices, find_devices
+from callboard.agents.system.nvidia import probe_nvml
 from callboard.cli.local.machine_gpus import machine_gpus
 from callboard.cli.main import app
 from tests.support.nvml_library import GIB, Gpu, Library, install

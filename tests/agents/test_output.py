@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from callboard.agents import worker_output
-from callboard.agents.framing import Requests
-from callboard.agents.output_store import CHUNK_BYTES, TAIL_BYTES, TAIL_LINES, OutputBounds, OutputOf, OutputStore
-from callboard.agents.worker_output import first_kept, trim
+from callboard.agents.files.output_store import CHUNK_BYTES, TAIL_BYTES, TAIL_LINES, OutputBounds, OutputOf, OutputStore
+from callboard.agents.host import worker_output
+from callboard.agents.host.framing import Requests
+from callboard.agents.host.worker_output import first_kept, trim
 from callboard.v1 import agent_pb2, common_pb2
 from callboard.v1.common_pb2 import OUTPUT_STREAM_STDERR, OUTPUT_STREAM_STDOUT, OutputChunk
 from tests.agents.conftest import StartAgent
@@ -130,7 +130,7 @@ class TestBounds:
         class Small:
             f_blocks, f_frsize = 64 * 256, 4096  # 64 MiB
 
-        monkeypatch.setattr("callboard.agents.output_store.os.statvfs", lambda _: Small)
+        monkeypatch.setattr("callboard.agents.files.output_store.os.statvfs", lambda _: Small)
         assert OutputStore(tmp_path, OutputBounds()).bounds == OutputBounds(8 * MIB, 16 * MIB)
 
     def test_a_trim_frees_whole_blocks_and_everything_when_told_so(self, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ class TestSelection:
         self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = 1_000_000
-        monkeypatch.setattr("callboard.agents.output_store._now_ms", lambda: now)
+        monkeypatch.setattr("callboard.agents.files.output_store._now_ms", lambda: now)
         whose = shelf.begin()
         for minute in range(10):
             now = 1_000_000 + minute * 60_000
@@ -213,7 +213,7 @@ class TestSelection:
         assert [each.rank for each in await shelf.read(last_attempt=1)] == [0]
 
     async def test_looks_survive_the_agent_and_stay_few(self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("callboard.agents.output_store._MAX_LOOKS", 16)
+        monkeypatch.setattr("callboard.agents.files.output_store._MAX_LOOKS", 16)
         whose = shelf.begin()
         for number in range(50):
             shelf.write(whose, b"%d\n" % number)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from callboard.agents.ports import UNUSED_S, NoPorts, Ports
+from callboard.agents.worker.ports import UNUSED_S, NoPorts, Ports
 from callboard.agents.worker_env import worker_name
 from callboard.model.environment import WORKER_PORTS
 from callboard.v1 import agent_pb2

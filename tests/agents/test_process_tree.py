@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.process_tree import (
+from callboard.agents.system.process_tree import (
     NotOurProcess,
     ProcessId,
     companions,

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 import pytest
 
-from callboard.agents.lease_file import boot_s, read_lease
+from callboard.agents.files.lease_file import boot_s, read_lease
 from callboard.v1 import agent_pb2, common_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, until_gone
 from tests.support.fake_controller import FakeController, start_worker

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from callboard.agents.loopback import host_addresses
-from callboard.agents.process_tree import read_entry
+from callboard.agents.ray.loopback import host_addresses
+from callboard.agents.system.process_tree import read_entry
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
 from tests.support.agents_on_ray import START_S, Cluster, bring_up, joined, run_node, stores_seen

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.processes import MachineProcesses
-from callboard.agents.ray_command import SETTINGS, RayNodeSpec
-from callboard.agents.ray_faults import PortTaken, RayNodeError, fault_of, os_error, start_error
-from callboard.agents.ray_node import RayNode
+from callboard.agents.ray.ray_command import SETTINGS, RayNodeSpec
+from callboard.agents.ray.ray_faults import PortTaken, RayNodeError, fault_of, os_error, start_error
+from callboard.agents.ray.ray_node import RayNode
+from callboard.agents.system.processes import MachineProcesses
 from callboard.model.ray_fault import RayFaultCode
 
 TRACE = [

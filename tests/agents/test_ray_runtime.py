@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from callboard.agents.driver_client import DriverClient, DriverLost
-from callboard.agents.framing import Json
-from callboard.agents.process_tree import ProcessId
-from callboard.agents.ray_runtime import RayHosted, RayRuntime
+from callboard.agents.host.framing import Json
+from callboard.agents.ray.driver_client import DriverClient, DriverLost
+from callboard.agents.ray.ray_runtime import RayHosted, RayRuntime
 from callboard.agents.runtime import HostError
+from callboard.agents.system.process_tree import ProcessId
 
 
 class Driver(DriverClient):

@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
-from callboard.agents.framing import Json
-from callboard.agents.process_tree import ProcessId
-from callboard.agents.processes import Processes
-from callboard.agents.stop_ladder import StopOrder, ask_to_yield, unasked_stop
-from callboard.agents.worker_signals import First, Signals
-from callboard.agents.worker_start import WorkerStart
+from callboard.agents.host.framing import Json
+from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.system.processes import Processes
+from callboard.agents.worker.stop_ladder import StopOrder, ask_to_yield, unasked_stop
+from callboard.agents.worker.worker_signals import First, Signals
+from callboard.agents.worker.worker_start import WorkerStart
 
 HOOKS = frozenset({"cancel", "checkpoint"})
 

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from callboard.agents.devices import CUDA
-from callboard.agents.pid_watch import exited
-from callboard.agents.process_runtime import HostedProcess, ProcessRuntime
+from callboard.agents.host.worker_process import load_class
 from callboard.agents.runtime import HostError, Launch
+from callboard.agents.system.devices import CUDA
+from callboard.agents.system.pid_watch import exited
+from callboard.agents.worker.process_runtime import HostedProcess, ProcessRuntime
 from callboard.agents.worker_env import NodeIdentity, import_path, worker_environment, worker_name, worker_plan
-from callboard.agents.worker_process import load_class
 from callboard.v1 import agent_pb2
 from tests.support.actors import Plain
 from tests.support.fake_controller import start_worker

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.output_store import OutputOf
+from callboard.agents.files.output_store import OutputOf
 from callboard.model.inputs import job_spec
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, until_gone

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from callboard.agents.worker_host import WorkerHost
-from callboard.agents.worker_process import MAX_MESSAGE_CHARACTERS, plain, told_message, told_traceback
-from callboard.agents.worker_secrets import MASK, HidingStream, hidden, hiding
+from callboard.agents.host.worker_host import WorkerHost
+from callboard.agents.host.worker_process import MAX_MESSAGE_CHARACTERS, plain, told_message, told_traceback
+from callboard.agents.host.worker_secrets import MASK, HidingStream, hidden, hiding
 
 KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq hkiG9w0B\nAQEFAASC+/=\n-----END KEY-----\n"
 SECRETS = ("to\"ken\\with'marks", KEY, "schlüssel-schloß", "a b&c=d/e", "tok-from-a-file\n")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.worker_host import WorkerContext
-from callboard.agents.worker_output import MAX_RESULT_BYTES, RESULTS, TIMINGS, keep_result
+from callboard.agents.host.worker_host import WorkerContext
+from callboard.agents.host.worker_output import MAX_RESULT_BYTES, RESULTS, TIMINGS, keep_result
 from callboard.autoplace.problem.profile import measured, read_timings
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from callboard.agents import process_tree, processes
-from callboard.agents.process_tree import ProcessId, TreeEnd, identify
+from callboard.agents.system import process_tree, processes
+from callboard.agents.system.process_tree import ProcessId, TreeEnd, identify
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, started_by
 from tests.support.actors import wait_for_file
@@ -347,7 +347,7 @@ async def test_two_agents_on_one_machine_end_only_their_own(
     """NJ-05, and an unrelated process whose command line has the same words."""
     await start_agent("n1")
     unrelated = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "import time; time.sleep(1000)", "-m", "callboard.agents.worker_main"
+        sys.executable, "-c", "import time; time.sleep(1000)", "-m", "callboard.agents.host.worker_main"
     )
     mine = await controller.do("n0", start_worker=starting("Plain"))
     theirs = await controller.do("n1", start_worker=starting("Plain", rank=1))

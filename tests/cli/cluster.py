@@ -14,7 +14,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from callboard.agents.process_tree import marked, process_table
+from callboard.agents.system.process_tree import marked, process_table
 from callboard.agents.worker_env import AGENT_MARKER
 from callboard.cli.main import app
 from callboard.client.client import Client

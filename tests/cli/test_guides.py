@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import callboard
-from callboard.agents.worker_host import WorkerContext
-from callboard.agents.worker_members import HOOKS
+from callboard.agents.host.worker_host import WorkerContext
+from callboard.agents.host.worker_members import HOOKS
 from tests.cli.machine import ROOT
 
 WORKER, TRAINER = ROOT / "docs" / "writing_a_worker.md", ROOT / "docs" / "writing_a_trainer.md"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from callboard.agents.inventory import inventory, node_devices
 from callboard.agents.options import AgentOptions
+from callboard.agents.system.inventory import inventory, node_devices
 from callboard.cli.show import session, words
 from callboard.cli.watch import status
 from callboard.client import methods, watching

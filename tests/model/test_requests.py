@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import callboard
-from callboard.agents.worker_process import load_class
+from callboard.agents.host.worker_process import load_class
 from callboard.model import requests
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec

@@ -126,7 +126,7 @@ class Site:
 
     def workers(self) -> list[int]:
         """Pids of worker hosts that live, spares among them."""
-        title = "ray::RayWorkerHost" if self.runtime == "ray" else "callboard.agents.worker_main"
+        title = "ray::RayWorkerHost" if self.runtime == "ray" else "callboard.agents.host.worker_main"
         return [pid for pid in started_by(self.run_dir) if title in _command_line(pid)]
 
     async def assert_no_worker_but_spares(self) -> None:

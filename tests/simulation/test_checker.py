@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from callboard.agents.process_tree import TreeEnd
+from callboard.agents.system.process_tree import TreeEnd
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.records.commands import StopWorker
 from callboard.scheduler.records.events import Event, WorkerStopped
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.scheduler.records.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator
-from callboard.simulation.disk import Disk
-from callboard.simulation.ground import Fence, GroundProcesses
+from callboard.simulation.world.disk import Disk
+from callboard.simulation.world.ground import Fence, GroundProcesses
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
 
@@ -112,7 +112,7 @@ def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatc
         for seed in range(12, 24):
             yield Simulator(SimulationOptions(seed=seed, events=600, nodes=4)).run()
 
-    monkeypatch.setattr("callboard.simulation.network.STUCK_HELLOS", 0.35)
+    monkeypatch.setattr("callboard.simulation.world.network.STUCK_HELLOS", 0.35)
     assert next(runs()).failure is None
     monkeypatch.setattr("callboard.controller.sessions.sessions.check_order", lambda *_: None)
     failure = next((report.failure for report in runs() if report.failure is not None), None)

@@ -11,8 +11,8 @@ import pytest
 from callboard.scheduler import State
 from callboard.scheduler.records.events import Event, JobSubmitted
 from callboard.simulation import Fault, SimulationOptions, Simulator, shrink
-from callboard.simulation.audit import Audit
-from callboard.simulation.rules import RuleBroken
+from callboard.simulation.checks.audit import Audit
+from callboard.simulation.world.rules import RuleBroken
 from tests.simulation.mutants import MOST_EVENTS, MUTANTS, ROOT, Mutant, hunt
 
 A_RUN = 2

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from callboard.simulation import Fault, SimulationOptions, parse_faults
-from callboard.simulation.machines import Machine, Machines, Tree
-from callboard.simulation.network import Message, Network, Stream
 from callboard.simulation.options import ALL_FAULTS, NO_FAULTS, UnknownFault, faults_text
-from callboard.simulation.rayworld import RayWorld
-from callboard.simulation.rules import RuleBroken
-from callboard.simulation.timeline import Process, Timeline
+from callboard.simulation.world.machines import Machine, Machines, Tree
+from callboard.simulation.world.network import Message, Network, Stream
+from callboard.simulation.world.rayworld import RayWorld
+from callboard.simulation.world.rules import RuleBroken
+from callboard.simulation.world.timeline import Process, Timeline
 
 
 class End:

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from callboard.cli.main import app
 from callboard.scheduler import Scheduler
 from callboard.scheduler.records.events import ControllerStarted, Event
-from callboard.simulation.audit import Audit
-from callboard.simulation.rules import RuleBroken
+from callboard.simulation.checks.audit import Audit
+from callboard.simulation.world.rules import RuleBroken
 
 ARGUMENTS = ["simulate", "--seed", "9", "--events", "120", "--nodes", "2", "--quiet"]
 

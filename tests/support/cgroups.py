@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.cgroups import Cgroups
+from callboard.agents.system.cgroups import Cgroups
 
 _MOUNT = "31 23 0:28 {top} /{mount} rw,relatime shared:1 - {kind} {kind} {options}"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from callboard.agents.ray_command import DASHBOARD_HOST
+from callboard.agents.ray.ray_command import DASHBOARD_HOST
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.plan_file import write_plan

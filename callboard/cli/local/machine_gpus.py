@@ -70,8 +70,8 @@ def _simulated(count: int) -> MachineGpus:
 
 def _visible(environ: Mapping[str, str]) -> MachineGpus | None:
     # Here, because whoever deals nothing out needs no agent.
-    from callboard.agents.devices import DeviceError, find_devices  # noqa: PLC0415
-    from callboard.agents.nvidia import probe_nvml  # noqa: PLC0415
+    from callboard.agents.system.devices import DeviceError, find_devices  # noqa: PLC0415
+    from callboard.agents.system.nvidia import probe_nvml  # noqa: PLC0415
 
     try:
         found = find_devices(environ, count=None, simulate=None, probe=probe_nvml)

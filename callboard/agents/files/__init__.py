@@ -1,0 +1,1 @@
+"""What an agent keeps on disk: its run directory, the lease, checkpoints, workers' output."""

@@ -1,0 +1,1 @@
+"""The worker's own side: what runs inside a worker process. Standard library only."""

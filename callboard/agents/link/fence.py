@@ -1,0 +1,102 @@
+"""The fence: it ends strict workers when their lease is over and the agent can't. `python -m callboard.agents.fence DIR
+PID`. PID`.
+
+One small process beside the agent, from the first strict worker on. It reads when the controller was heard last
+(`lease_file`) and, when that is a lease ago, ends the trees of the strict workers that the run directory names. So an
+old copy of a strict job stops itself before the new one starts (R5), also while its agent is killed or stopped by
+SIGSTOP: the agent renews by writing, and what isn't written runs out.
+
+Why not inside the worker: a thread there needs the GIL, which native code of the user may hold for longer than any
+lease; a timer of the kernel needs none, but renewing it does, and would end healthy workers that hold the GIL. Why no
+child of each worker: training code ends its own children by the dozen, and waits for them.
+
+Guaranteed: it acts at most `SLACK_S` + `LOOK_S` after the lease, below the margin of two seconds that the controller
+adds before it starts another copy; a machine that slept counts the sleep. Whether the user's code holds the GIL makes
+no difference. Not guaranteed: anything while both the agent and its fence are stopped, or killed at once; an agent that
+lives starts another fence at once, and so does the next agent.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from callboard.agents.files.lease_file import boot_s, read_lease
+from callboard.agents.files.run_dir import Started, read_records
+from callboard.agents.system.process_tree import (
+    ProcessEntry,
+    ProcessId,
+    companions,
+    end_tree,
+    identify,
+    is_living,
+    marked,
+    opened,
+)
+
+SLACK_S = 0.25
+"""After the lease: an agent that lives ends its workers itself, and says so."""
+
+LOOK_S = 0.25
+"""Between looks at the clock: no timer runs while the machine sleeps."""
+
+_END_S = 5.0
+"""For one attempt at a tree; it is tried again for as long as it lives."""
+
+
+def strict_workers(records: Iterable[Started]) -> list[Started]:
+    """Strict workers of the node whose process is known. Before that is known, none has run any code of the user."""
+    return [each for each in records if each.role == "worker" and each.facts.get("strict") and each.process is not None]
+
+
+def end_worker(worker: Started) -> bool:
+    """End the tree of one worker, without hooks; whether it is gone."""
+    process = worker.process
+    assert process is not None, "only workers whose process is known are ended"
+    marker: str = worker.facts["marker"]
+
+    def search(table: Mapping[int, ProcessEntry]) -> Iterable[ProcessId]:
+        return companions(process, table) | marked(marker, table)
+
+    return end_tree([process], deadline=time.monotonic() + _END_S, search=search).gone
+
+
+def watch(run_dir: Path, agent: ProcessId) -> None:
+    """Look after the leases of one agent; returns when the agent and every strict worker of it are gone."""
+    with opened(agent) as descriptor:
+        poller = select.poll()
+        if descriptor is not None:
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            heard = read_lease(run_dir)
+            left_s = LOOK_S if heard is None else heard.until_s + SLACK_S - boot_s()
+            if left_s <= 0:
+                for worker in strict_workers(read_records(run_dir)):
+                    end_worker(worker)
+            if not is_living(agent):
+                if not any(each.process and is_living(each.process) for each in strict_workers(read_records(run_dir))):
+                    return
+                time.sleep(LOOK_S)
+            else:
+                # An agent that dies is looked at once, and again at every look.
+                poller.poll(LOOK_S * 1000)
+
+
+def main() -> None:
+    """Watch until there is nothing to watch."""
+    run_dir, pid = Path(sys.argv[1]), int(sys.argv[2])
+    # The terminal's Ctrl-C is the agent's to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    agent = identify(pid)
+    sys.stdout.write("watching\n")
+    sys.stdout.flush()
+    if agent is not None:
+        watch(run_dir, agent)
+
+
+if __name__ == "__main__":
+    main()

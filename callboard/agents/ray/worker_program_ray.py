@@ -1,0 +1,195 @@
+"""A Ray cluster of a job's own, inside the process trees of its workers (docs/programs.md).
+
+Each worker starts a Ray node with exactly its devices; rank 0 is the head, and runs the command once all nodes are
+there. As a program, `… ADDRESS NODES EXECUTABLE COMMAND…`, this module waits for the nodes and becomes the command, so
+that the host never imports Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from callboard.agents.host.worker_process import ProgramFailed, scratch_of
+from callboard.agents.host.worker_program import Program, first_end
+from callboard.agents.ray.ray_command import SETTINGS, RayNodeSpec, ray_start
+from callboard.agents.ray.ray_faults import start_error
+
+if TYPE_CHECKING:
+    from callboard.agents.host.worker_host import WorkerContext
+
+TOKEN_VARIABLE = "PRIVATE_RAY_TOKEN"  # noqa: S105 - the name of a variable
+"""Secret variable of a component: the token of its Ray cluster. Empty: the cluster asks for none."""
+
+_POLL_S = 0.1
+_LOOK_S = 0.3
+_GONE_AFTER = 3
+"""Refused connections in a row after which a head is taken for gone: its command has ended."""
+
+_STORE_PART = 0.3
+"""Of the memory that a worker asks for, for Ray's object store: Ray's own part of a machine's."""
+
+_STORE_BYTES = 1 << 30
+"""Of a worker that asks for no memory."""
+
+
+class RayProgram(Program):
+    """Runs one command on a Ray cluster of its own; see `Program`."""
+
+    def __init__(self, command: list[str]) -> None:
+        super().__init__(command)
+        if importlib.util.find_spec("ray") is None:
+            raise ProgramFailed(
+                f"the job asks for a Ray cluster of its own, and {sys.executable} has no Ray; install it there, or "
+                "name an interpreter that has it",
+                127,
+            )
+        self._scratch = Path()
+        self._head = ""
+        self._nodes = 1
+        self._is_head = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+
+    def setup(self, context: WorkerContext) -> None:
+        """Start the node; the other nodes' workers do the same at the same time."""
+        super().setup(context)
+        self._is_head, self._nodes = context.rank == 0, context.world_size
+        address, own = _addresses(context, self._environment["MASTER_ADDR"])
+        self._head = f"{address}:{self._environment['MASTER_PORT']}"
+        self._scratch = scratch_of(self._environment["CALLBOARD_WORKER"])
+        self._scratch.mkdir(mode=0o700)
+        variables = {**self._environment, **SETTINGS, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(self._scratch)}
+        if token := variables.pop(TOKEN_VARIABLE, ""):
+            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        self._environment = {**variables, "RAY_ADDRESS": self._head}
+        memory = int(variables.get("CALLBOARD_MEMORY", "0"))
+        spec = RayNodeSpec(
+            node_id=f"rank-{context.rank}",
+            gcs_address=self._head,
+            head=self._is_head,
+            node_ip=own,
+            cpu_milli=1000 * int(variables.get("CALLBOARD_CPUS", "1")),
+            gpus=len(context.devices),
+            memory_bytes=int(memory * (1 - _STORE_PART)) or _STORE_BYTES,
+            custom_milli={},
+            object_store_bytes=int(memory * _STORE_PART) or _STORE_BYTES,
+            port_base=None,
+            dashboard_port=None,
+            temp_dir=self._scratch,
+            log=self._scratch / "start.log",
+            environment=variables,
+        )
+        self._start = (ray_start(spec), variables, spec.log)
+
+    def cancel(self) -> None:
+        """Ask the command to end; its Ray nodes stay until it has."""
+        self._ended.set()
+        if self._child is not None:
+            # Its whole session, as a terminal's Ctrl-C would reach; Ray's processes are in others.
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGTERM)
+
+    def run(self) -> None:
+        """Run the command on rank 0, and a node of Ray as long as it runs."""
+        while not self._is_head and not self._answers():
+            if self._ended.wait(_POLL_S):
+                return
+        command, variables, log = self._start
+        with log.open("wb") as output:
+            node = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        if self._is_head:
+            waiter = [
+                sys.executable,
+                "-P",
+                "-m",
+                "callboard.agents.ray.worker_program_ray",
+                self._head,
+                str(self._nodes),
+            ]
+            self._child = self._started([*waiter, self._executable, *self._command], sys.executable)
+        else:
+            threading.Thread(target=self._end_with_head, args=(node,), daemon=True).start()
+        ended, code = first_end({node.pid, *([self._child.pid] if self._child is not None else [])})
+        if ended == node.pid and not self._ended.is_set():
+            said = log.read_text(errors="replace").splitlines()
+            raise ProgramFailed(str(start_error(f"the job's own Ray ended with exit code {code}", said)), 1)
+        if ended != node.pid:
+            self._ended.set()
+            node.terminate()
+            first_end({node.pid})
+            self._check(code)
+
+    def _end_with_head(self, node: subprocess.Popen[bytes]) -> None:
+        """End this node when the head is gone: Ray itself would wait a minute for another."""
+        refused = 0
+        while refused < _GONE_AFTER:
+            time.sleep(_LOOK_S)
+            refused = 0 if self._answers() else refused + 1
+        self._ended.set()
+        with suppress(ProcessLookupError):
+            os.kill(node.pid, signal.SIGTERM)
+
+    def _answers(self) -> bool:
+        """Whether the head listens."""
+        host, port = self._head.rsplit(":", 1)
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError:
+            return False
+        return True
+
+
+def _addresses(context: WorkerContext, master: str) -> tuple[str, str]:
+    """Addresses of the head and of this node. On loopback every node has one of its own, as Ray needs it."""
+    first = socket.gethostbyname(master)
+    if first.startswith("127."):
+        head, own = (
+            _loopback(f"{context.job_id}/{context.component}/{context.attempt}/{rank}") for rank in (0, context.rank)
+        )
+        return head, own
+    if context.rank == 0:
+        return first, first
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((first, 1))
+        return first, probe.getsockname()[0]
+
+
+def _loopback(name: str) -> str:
+    """An address that is this node's alone: clear of 127.0.0.0/16, where people and agents take theirs."""
+    first, second, third = hashlib.sha256(name.encode()).digest()[:3]
+    return f"127.{1 + first % 250}.{second}.{1 + third % 250}"
+
+
+def main() -> None:
+    """Wait for the nodes, then become the command."""
+    address, nodes, executable, *command = sys.argv[1:]
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415 - only here Ray is needed
+
+    client = None
+    while True:
+        # The head may not listen yet; should it end, the host ends this process.
+        with suppress(Exception):
+            client = client or GcsClient(address=address)
+            infos = client.get_all_node_info(timeout=5)
+            if sum(info.state == 0 for info in infos.values()) >= int(nodes):
+                break
+            client = client if infos else None
+        time.sleep(_POLL_S / 2)
+    os.execve(executable, command, os.environ)  # noqa: S606 - the user's command
+
+
+if __name__ == "__main__":
+    main()

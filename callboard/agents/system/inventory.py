@@ -1,0 +1,138 @@
+"""The inventory of a node: what it has to give."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from callboard.agents.options import MIN_OBJECT_STORE_BYTES, AgentOptions
+from callboard.agents.system.cgroups import Cgroups
+from callboard.agents.system.devices import NodeDevices, Probe, find_devices
+from callboard.agents.system.nvidia import probe_nvml
+from callboard.v1 import agent_pb2, common_pb2
+
+_OWN = Cgroups()
+
+_SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps its object store
+_STORE_PERCENT, _STORE_MOST_BYTES = 30, 200 * 10**9
+"""Of the memory, for the object store: Ray's own rule."""
+
+_LARGE_BYTES = 16 << 30
+
+
+def node_devices(options: AgentOptions, environment: Mapping[str, str], probe: Probe = probe_nvml) -> NodeDevices:
+    """The accelerators of this node.
+
+    Raises:
+        DeviceError: they can't be offered as asked (GV-10).
+    """
+    return find_devices(environment, count=options.gpus, simulate=options.simulate_gpus, probe=probe)
+
+
+def inventory(options: AgentOptions, devices: NodeDevices) -> agent_pb2.Inventory:
+    """What Hello says the node has."""
+    cpu_milli = options.cpu_milli
+    capacity = common_pb2.Resources(
+        cpu_milli=machine_cpus() * 1000 if cpu_milli is None else cpu_milli,
+        gpu_milli=len(devices.devices) * 1000,
+        memory_bytes=offered_memory_bytes(options),
+        custom_milli=options.custom_milli,
+    )
+    return agent_pb2.Inventory(
+        capacity=capacity,
+        devices=[
+            common_pb2.Device(
+                index=index,
+                id=facts.id,
+                uuid=facts.uuid,
+                bus_id=facts.bus_id,
+                model=facts.model,
+                memory_bytes=facts.memory_bytes,
+                numa_node=facts.numa_node,
+            )
+            for index, facts in enumerate(devices.devices)
+        ],
+        simulated=devices.simulated,
+        visibility_variable=devices.vendor.variables[0],
+        interpreters=[sys.executable, *options.interpreters],
+    )
+
+
+def machine_cpus(cgroups: Cgroups = _OWN) -> int:
+    """CPUs that this process may use: those it may run on, or whole ones of the tightest quota around it if that is
+    less."""
+    counts = [len(os.sched_getaffinity(0))]
+    sets = map(_counted, _texts(cgroups, "cpuset", "cpuset.cpus.effective", "cpuset.cpus"))
+    counts += [count for count in sets if count]
+    counts += [quota_us // period_us for quota_us, period_us in _quotas(cgroups)]
+    return max(1, min(counts))
+
+
+def machine_memory_bytes(cgroups: Cgroups = _OWN) -> int:
+    """Memory of the machine, or the tightest limit around this process if that is less."""
+    limits = _texts(cgroups, "memory", "memory.max", "memory.limit_in_bytes")
+    total: int = psutil.virtual_memory().total
+    # "max" is no limit, and neither is the huge number of version 1.
+    return min([total, *(int(text) for text in limits if text.isdigit() and int(text) > 0)])
+
+
+def object_store_bytes(options: AgentOptions, cgroups: Cgroups = _OWN, shared: Path = _SHARED) -> int | None:
+    """Size of Ray's object store: as stated, Ray's own choice where the memory to offer is stated, else a part of what
+    this process may use. Ray itself would take that part of the whole machine's, whatever group is around it."""
+    if options.object_store_bytes is not None or options.memory_bytes is not None or options.runtime != "ray":
+        return options.object_store_bytes
+    wanted = machine_memory_bytes(cgroups) * _STORE_PERCENT // 100
+    fits = [shutil.disk_usage(shared).total * 95 // 100] if shared.is_dir() else []
+    return max(MIN_OBJECT_STORE_BYTES, _rounded(min([wanted, _STORE_MOST_BYTES, *fits])))
+
+
+def offered_memory_bytes(options: AgentOptions, cgroups: Cgroups = _OWN) -> int:
+    """Memory for workers: as stated, else what this process may use without Ray's object store."""
+    if options.memory_bytes is not None:
+        return options.memory_bytes
+    kept = object_store_bytes(options, cgroups) or 0
+    return max(0, _rounded(machine_memory_bytes(cgroups) - kept))
+
+
+def _rounded(amount_bytes: int) -> int:
+    """Down to an amount that people would write: whole GiB of a large one, whole MiB of a small one."""
+    step = 1 << 30 if amount_bytes >= _LARGE_BYTES else 1 << 20
+    return amount_bytes // step * step
+
+
+def _quotas(cgroups: Cgroups) -> Iterator[tuple[int, int]]:
+    """CPU time in each period, in microseconds, wherever it is limited."""
+    for file in cgroups.files("cpu", "cpu.max", "cpu.cfs_quota_us"):
+        words = _text(file).split()
+        if file.name == "cpu.cfs_quota_us":
+            words.append(_text(file.with_name("cpu.cfs_period_us")))
+        # "max", or -1 in version 1: no limit.
+        if len(words) == 2 and all(word.isdigit() and int(word) > 0 for word in words):
+            yield int(words[0]), int(words[1])
+
+
+def _texts(cgroups: Cgroups, controller: str, unified: str, legacy: str) -> Iterator[str]:
+    return map(_text, cgroups.files(controller, unified, legacy))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # Its group ended, or it is closed to us.
+        return ""
+
+
+def _counted(cpus: str) -> int:
+    """How many "0-3,8" are; 0: no list."""
+    count = 0
+    for part in cpus.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (not last or last.isdigit())):
+            return 0
+        count += int(last or first) - int(first) + 1
+    return count

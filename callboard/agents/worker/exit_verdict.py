@@ -1,0 +1,139 @@
+"""The verdict on a worker's end: why its process ended, as far as can be told; above all whether memory ran out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from callboard.agents.host.worker_process import signal_name
+from callboard.agents.system.memory_watch import Held
+from callboard.model.quantities import format_memory
+
+_KILLED = ("signal 9", "SIGKILL")
+_UNTOLD = "ended"
+"""The end of a message that doesn't know how the process ended: only its parent, the raylet, does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitVerdict:
+    """What is told of an end that nobody asked for.
+
+    Attributes:
+        message: one sentence.
+        out_of_memory: it was ended for lack of memory.
+        peak_bytes: most memory that its process tree was seen to hold; 0: never seen.
+    """
+
+    message: str
+    out_of_memory: bool = False
+    peak_bytes: int = 0
+
+
+_SHELL = 128
+"""What a shell adds to the number of the signal that ended its child."""
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - no temporary file of ours
+
+_CAUSES: Mapping[int, str] = {
+    signal.SIGKILL: "usually the out-of-memory killer, a memory limit of its container or batch job, or a `kill -9`",
+    signal.SIGSEGV: "a crash in native code: an extension module, CUDA or a driver; `env: {PYTHONFAULTHANDLER: '1'}` "
+    "prints where",
+    signal.SIGBUS: "usually /dev/shm is full, or a file that is mapped into memory became shorter or unreadable",
+    signal.SIGABRT: "native code gave up: a failed assertion, an uncaught C++ exception or NCCL's watchdog; its stderr "
+    "says which",
+    signal.SIGILL: "native code that was built for another processor",
+    signal.SIGFPE: "native code divided an integer by zero",
+    signal.SIGTERM: "somebody or a batch system asked it to end",
+    signal.SIGINT: "somebody interrupted it (Ctrl-C)",
+    signal.SIGHUP: "its terminal or session was closed",
+    signal.SIGPIPE: "it wrote to a pipe or socket whose reader had gone",
+    signal.SIGXCPU: "its limit of CPU time was reached (`ulimit -t`)",
+    signal.SIGXFSZ: "its limit of file size was reached (`ulimit -f`)",
+    signal.SIGSYS: "it made a system call that its sandbox forbids (seccomp)",
+}
+
+_CODE_CAUSES = {
+    0: "its code ended the process itself, e.g. with os._exit(0)",
+    126: "a program it was replaced by can't be executed",
+    127: "a program it was replaced by was not found",
+}
+
+
+def how_it_ended(code: int) -> str:
+    """What the exit status of a process says: "exit code 42", "killed by signal 9 (SIGKILL)"."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"killed by signal {-code} ({signal_name(-code)})"
+
+
+def usual_causes(code: int | None) -> str:
+    """What usually makes a process end so; empty where nothing is known."""
+    if code is None:
+        return ""
+    if code < 0:
+        return _causes_of_signal(-code)
+    if code in _CODE_CAUSES:
+        return _CODE_CAUSES[code]
+    if _SHELL < code < _SHELL + signal.NSIG:
+        causes = _causes_of_signal(code - _SHELL)
+        return f"as a shell says {signal_name(code - _SHELL)}" + (f": {causes}" if causes else "")
+    return "its code called sys.exit() or os._exit(), or a library did; its stderr may say why"
+
+
+def _causes_of_signal(number: int) -> str:
+    causes = _CAUSES.get(number, "")
+    if number == signal.SIGBUS:
+        try:
+            shared = os.statvfs(_SHARED_MEMORY)
+        except OSError:
+            return causes
+        if shared.f_bavail * 100 < shared.f_blocks:
+            return f"{_SHARED_MEMORY} is full: give its container more (--shm-size), or use fewer loader workers"
+    return causes
+
+
+def exit_verdict(
+    message: str,
+    *,
+    oom_kills: int,
+    peak_bytes: int,
+    asked_bytes: int,
+    ray_says: str = "",
+    code: int | None = None,
+    larger: Held | None = None,
+) -> ExitVerdict:
+    """The verdict on an end.
+
+    Args:
+        message: how the process ended, as its runtime says.
+        oom_kills: processes that the kernel ended on this node for lack of memory while the worker lived.
+        peak_bytes: most memory that the worker's tree was seen to hold.
+        asked_bytes: memory that the worker asked for; 0: none.
+        code: its exit code, negative for a signal; None: not known.
+        ray_says: Ray's words, if its memory monitor ended the worker.
+        larger: the worker of the node that held most when last seen, if that is another one.
+    """
+    killed = any(word in message for word in _KILLED)
+    held = f"its processes held up to {_in_mebibytes(peak_bytes)}" if peak_bytes else ""
+    if asked_bytes and held:
+        held += f", it asked for {format_memory(asked_bytes)}"
+    more = ""
+    if larger is not None and larger.held_bytes > peak_bytes:
+        more = f"{larger.name} held most on the node, {_in_mebibytes(larger.held_bytes)}"
+        more += f", and asked for {format_memory(larger.asked_bytes)}" if larger.asked_bytes else ""
+    if ray_says:
+        line = ray_says.strip().splitlines()[0][:300] if ray_says.strip() else ""
+        parts = ["out of memory: Ray's memory monitor ended it", held, more, line]
+        return ExitVerdict("; ".join(part for part in parts if part), True, peak_bytes)
+    if oom_kills > 0 and (killed or message.endswith(_UNTOLD)):
+        parts = [f"out of memory: the kernel ended it ({message})", held, more]
+        return ExitVerdict("; ".join(part for part in parts if part), True, peak_bytes)
+    parts = [message, usual_causes(code), held if killed else ""]
+    return ExitVerdict("; ".join(part for part in parts if part), False, peak_bytes)
+
+
+def _in_mebibytes(amount_bytes: int) -> str:
+    """Whole ones: less says nothing about a process."""
+    return format_memory(max(amount_bytes >> 20, 1) << 20)

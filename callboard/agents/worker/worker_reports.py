@@ -1,0 +1,114 @@
+"""Reports to the controller about one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from callboard.agents.files.checkpoints import Yielded
+from callboard.agents.link.outbox import Outbox
+from callboard.agents.worker.exit_verdict import ExitVerdict
+from callboard.agents.worker.stop_ladder import StopOrder
+from callboard.agents.worker.worker_order import WorkerOrder
+from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """Why a worker could not be started."""
+
+    failure: agent_pb2.StartFailure.ValueType
+    message: str
+    traceback: str = ""
+
+
+class WorkerReports:
+    """Speaks for one worker in one generation."""
+
+    def __init__(self, order: WorkerOrder, outbox: Outbox) -> None:
+        self.order = order
+        """The newest order for it: what is said of a start answers that one."""
+        self._outbox = outbox
+
+    @property
+    def ref(self) -> dict[str, Any]:
+        """Which worker and generation."""
+        return {"worker": self.order.command.worker, "generation": self.order.command.generation}
+
+    def ready(self, **facts: Any) -> None:
+        """It was constructed and answered."""
+        ready = agent_pb2.WorkerReady(**self.ref, **facts)
+        self._outbox.report(self.order.command_id, worker_ready=ready)
+        _log.info(
+            "worker_ready",
+            worker=self.order.launch.name,
+            pid=ready.pid,
+            ms=ready.start_ms,
+            cold=ready.cold_reason or None,
+        )
+
+    def not_started(self, problem: NotStarted, left: str, stderr_tail: str = "") -> None:
+        """It could not be started; `left` names what isn't proved gone."""
+        failed = agent_pb2.WorkerStartFailed(
+            **self.ref,
+            failure=problem.failure,
+            message=problem.message,
+            traceback=problem.traceback,
+            quarantined=bool(left),
+            stderr_tail=stderr_tail,
+        )
+        self._outbox.report(self.order.command_id, worker_start_failed=failed)
+        _log.info("worker_not_started", worker=self.order.launch.name, why=problem.message)
+
+    def finished(self, answer: dict[str, Any], stderr_tail: str) -> None:
+        """Its entry method ended."""
+        finished = agent_pb2.WorkerFinished(**self.ref, **answer, stderr_tail=stderr_tail)
+        self._outbox.report("", worker_finished=finished)
+
+    def exited(self, verdict: ExitVerdict, left: str, stderr_tail: str, ago_s: float) -> None:
+        """It died without being asked, `ago_s` seconds ago."""
+        text = "; ".join(each for each in (verdict.message, left) if each)
+        _log.warning("worker_exited", worker=self.order.launch.name, why=text)
+        dead = agent_pb2.WorkerExited(**self.ref, message=text, quarantined=bool(left), stderr_tail=stderr_tail)
+        dead.ago_ms = round(ago_s * 1000)
+        dead.out_of_memory, dead.peak_memory_bytes = verdict.out_of_memory, verdict.peak_bytes
+        self._outbox.report("", worker_exited=dead)
+
+    def stopped(
+        self,
+        order: StopOrder,
+        now: float,
+        outcome: agent_pb2.StopOutcome.ValueType,
+        yielded: Yielded,
+        detail: str = "",
+    ) -> list[agent_pb2.Report]:
+        """Answer every stop command that waits; `now` is loop time in seconds. Returns the answers."""
+        answers: list[agent_pb2.Report] = []
+        for command_id in order.command_ids:
+            stopped = agent_pb2.WorkerStopped(
+                **self.ref,
+                outcome=outcome,
+                checkpoint=yielded.checkpoint,
+                checkpoint_lost=yielded.lost,
+                took_ms=round((now - order.asked_at) * 1000),
+                detail=detail,
+            )
+            answers.append(self._outbox.report(command_id, worker_stopped=stopped))
+            _log.info(
+                "worker_stopped",
+                worker=self.order.launch.name,
+                outcome=agent_pb2.StopOutcome.Name(outcome),
+                ms=stopped.took_ms,
+                why=order.reason,
+            )
+        order.command_ids.clear()
+        return answers
+
+    def out_of_quarantine(self) -> None:
+        """What could not be proved gone is gone at last."""
+        gone = agent_pb2.WorkerStopped(**self.ref, outcome=agent_pb2.STOP_OUTCOME_KILLED, detail="out of quarantine")
+        self._outbox.report("", worker_stopped=gone)

@@ -1,0 +1,198 @@
+"""What must hold of everything that is said: who is acknowledged, answered, missed and bid farewell?
+
+:mod:`audit` looks at decisions; this looks at messages, at the time that passes between them, and at how much is kept.
+It believes only what it saw on the wire and what is on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from callboard.scheduler import State
+from callboard.scheduler.records.job_records import Change, Put, WorkerRecord
+from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.states import ENDED, NodeState, WorkerState
+from callboard.simulation.world.network import Message, Stream
+from callboard.simulation.world.rules import RuleBroken
+from callboard.simulation.world.site import Site
+from callboard.v1 import agent_pb2
+
+LOOK_MS = 1_000
+
+ANSWER_MS = 15_000
+"""For the answer to a call: a slow commit and a snapshot before it, and some."""
+
+SERVING_MS = 30_000
+"""For the controller to serve again once its disk works: its longest wait between two attempts, and some."""
+
+SILENCE_MS = 30_000
+"""Beyond the lease, for a silent node to be given up: the longest kill and the controller's margin, and some."""
+
+GOODBYE_MS = 15_000
+"""For a goodbye to count."""
+
+HELD = "a device of it is still held by"
+"""What an agent says of a start for which its node has no room."""
+
+BACK_MS = 30_000
+"""For a node whose agent is connected and heard of to count as there again; one that leaves takes about as long."""
+
+TASKS, TASKS_PER_NODE = 60, 20
+"""Most that the controller may be at work on at one time, beside the calls of clients."""
+
+_UNSTARTED = (WorkerState.ASSIGNED, WorkerState.STARTING)
+_RUNNING = (*_UNSTARTED, WorkerState.READY)
+_GONE = (NodeState.LOST, NodeState.LEFT)
+
+
+class Witness:
+    """Sees what passes between the controller and its agents."""
+
+    def __init__(self, site: Site, state: Callable[[], State]) -> None:
+        """
+        Args:
+            state: as it is decided.
+        """
+        self._site = site
+        self._state = state
+        self._workers: dict[int, WorkerRecord] = {}
+        """As they are on disk."""
+        self._reports: dict[str, agent_pb2.Report] = {}
+        self._heard_ms: dict[str, int] = {}
+        self._epochs: dict[Stream, int] = {}
+        self._well_ms: dict[str, int] = {}
+        """Since when nothing speaks against a node that counts as silent or gone."""
+        self._unwell_ms = -1
+        """When the controller last served nobody."""
+        self._since_ms = 0
+        """When the state was last read from disk."""
+
+    # ---- what is seen ----
+
+    def started(self) -> None:
+        """A state was rebuilt from the journal: silence counts from now on."""
+        self._since_ms = self._site.timeline.now_ms
+
+    def committed(self, changes: Sequence[Change]) -> None:
+        """These are on disk."""
+        for change in changes:
+            if isinstance(change, Put):
+                if isinstance(change.record, WorkerRecord):
+                    self._workers[change.record.generation] = change.record
+            elif change.kind == "worker":
+                self._workers.pop(int(str(change.key)), None)
+
+    def received(self, stream: Stream, message: Message) -> None:
+        """The controller was told something."""
+        kind, content = message
+        self._heard_ms[stream.node_id] = self._site.timeline.now_ms
+        if kind == "report":
+            self._reports[content.report_id] = content
+            if HELD in content.worker_start_failed.message:
+                # The agent is the last to notice; its controller must have known.
+                self._site.timeline.fail(RuleBroken("R2", content.worker_start_failed.message))
+        elif kind == "goodbye" and stream in self._epochs:
+            epoch, said_ms = self._epochs[stream], self._site.timeline.now_ms
+            self._site.timeline.after(GOODBYE_MS, lambda: self._check_farewell(stream.node_id, epoch, said_ms))
+
+    def sent(self, stream: Stream, message: Message) -> None:
+        """The controller said something.
+
+        Raises:
+            RuleBroken: it acknowledged what is not on disk.
+        """
+        kind, content = message
+        if kind == "welcome":
+            self._epochs[stream] = content.epoch
+        elif kind == "ack":
+            for report_id in content.report_ids:
+                report = self._reports.pop(report_id, None)
+                if report is not None:
+                    self._check_journaled(stream.node_id, report)
+
+    def closed(self, stream: Stream) -> None:
+        """A stream is over."""
+        self._epochs.pop(stream, None)
+
+    # ---- what must hold ----
+
+    def _check_journaled(self, node_id: str, report: agent_pb2.Report) -> None:
+        what = report.WhichOneof("content")
+        assert what is not None
+        content = getattr(report, what)
+        worker = self._workers.get(getattr(content, "generation", 0))
+        if worker is None or worker.node_id != node_id:
+            return
+        if what == "worker_ready":
+            missing = worker.state in _UNSTARTED
+        elif what == "worker_finished":
+            missing = content.succeeded and worker.state in _RUNNING and not worker.finished
+        elif what in ("worker_start_failed", "worker_exited", "worker_stopped"):
+            missing = worker.state in _RUNNING or worker.state is WorkerState.STOPPING
+        else:
+            missing = False
+        if missing:
+            message = f"{what} of g{worker.generation} is acknowledged, and on disk it is {worker.state}"
+            self._site.timeline.fail(RuleBroken("R1", message, worker.job))
+
+    def _check_farewell(self, node_id: str, epoch: int, said_ms: int) -> None:
+        if max(self._since_ms, self._unwell_ms) >= said_ms:
+            return  # it may have been lost with what was not on disk
+        node = self._state().nodes.get(node_id)
+        if node is not None and node.epoch == epoch and node.state not in _GONE:
+            raise RuleBroken("R5", f"{node_id} said goodbye {GOODBYE_MS} ms ago and is {node.state}")
+
+    def look(self, *, serving: bool, well_ms: int, tasks: int, calls: int) -> None:
+        """Looks at what time makes wrong.
+
+        Args:
+            serving: the controller takes calls.
+            well_ms: since when it runs and nothing ails its disk.
+            tasks: what the controller is at work on.
+            calls: how many calls wait for an answer.
+
+        Raises:
+            RuleBroken: something is.
+        """
+        now_ms, options = self._site.timeline.now_ms, self._site.options
+        if not serving:
+            self._unwell_ms = now_ms
+            if now_ms - well_ms > SERVING_MS:
+                raise RuleBroken("R7", f"nothing ails the controller for {now_ms - well_ms} ms, and it serves nobody")
+            return
+        if tasks > TASKS + TASKS_PER_NODE * options.nodes + calls:
+            raise RuleBroken("R8", f"the controller is at work on {tasks} things at once for {calls} calls")
+        connected = {(stream.node_id, epoch) for stream, epoch in self._epochs.items()}
+        for node_id, node in self._state().nodes.items():
+            silent_ms = now_ms - max(self._since_ms, self._heard_ms.get(node_id, 0))
+            self._check_back(node, well=(node_id, node.epoch) in connected and silent_ms < options.heartbeat_ms * 2)
+            if node.state not in _GONE and silent_ms > options.lease_ms + SILENCE_MS:
+                raise RuleBroken("R5", f"{node_id} has been silent for {silent_ms} ms and is {node.state}")
+
+    def _check_back(self, node: NodeRecord, *, well: bool) -> None:
+        if not well or node.state not in (NodeState.SUSPECT, *_GONE):
+            self._well_ms.pop(node.node_id, None)
+            return
+        now_ms = self._site.timeline.now_ms
+        if now_ms - self._well_ms.setdefault(node.node_id, now_ms) > BACK_MS:
+            raise RuleBroken("R5", f"{node.node_id} is {node.state}, and its agent has been heard of for {BACK_MS} ms")
+
+    def check_history(self, most: int) -> None:
+        """Whether ended jobs are forgotten.
+
+        Raises:
+            RuleBroken: more than ``most`` are kept.
+        """
+        state = self._state()
+        ended = [uid for each in ENDED for uid in state.jobs_by_state[each] if uid not in state.jobs_holding]
+        if len(ended) > most:
+            raise RuleBroken("R8", f"{len(ended)} jobs that ended are kept, {most} are allowed")
+
+
+def unproved(site: Site, state: State) -> list[WorkerRecord]:
+    """Workers that count as running and have no process."""
+    return [
+        worker
+        for worker in state.workers.values()
+        if worker.state is WorkerState.READY and site.machines.alive(worker.generation) is None
+    ]

@@ -1,0 +1,1 @@
+"""The programs that ship, started, killed and frozen on virtual machines."""

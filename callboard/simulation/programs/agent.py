@@ -1,0 +1,180 @@
+"""The agent of one node as it ships, on a virtual machine.
+
+One object is one run of the program: a crash throws it away with all it remembers, and what it had started lives on
+until the next run finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from callboard.agents.agent import live
+from callboard.agents.link.session import Stream
+from callboard.agents.node_agent import Agent as ProductionAgent
+from callboard.agents.options import AgentOptions
+from callboard.agents.system.devices import CUDA, DeviceFacts, NodeDevices
+from callboard.agents.system.inventory import inventory
+from callboard.simulation.world import network
+from callboard.simulation.world.ground import Ground
+from callboard.simulation.world.machines import Machine
+from callboard.simulation.world.network import Message
+from callboard.simulation.world.site import Site
+from callboard.simulation.world.timeline import Process
+from callboard.v1 import agent_pb2
+
+
+class Agent:
+    """One run of the agent of one node.
+
+    Args:
+        is_head: starts Ray's head.
+        on_exit: told the exit code when the program ends by itself.
+    """
+
+    def __init__(self, site: Site, machine: Machine, *, is_head: bool, on_exit: Callable[[int], None]) -> None:
+        self.site = site
+        self.machine = machine
+        self.process = Process(f"agent of {machine.node_id}")
+        self._is_head = is_head
+        self._on_exit = on_exit
+        self._call: _Call | None = None
+        self.process.start(site.timeline, self._live()).add_done_callback(self._ended)
+
+    async def _live(self) -> int:
+        machine = self.machine
+        options = AgentOptions(
+            node_id=machine.node_id,
+            labels=machine.labels,
+            cpu_milli=machine.cpu_milli,
+            memory_bytes=machine.memory_bytes,
+            simulate_gpus=machine.gpus,
+            ray_head=self._is_head,
+        )
+        facts = tuple(DeviceFacts(str(index)) for index in range(machine.gpus))
+        devices = NodeDevices(CUDA, facts, simulated=True)
+        offered = inventory(options, devices)
+        del offered.interpreters[:]
+        ground = Ground(self.site, machine, self.process, self._connect)
+        agent = ProductionAgent(options, devices, offered, ground, machine.node_id)
+        return await live(agent, ground.run_dir, keep_output=False)
+
+    def _ended(self, done: asyncio.Task[int]) -> None:
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            self.site.timeline.fail(error)
+            return
+        self.crash()
+        self._on_exit(done.result())
+
+    # ---- what happens to it ----
+
+    def crash(self) -> None:
+        """Killed: nothing is said, nothing is remembered; what it started lives on, but for its driver."""
+        self.process.kill()
+        self._hang_up()
+        if self._call is not None:
+            self.site.network.close(self._call.stream, "up", "the agent died")
+
+    def lose_power(self) -> None:
+        """Its machine is off: nobody is told anything."""
+        self.process.kill()
+        if self._call is not None:
+            self.site.network.vanish(self._call.stream)
+
+    def freeze(self, for_ms: int) -> None:
+        """Stopped by SIGSTOP for a while; messages wait in its sockets."""
+        self.process.freeze()
+        self.site.timeline.after(for_ms, self.process.thaw)
+
+    def leave(self) -> bool:
+        """SIGTERM: it leaves on purpose, unless it has not come far enough to; whether it goes on until it has left."""
+        self.process.signal(self.site.timeline, signal.SIGTERM)
+        if not self.process.alive:
+            self.crash()
+        return self.process.alive
+
+    def reconnect(self) -> None:
+        """Its session is cut; it opens another."""
+        if self._call is not None:
+            self.site.network.cut_off(self._call.stream, "asked to")
+
+    def _hang_up(self) -> None:
+        """The socket of its driver closes with it."""
+        for running in list(self.machine.table.values()):
+            if running.name == "driver" and running.root is self.process:
+                self.site.machines.kill(self.machine, running, in_ms=10)
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Stream]:
+        self._call = _Call(self.site, self.machine.node_id, self.process)
+        yield self._call
+
+
+class _Call:
+    """A stream as the agent's session sees it: what it uses of ``grpc.aio.StreamStreamCall``."""
+
+    def __init__(self, site: Site, node_id: str, process: Process) -> None:
+        assert site.controller is not None
+        self._network = site.network
+        self._machines = site.machines
+        self._process = process
+        self._answers: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue()
+        self._status: asyncio.Future[tuple[grpc.StatusCode, str]] = site.timeline.create_future()
+        self.stream = site.network.open(node_id, self, site.controller)
+
+    def receive(self, stream: network.Stream, message: Message) -> None:  # noqa: ARG002 - it is ours
+        """A message came."""
+        if message[0] == "command" and message[1].start_worker.strict:
+            self._machines.strict[message[1].start_worker.generation] = None
+        self._answers.put_nowait(agent_pb2.SessionResponse(**{message[0]: message[1]}))
+
+    def broken(self, stream: network.Stream, why: str) -> None:  # noqa: ARG002 - it is ours
+        """The stream is over."""
+        refused = why.startswith(network.REFUSED)
+        code = grpc.StatusCode.FAILED_PRECONDITION if refused else grpc.StatusCode.UNAVAILABLE
+        self._end(code, why)
+
+    async def write(self, request: agent_pb2.SessionRequest, /) -> None:
+        """Says something."""
+        if self._status.done():
+            raise asyncio.InvalidStateError("the stream is over")
+        kind = request.WhichOneof("message")
+        assert kind is not None
+        self._network.send(self.stream, "up", (kind, getattr(request, kind)))
+
+    async def read(self) -> agent_pb2.SessionResponse | Any:
+        """What comes next."""
+        answer = await self._answers.get()
+        return grpc.aio.EOF if answer is None else answer
+
+    async def done_writing(self) -> None:
+        """Nothing more is said."""
+
+    async def code(self) -> grpc.StatusCode:
+        """How it ended."""
+        return (await asyncio.shield(self._status))[0]
+
+    async def details(self) -> str | None:
+        """Why it ended."""
+        return (await asyncio.shield(self._status))[1]
+
+    def cancel(self) -> bool:
+        """Ends it, unless the program is dead that wants to."""
+        if not self._process.alive or self._status.done():
+            return False
+        self._network.close(self.stream, "up", "cancelled")
+        self._end(grpc.StatusCode.CANCELLED, "cancelled")
+        return True
+
+    def _end(self, code: grpc.StatusCode, why: str) -> None:
+        if not self._status.done():
+            self._status.set_result((code, why))
+            self._answers.put_nowait(None)

@@ -1,0 +1,1 @@
+"""What happens to them: clients, operators, and faults."""

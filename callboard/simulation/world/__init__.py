@@ -1,0 +1,1 @@
+"""What the simulator supplies: time, chance, network, machines, disks and Ray."""

@@ -1,0 +1,441 @@
+"""The simulated machine as an agent sees it: ``callboard.agents.machine.Machine`` on a virtual one.
+
+What an agent starts lives on the machine and not in the agent: it goes on while the agent is stopped or dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from callboard.agents.files.lease_file import HeardLease
+from callboard.agents.files.output_store import OutputBounds, OutputOf, Outputs
+from callboard.agents.files.run_dir import RunDir
+from callboard.agents.host.worker_secrets import Hide
+from callboard.agents.link.fence import LOOK_S, SLACK_S, strict_workers
+from callboard.agents.link.session import Connect
+from callboard.agents.machine import HostFacts, LeaseStore, Sender
+from callboard.agents.packages import Packages
+from callboard.agents.ray.ray_command import RayNodeSpec
+from callboard.agents.ray.ray_faults import RayNodeError
+from callboard.agents.ray.ray_node import RayNode
+from callboard.agents.system.process_tree import ProcessId, TreeEnd
+from callboard.agents.system.processes import Processes
+from callboard.agents.system.usage import Usage
+from callboard.agents.worker.ports import Ports
+from callboard.simulation.options import Fault
+from callboard.simulation.world.driver import Driver
+from callboard.simulation.world.machines import Machine, Running, Tree
+from callboard.simulation.world.site import Site
+from callboard.simulation.world.timeline import EPOCH_MS, Process, in_dead_process
+from callboard.v1 import agent_pb2
+
+_LOOK_AROUND_S = 0.001
+"""For a look at the table of processes."""
+
+_NOTHING = Usage()
+
+
+class GroundProcesses:
+    """What lives on a machine, for one run of its agent."""
+
+    def __init__(self, site: Site, machine: Machine, agent: Process) -> None:
+        self._site = site
+        self._machine = machine
+        self._agent = agent
+        self._adopted: frozenset[ProcessId] = frozenset()
+
+    def is_living(self, process: ProcessId) -> bool:
+        """Whether it is there."""
+        return process in self._machine.table
+
+    def start_ms(self, process: ProcessId) -> int:
+        """When it started."""
+        return EPOCH_MS + process.start_ticks * 10
+
+    async def exited(self, process: ProcessId) -> int | None:
+        """Return when it has ended."""
+        running = self._machine.table.get(process)
+        if running is None:
+            return None
+        ended: asyncio.Future[int | None] = self._site.timeline.create_future()
+        running.watchers.append(ended)
+        return await ended
+
+    def send_signal(self, process: ProcessId, number: signal.Signals) -> bool:
+        """Every signal ends it; only SIGKILL at once."""
+        running = self._machine.table.get(process)
+        if running is None:
+            return False
+        self._site.machines.kill(self._machine, running, -number, None if number is signal.SIGKILL else 200)
+        return True
+
+    def usage_of(self, tree: Iterable[ProcessId]) -> Usage:  # noqa: ARG002 - memory isn't simulated
+        """Nothing."""
+        return _NOTHING
+
+    def oom_kills(self) -> int:
+        """None."""
+        return 0
+
+    async def end(
+        self,
+        leader: ProcessId,
+        *,
+        marker: str,
+        also: Iterable[ProcessId] = (),
+        budget_s: float,
+        alone: bool = False,
+    ) -> TreeEnd:
+        """End a worker's tree."""
+        seen = [leader, *also]
+
+        def find() -> list[Running]:
+            found = self._below(seen)
+            for tree in self._machine.trees.values():
+                if tree.marker == marker:
+                    found.update(dict.fromkeys(tree.living()))
+            return [*found, *(each for each in self._orphans() if alone and each not in found)]
+
+        return await self._end(find, budget_s)
+
+    def adopt(self, roots: Iterable[ProcessId]) -> None:
+        """These are ours."""
+        self._adopted |= frozenset(roots)
+
+    async def end_roots(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
+        """End the roots with what is below them."""
+        chosen = list(roots)
+        return await self._end(lambda: [*self._below(chosen)], budget_s)
+
+    async def end_marked(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
+        """End the roots and what is nobody's."""
+        chosen = list(roots)
+        return await self._end(lambda: [*(self._below(chosen) | dict.fromkeys(self._orphans()))], budget_s)
+
+    async def trees(self, roots: Iterable[ProcessId]) -> dict[ProcessId, frozenset[ProcessId]]:
+        """The tree below each root."""
+        chosen = list(roots)
+        await asyncio.sleep(_LOOK_AROUND_S)
+        return {root: frozenset(each.id for each in self._below([root])) for root in chosen}
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+
+    def _below(self, roots: Iterable[ProcessId]) -> dict[Running, None]:
+        found: dict[Running, None] = {}
+        for root in roots:
+            running = self._machine.table.get(root)
+            if running is not None:
+                found[running] = None
+                if running.name == "worker":
+                    found.update(dict.fromkeys(self._machine.trees[root].living()))
+                else:
+                    found.update({each: None for each in self._machine.table.values() if each.root is running})
+        return found
+
+    def _orphans(self) -> list[Running]:
+        return [each for each in self._machine.table.values() if not self._is_ours(each)]
+
+    def _is_ours(self, running: Running) -> bool:
+        """Whether it hangs from this agent, or from what it adopted, by a chain of living processes."""
+        while running.id not in self._adopted:
+            root = running.root
+            if not isinstance(root, Running):
+                return root is self._agent
+            if root.gone:
+                return False
+            running = root
+        return True
+
+    async def _end(self, find: Callable[[], list[Running]], budget_s: float) -> TreeEnd:
+        timeline = self._site.timeline
+        until_ms = timeline.now_ms + round(budget_s * 1_000)
+        killed: dict[Running, None] = {}
+        while victims := find():
+            for each in victims:
+                self._site.machines.kill(self._machine, each)
+            killed.update(dict.fromkeys(victims))
+            gone_ms = max(timeline.now_ms + 1, *(each.dies_ms for each in victims))
+            await asyncio.sleep((min(gone_ms, max(until_ms, timeline.now_ms + 1)) - timeline.now_ms) / 1_000)
+            left = [each.id for each in victims if not each.gone]
+            if left or timeline.now_ms >= until_ms:
+                return TreeEnd(tuple(sorted(left)), len(killed))
+        return TreeEnd((), len(killed))
+
+
+class GroundRunDir(RunDir):
+    """Records that outlive the agent, on a disk that is neither full nor torn."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.path = Path("/run") / machine.node_id
+        self.logs = self.sockets = self.output = self.checkpoints = self.ray_temp = self.path
+        self.ray_token = self.path / "ray-token"
+        self._machine = machine
+        self._started = dict(machine.records)
+
+    def _write(self) -> None:
+        if not in_dead_process():
+            self._machine.records = dict(self._started)
+
+    def write_checkpoint(self, name: str, text: bytes) -> None:
+        """Keep what a worker left."""
+        self._machine.checkpoints[name] = text
+
+    def read_checkpoint(self, name: str) -> bytes | None:
+        """What a worker left."""
+        return self._machine.checkpoints.get(name)
+
+    def remove_checkpoint(self, name: str) -> None:
+        """Keep it no longer."""
+        if not in_dead_process():
+            self._machine.checkpoints.pop(name, None)
+
+    def write_ray_token(self, token: str) -> None:
+        """Ray asks for none here."""
+
+    def read_ray_token(self) -> str:
+        """None is kept."""
+        return ""
+
+    def clear_ray(self) -> None:
+        """Ray keeps no files here."""
+
+    def close(self, *, keep: bool, keep_output: bool = False) -> None:  # noqa: ARG002 - nothing is printed
+        """Give the directory up."""
+        if not keep:
+            self._machine.records = {}
+            self._machine.checkpoints.clear()
+            self._machine.lease = None
+
+
+class GroundLease:
+    """The lease as a machine remembers it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def read(self) -> HeardLease | None:
+        """What was written last."""
+        return self._machine.lease
+
+    def write(self, heard: HeardLease) -> None:
+        """Write it down."""
+        self._machine.lease = heard
+
+    def close(self) -> None:
+        """Write no more."""
+
+
+class NoOutput:
+    """Simulated workers print nothing, and nobody reads it."""
+
+    bounds = OutputBounds(1, 1)
+
+    def jobs(self) -> list[str]:
+        """None."""
+        return []
+
+    def folder_of(self, whose: OutputOf) -> Path:
+        """Where a worker would write to."""
+        return Path("/run") / whose.folder
+
+    def begin(self, whose: OutputOf) -> None:
+        """Nothing is written."""
+
+    def end(self, whose: OutputOf, scratch: Path | None = None) -> None:
+        """Nothing was written."""
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Nothing is kept."""
+
+    def stderr_tail(self, whose: OutputOf, hide: Hide) -> str:  # noqa: ARG002 - there is none
+        """Empty."""
+        return ""
+
+    async def keep(self) -> None:
+        """Nothing needs to be kept in bounds; runs until cancelled."""
+        await asyncio.Event().wait()
+
+
+class NoSender:
+    """Nobody reads output."""
+
+    def begin(self, ask: agent_pb2.ReadOutput) -> None:
+        """Nobody asks."""
+
+    async def close(self) -> None:
+        """Nothing is under way."""
+
+
+class _Claim:
+    def close(self) -> None:
+        """Nobody else claims ports."""
+
+
+class Fence:
+    """One run of a node's fence: it acts by the rules and figures of ``callboard.agents.link.fence``."""
+
+    def __init__(self, site: Site, machine: Machine, agent: Process) -> None:
+        self._site = site
+        self._machine = machine
+        self._agent = agent
+        self._running = site.machines.begin(machine, "fence", agent)
+        self.process: ProcessId | None = self._running.id
+        self._begun: asyncio.Future[bool] = site.timeline.create_future()
+        site.timeline.after(site.chance.agents.randint(50, 300), self._begin)
+
+    async def watches(self) -> bool:
+        """Return once it watches."""
+        return await asyncio.shield(self._begun)
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        if not self._running.gone:
+            ended: asyncio.Future[int | None] = self._site.timeline.create_future()
+            self._running.watchers.append(ended)
+            await ended
+        return -signal.SIGKILL
+
+    def _begin(self) -> None:
+        if not self._begun.done():
+            self._begun.set_result(not self._running.gone)
+        self._look()
+
+    def _look(self) -> None:
+        if self._running.gone:
+            return
+        timeline, machine = self._site.timeline, self._machine
+        heard = machine.lease
+        left_s = LOOK_S if heard is None else heard.until_s + SLACK_S - timeline.time()
+        strict = [machine.trees.get(each.process) for each in strict_workers(machine.records.values()) if each.process]
+        living = [tree for tree in strict if tree is not None]
+        if left_s <= 0:
+            for tree in living:
+                self._end(tree)
+        if not living and not self._agent.alive:
+            self._site.machines.kill(machine, self._running)
+            return
+        # It looks all the time; only looks that can find something are simulated.
+        timeline.after(max(LOOK_S, left_s) * 1_000, self._look)
+
+    def _end(self, tree: Tree) -> None:
+        if not any(each.dies_ms for each in tree.living()):
+            self._site.count("worker ended by its fence")
+        for each in tree.living():
+            self._site.machines.kill(self._machine, each)
+
+
+class Ground:
+    """What one run of an agent stands on."""
+
+    def __init__(self, site: Site, machine: Machine, agent: Process, connect: Connect) -> None:
+        self.run_dir: RunDir = GroundRunDir(machine)
+        self.processes: Processes = GroundProcesses(site, machine, agent)
+        self.lease_file: LeaseStore = GroundLease(machine)
+        self.ports = Ports(clock=site.timeline.time, claim=lambda _: _Claim(), is_free=lambda _: True)
+        self.outputs: Outputs = NoOutput()
+        self.packages: Packages | None = None
+        self.sender: Sender = NoSender()
+        self.connect: Connect | None = connect
+        self.facts = HostFacts(hostname=machine.node_id, pid=1, python_version="3", ray_version="simulated")
+        self.environment: Mapping[str, str] = {}
+        self.boot_s = site.timeline.time
+        self.uniform = site.chance.agents.uniform
+        self._site = site
+        self._machine = machine
+        self._agent = agent
+
+    def wall_ns(self) -> int:
+        """As the wall clock shows."""
+        return self._site.timeline.wall_ms * 1_000_000
+
+    def token_hex(self, size: int) -> str:
+        """Chance of the simulation."""
+        return self._site.chance.agents.randbytes(size).hex()
+
+    async def start_driver(self, environment: Mapping[str, str]) -> Driver:  # noqa: ARG002 - it reads none
+        """A driver beside the agent."""
+        return Driver(self._site, self._machine, self._agent)
+
+    async def start_fence(self, environment: Mapping[str, str]) -> Fence:  # noqa: ARG002 - it reads none
+        """A fence beside the agent."""
+        return Fence(self._site, self._machine, self._agent)
+
+    async def start_ray_node(self, spec: RayNodeSpec) -> RayNode:
+        """``ray start``, as it is specified.
+
+        Raises:
+            RayNodeError: nobody answers where the head should be.
+        """
+        starting = RayStart(self._site, self._machine, self._agent, spec)
+        vital = await starting.vital
+        node = RayNode(starting.leader.id, self.processes)
+        node.vital = vital
+        return node
+
+
+class RayStart:
+    """A machine's part in Ray: a process that leads the node's group, a raylet, and on the head a GCS."""
+
+    def __init__(self, site: Site, machine: Machine, agent: Process, spec: RayNodeSpec) -> None:
+        self.vital: asyncio.Future[dict[ProcessId, str]] = site.timeline.create_future()
+        """Processes without which it is lost, once it is up; fails with `RayNodeError`."""
+        self._site = site
+        self._machine = machine
+        self._spec = spec
+        self._fails = site.strikes(Fault.RAY, 0.03)
+        self._follow_ms = site.chance.ray.randint(100, 2_000)
+        self.leader = site.machines.begin(machine, "ray", agent, on_end=self._leader_ended)
+        site.timeline.after(site.chance.agents.randint(300, 2_000), self._come_up)
+
+    def _come_up(self) -> None:
+        ray, spec = self._site.ray, self._spec
+        if self.leader.gone or self.leader.dies_ms:
+            return
+        if self._fails or (not spec.head and (not ray.session or spec.gcs_address != ray.address)):
+            self._kill(self.leader)
+            return
+        vital = []
+        if spec.head:
+            ray.start_head(spec.gcs_address)
+            vital.append(self._begin("gcs_server", self._gcs_ended))
+        raylet = self._begin("raylet", lambda: self._raylet_ended(raylet, ray_node_id))
+        vital.append(raylet)
+        # It follows the head's end.
+        ray_node_id = ray.add_raylet(spec.gpus * 1_000, lambda: self._kill(raylet, self._follow_ms))
+        self._machine.raylet = ray_node_id
+        if not self.vital.done():
+            self.vital.set_result({each.id: each.name for each in vital})
+
+    def _begin(self, name: str, on_end: Callable[[], None]) -> Running:
+        return self._site.machines.begin(self._machine, name, self.leader, kill_ms=50, on_end=on_end)
+
+    def _kill(self, running: Running, in_ms: int | None = None) -> None:
+        self._site.machines.kill(self._machine, running, in_ms=in_ms)
+
+    def _leader_ended(self) -> None:
+        for each in list(self._machine.table.values()):
+            if each.root is self.leader:
+                self._kill(each)
+        if not self.vital.done():
+            self.vital.set_exception(RayNodeError("ray start failed: nobody answers there"))
+            self.vital.exception()  # Whoever waited may be dead.
+
+    def _gcs_ended(self) -> None:
+        self._site.ray.stop_head()
+        self._kill(self.leader, 50)
+
+    def _raylet_ended(self, raylet: Running, ray_node_id: str) -> None:
+        ray = self._site.ray
+        ray.drop_raylet(ray_node_id)
+        self._machine.raylet = ""
+        self._kill(self.leader, 50)
+        for tree in self._machine.trees.values():
+            if tree.leader.root is raylet:
+                # An actor outlives a killed raylet by about a second.
+                self._kill(tree.leader, max(self._site.chance.ray.randint(10, 1_000), tree.leader.stuck_ms))
+        for name in [name for name, actor in ray.actors.items() if actor.tree.leader.root is raylet]:
+            del ray.actors[name]

@@ -1,0 +1,59 @@
+"""The site: what everything virtual shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from callboard.simulation.options import Fault, SimulationOptions
+from callboard.simulation.world.chance import Chance
+from callboard.simulation.world.machines import Machines
+from callboard.simulation.world.network import End, Network
+from callboard.simulation.world.rayworld import RayWorld
+from callboard.simulation.world.timeline import Timeline
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """The virtual world.
+
+    Attributes:
+        faults: what may go wrong at the moment; emptied when everything heals.
+        counts: how often what happened.
+        controller: where agents' streams lead.
+        happened: names of the faults and of the users' acts so far, in order; of a shrunk run, those that were kept.
+    """
+
+    options: SimulationOptions
+    timeline: Timeline
+    chance: Chance
+    machines: Machines
+    ray: RayWorld
+    network: Network
+    faults: frozenset[Fault]
+    controller: End | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    happened: list[str] = field(default_factory=list)
+    _numbers: Counter[str] = field(default_factory=Counter)
+    _only: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        self._only = None if self.options.only is None else frozenset(self.options.only)
+
+    def count(self, what: str) -> None:
+        """Counts something that happened."""
+        self.counts[what] += 1
+
+    def happens(self, what: str) -> bool:
+        """Whether the next thing of a kind happens. Each has a name, by which a shrunk run keeps it or not."""
+        self._numbers[what] += 1
+        name = f"{what} {self._numbers[what]}"
+        kept = self._only is None or name in self._only
+        if kept:
+            self.happened.append(name)
+        return kept
+
+    def strikes(self, fault: Fault, chance: float) -> bool:
+        """Whether a fault among workers or in Ray happens now. The draw is made in any case."""
+        drawn = (self.chance.ray if fault is Fault.RAY else self.chance.workers).random() < chance
+        return drawn and fault in self.faults and self.happens(fault.value)
