@@ -1,10 +1,9 @@
-"""The fence: it ends strict workers when their lease is over and the agent can't. `python -m callboard.agents.link.fence DIR
-PID`. PID`.
+"""The fence: it ends strict workers when their lease is over and the agent can't.
 
-One small process beside the agent, from the first strict worker on. It reads when the controller was heard last
-(`lease_file`) and, when that is a lease ago, ends the trees of the strict workers that the run directory names. So an
-old copy of a strict job stops itself before the new one starts (R5), also while its agent is killed or stopped by
-SIGSTOP: the agent renews by writing, and what isn't written runs out.
+`python -m callboard.agents.link.fence DIR PID` is one small process beside the agent, from the first strict worker on.
+It reads when the controller was heard last (`lease_file`) and, when that is a lease ago, ends the trees of the strict
+workers that the run directory names. So an old copy of a strict job stops itself before the new one starts (R5), also
+while its agent is killed or stopped by SIGSTOP: the agent renews by writing, and what isn't written runs out.
 
 Why not inside the worker: a thread there needs the GIL, which native code of the user may hold for longer than any
 lease; a timer of the kernel needs none, but renewing it does, and would end healthy workers that hold the GIL. Why no
