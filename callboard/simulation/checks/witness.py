@@ -1,4 +1,4 @@
-"""What must hold of everything that is said: who is acknowledged, answered, missed and bid farewell?
+"""A witness of everything that is said: acknowledgements, answers, silence and goodbyes, against what must hold.
 
 :mod:`audit` looks at decisions; this looks at messages, at the time that passes between them, and at how much is kept.
 It believes only what it saw on the wire and what is on disk.

@@ -1,4 +1,4 @@
-"""What does a worker do? Its process with the user's class in it, as its agent can ask it, drawn by chance.
+"""Worker hosts: a worker's process with the user's class in it, as its agent can ask it, drawn by chance.
 
 Answers what ``callboard.agents.host.worker_host`` does; nothing of it depends on whether the agent lives or is stopped.
 """
