@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import structlog
+
 from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants
 from callboard.security.places import UnsafeFile
 from callboard.security.roles import ANYBODY, OWNER, Identity, Role
 from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, same
 from callboard.wire.refusals import NotAuthenticated
+
+_log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 1.0
 """How often a changed file is noticed; until then the old tokens count."""
@@ -119,6 +123,8 @@ class Access:
         try:
             self._read()
         except (OSError, UnsafeFile) as error:
+            if str(error) != self.trouble:
+                _log.error("tokens_not_read", why=str(error), remedy="mend the file; until then the old tokens count")
             self.trouble = str(error)
 
     def _read(self) -> None:

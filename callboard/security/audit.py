@@ -15,6 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import structlog
+
+_log = structlog.get_logger(__name__)
+
 AUDIT_NAME = "audit.jsonl"
 
 MAX_FILE_BYTES = 8 << 20
@@ -111,9 +115,14 @@ class AuditLog:
             if self._descriptor < 0:
                 self._open_file()
             self._write(line)
-            self.trouble = ""
+            trouble = ""
         except OSError as error:
-            self.trouble = f"{self._path}: {error.strerror}"
+            trouble = f"{self._path}: {error.strerror}"
+        if trouble and not self.trouble:
+            _log.error("audit_log_not_written", why=trouble, kept_in_memory=IN_MEMORY)
+        elif self.trouble and not trouble:
+            _log.info("audit_log_written_again", path=str(self._path))
+        self.trouble = trouble
 
     def newest(self, most: int, *, before: int = 0, who: str = "") -> list[Entry]:
         """The newest entries, newest first.
@@ -140,7 +149,10 @@ class AuditLog:
         self._bytes = os.fstat(self._descriptor).st_size
 
     def _write(self, line: bytes) -> None:
-        self._bytes += os.write(self._descriptor, line)
+        while line:  # A disk that is nearly full takes a part.
+            written = os.write(self._descriptor, line)
+            self._bytes += written
+            line = line[written:]
 
 
 def _read(path: Path) -> Iterator[Entry]:

@@ -181,7 +181,7 @@ class TestDoctor:
         await running(cluster, training())
         shown = await verb(cluster, "doctor")
         assert shown.exit_code == 0, shown.output
-        assert "Nothing found" in shown.stdout
+        assert "Healthy" in shown.stdout
 
     async def test_names_what_waits_and_why(self, cluster: RealCluster) -> None:
         await running(cluster, training("first", max_concurrency=1))

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import structlog.testing
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -343,13 +344,16 @@ class TestTheAuditLog:
     ) -> None:
         log = AuditLog(tmp_path / AUDIT_NAME)
         log.open()
-        with monkeypatch.context() as full:
-            full.setattr(os, "write", raise_full)
-            add(log, "one")
-            assert "No space left" in log.trouble
-        assert log.newest(1)[0].subject == "one"
-        add(log, "two")
-        assert not log.trouble
+        with structlog.testing.capture_logs() as said:
+            with monkeypatch.context() as full:
+                full.setattr(os, "write", raise_full)
+                add(log, "one")
+                add(log, "lost")
+                assert "No space left" in log.trouble
+            assert log.newest(1)[0].subject == "lost"
+            add(log, "two")
+            assert not log.trouble
+        assert [line["event"] for line in said] == ["audit_log_not_written", "audit_log_written_again"]
         log.close()
 
 

@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "controller",
         "        self._publish(decided)\n        await self._commits.compact",
         "        self._publish(decided)\n"
-        "        if any(ask and ask.cause.startswith('join') for ask, _, _ in decided): await asyncio.sleep(20)\n"
+        "        if any(ask and ask.cause.startswith('join') for ask, *_ in decided): await asyncio.sleep(20)\n"
         "        await self._commits.compact",
     ),
     # ---- the agent's side ----
