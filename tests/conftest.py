@@ -1,8 +1,11 @@
-"""Which tests may run at one time? `scripts/test` runs the whole suite in several processes (pytest-xdist)."""
+"""What holds for every test: which may run at one time (`scripts/test` uses pytest-xdist), and what it leaves behind."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import structlog
 
 
 @pytest.hookimpl(tryfirst=True)  # Before xdist reads the groups.
@@ -22,3 +25,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in others:
         item.add_marker(pytest.mark.xdist_group(str(item.path)))
     items[:] = on_ray + others
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Give the next test the logs as this one found them: programs that run inside a test set up theirs."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)

@@ -345,6 +345,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "        elif worker.state is WorkerState.READY:\n            workers.handle(",
         "        elif False:\n            workers.handle(",
+        rare=True,
     ),
 )
 
