@@ -1,4 +1,4 @@
-"""The fence: it ends strict workers when their lease is over and the agent can't. `python -m callboard.agents.fence DIR
+"""The fence: it ends strict workers when their lease is over and the agent can't. `python -m callboard.agents.link.fence DIR
 PID`.
 
 `python -m callboard.agents.link.fence DIR PID` is one small process beside the agent, from the first strict worker on.
