@@ -1,4 +1,4 @@
-"""What holds for every test: which may run at one time (`scripts/test` uses pytest-xdist), and what it leaves behind."""
+"""What holds for every test: which may run at one time (`scripts/test` uses xdist), and what it leaves behind."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The fence: it ends strict workers when their lease is over and the agent can't. `python -m callboard.agents.link.fence DIR
-PID`.
+"""The fence: it ends strict workers when their lease is over and the agent can't.
 
 `python -m callboard.agents.link.fence DIR PID` is one small process beside the agent, from the first strict worker on.
 It reads when the controller was heard last (`lease_file`) and, when that is a lease ago, ends the trees of the strict
