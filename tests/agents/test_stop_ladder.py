@@ -124,24 +124,30 @@ async def test_ft_d2_a_stop_that_is_shortened_still_takes_the_checkpoint() -> No
 
 async def test_r5_a_start_goes_no_further_once_its_stop_is_asked_also_when_what_it_waited_for_came() -> None:
     """An agent that was stopped for longer than its lease reads its renewal and the end of its workers at once."""
-    renewed, begun = asyncio.Event(), list[str]()
+    asked, renewed, begun = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def held() -> None:
+        asked.set()
+        await renewed.wait()
+
     facts: Any = SimpleNamespace(
         order=SimpleNamespace(
             received_at=asyncio.get_running_loop().time(),
-            command=SimpleNamespace(start_timeout_ms=60_000, strict=True),
+            command=SimpleNamespace(start_timeout_ms=60_000, strict=True, working_dir=""),
+            plan={"working_dir": ""},
         ),
         signals=Signals(cast("Processes", None)),
         hosted=None,
         site=SimpleNamespace(
             spares=SimpleNamespace(starting=nullcontext),
             fence=SimpleNamespace(watching=lambda: asyncio.sleep(0)),
-            lease=SimpleNamespace(held=renewed.wait),
+            lease=SimpleNamespace(held=held),
         ),
         write=begun.append,
         cut_short=lambda first, during: (first, during),
     )
     start = asyncio.ensure_future(WorkerStart(facts, None).run())
-    await asyncio.sleep(0.01)
+    await asked.wait()
     renewed.set()
     facts.signals.ask_stop()
     answer: Any = await start
