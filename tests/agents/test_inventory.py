@@ -124,7 +124,7 @@ class TestObjectStore:
 ASKS = (
     "import os, sys\n"
     "for file in sys.argv[1:]: open(file, 'w').write(str(os.getpid()))\n"
-    "from callboard.agents.inventory import machine_cpus, machine_memory_bytes\n"
+    "from callboard.agents.system.inventory import machine_cpus, machine_memory_bytes\n"
     "print(machine_cpus(), machine_memory_bytes())"
 )
 
