@@ -42,6 +42,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALLBOARD_PORT_BASE", str(base))
     monkeypatch.setenv("CALLBOARD_DASHBOARD_PORT", str(base + 5001))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
 
 
 @pytest.fixture
@@ -69,7 +70,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def ctrl_c(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    try:
+        output, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # with PYTHONFAULTHANDLER it says where each of its threads is
+        output, _ = process.communicate(timeout=30)
+        pytest.fail(f"Ctrl-C did not end it:\n{output[-6000:]}")
     return output
 
 
