@@ -6,6 +6,7 @@ import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,23 @@ def ray_node(
         log=folder / "ray.log",
         environment={"SECRET": "x"},
     )
+
+
+def test_a_ray_head_is_given_ports_that_differ_though_the_kernel_names_one_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = iter([6379, 6379, 5000, 5000, 6379, 5001])
+
+    class Named(socket.socket):
+        def bind(self, address: Any) -> None:
+            pass
+
+        def getsockname(self) -> Any:
+            return ("127.0.0.10", next(named))
+
+    monkeypatch.setattr(socket, "socket", Named)
+    command = ray_start(ray_node(tmp_path, head=True, gcs_port=6379))
+    assert {"--port=6379", "--ray-client-server-port=5000", "--dashboard-port=5001"} <= set(command)
 
 
 @pytest.mark.parametrize("head", [True, False])

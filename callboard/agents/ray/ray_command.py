@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,14 +61,14 @@ class RayNodeSpec:
 
 def ray_start(spec: RayNodeSpec) -> list[str]:
     """The command line."""
-    port = gcs_port(spec)
+    port, services = gcs_port(spec), service_ports(spec)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     if spec.head:
         command += ["--head", f"--port={port}", "--no-monitor"]
-        dashboard = spec.dashboard_port
-        command += [f"--include-dashboard={'true' if dashboard is not None else 'false'}"]
+        command += [f"--include-dashboard={'true' if spec.dashboard_port is not None else 'false'}"]
         # Even without a dashboard Ray starts its server process, and it takes the port it is told.
-        command += [f"--dashboard-host={DASHBOARD_HOST}", f"--dashboard-port={dashboard or free_port(DASHBOARD_HOST)}"]
+        dashboard = spec.dashboard_port or free_port(DASHBOARD_HOST, {port, *services.values()})
+        command += [f"--dashboard-host={DASHBOARD_HOST}", f"--dashboard-port={dashboard}"]
     else:
         command += [f"--address={spec.gcs_address}"]
     if spec.object_store_bytes is not None:
@@ -88,7 +88,7 @@ def ray_start(spec: RayNodeSpec) -> list[str]:
         "--min-worker-port=0",
         "--max-worker-port=0",
     ]
-    return command + [f"--{option}={port}" for option, port in service_ports(spec).items()]
+    return command + [f"--{option}={port}" for option, port in services.items()]
 
 
 _SERVICES = (
@@ -109,7 +109,9 @@ def service_ports(spec: RayNodeSpec) -> dict[str, int]:
     if spec.head:
         # Ray starts this server when gRPC is there, and takes 10001 unless told otherwise.
         block = spec.port_base
-        ports["ray-client-server-port"] = free_port(spec.node_ip) if block is None else block + len(_SERVICES)
+        ports["ray-client-server-port"] = (
+            free_port(spec.node_ip, {gcs_port(spec)}) if block is None else block + len(_SERVICES)
+        )
     return ports
 
 
@@ -135,9 +137,10 @@ def gcs_port(spec: RayNodeSpec) -> int:
     return int(spec.gcs_address.rsplit(":", 1)[1])
 
 
-def free_port(ip: str) -> int:
-    """A port that is free at this moment."""
+def free_port(ip: str, given: Collection[int] = ()) -> int:
+    """A port that is free at this moment, and none of those that are given to others and not in use yet: the kernel may
+    name one twice, and Ray refuses to start then, whatever their addresses are."""
     with socket.socket() as probe:
         probe.bind((ip, 0))
         port: int = probe.getsockname()[1]
-        return port
+        return port if port not in given else free_port(ip, given)
