@@ -30,6 +30,10 @@ def test_every_rule_holds_under_all_faults(seed: int) -> None:
     assert dict(report.faults)["message duplicated"] > 0
 
 
+def test_a_goodbye_that_comes_together_with_the_end_of_its_stream_leaves_the_node_to_its_lease() -> None:
+    run(SimulationOptions(seed=600118, events=1_000, nodes=6))
+
+
 @pytest.mark.parametrize("number", range(2))
 def test_every_rule_holds_under_a_fresh_seed(number: int) -> None:
     run(SimulationOptions(seed=random.SystemRandom().randrange(1_000_000), events=2_000, nodes=6))

@@ -91,7 +91,11 @@ class Witness:
             if HELD in content.worker_start_failed.message:
                 # The agent is the last to notice; its controller must have known.
                 self._site.timeline.fail(RuleBroken("R2", content.worker_start_failed.message))
-        elif kind == "goodbye" and stream in self._epochs:
+
+    def bid_farewell(self, stream: Stream) -> None:
+        """The controller took a goodbye from a stream. One that arrives together with the end of its stream is dropped
+        by gRPC with everything that nobody has taken: then the lease decides."""
+        if stream in self._epochs:
             epoch, said_ms = self._epochs[stream], self._site.timeline.now_ms
             self._site.timeline.after(GOODBYE_MS, lambda: self._check_farewell(stream.node_id, epoch, said_ms))
 

@@ -313,7 +313,10 @@ class _Call:
     async def messages(self) -> AsyncIterator[agent_pb2.SessionRequest]:
         """What the agent says."""
         while True:
-            yield await self.requests.get()
+            request = await self.requests.get()
+            if request.HasField("goodbye"):
+                self._witness.bid_farewell(self.stream)
+            yield request
 
     async def write(self, response: agent_pb2.SessionResponse) -> None:
         """Says something to the agent."""
