@@ -12,9 +12,11 @@ import structlog
 
 from callboard.agents import logs
 from callboard.agents.agent import run_agent
+from callboard.agents.link import channel
 from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
 from callboard.controller.server import Controller
+from callboard.security.tokens import find_token
 from callboard.v1.node_pb2 import NodeState
 from callboard.wire.refusals import InvalidRequest
 from tests.agents.conftest import cluster_of
@@ -131,6 +133,22 @@ async def site(tmp_path: Path, log: Log) -> AsyncIterator[Site]:
         yield site
         for node_id in list(site._agents):
             await site.vanish(node_id)
+
+
+async def test_an_agent_that_looked_for_the_token_before_there_was_one_looks_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both start at one time: the call of the agent waits for the port, with what it knew when it began."""
+    looks: list[str] = []
+
+    def early(address: str, stated: Path | None = None) -> str:
+        looks.append(address)
+        return find_token(address, stated) if len(looks) > 1 else ""
+
+    monkeypatch.setattr(channel, "find_token", early)
+    site.start("n1")
+    await site.until("n1", "READY", 0)
+    assert len(looks) > 1
 
 
 async def test_nj_13_a_rank_is_nobodys_twice_and_one_that_is_not_asked_for_is_the_lowest_free(site: Site) -> None:

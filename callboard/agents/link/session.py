@@ -358,7 +358,13 @@ def _decoded(message: _T) -> _T:
 async def _grpc_stream(controller: str, *, token_file: str, http_proxy: bool) -> AsyncIterator[Stream]:
     async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
         # No deadline: a session lasts. The lease and keepalive notice when it is dead.
-        yield agent_pb2_grpc.AgentServiceStub(channel).Session()
+        try:
+            yield agent_pb2_grpc.AgentServiceStub(channel).Session()
+        except SessionRefused as refused:
+            # It may have looked before a controller that was just starting had registered its token.
+            if refused.code is grpc.StatusCode.UNAUTHENTICATED and channel.renew():
+                raise _Lost("the controller's token is another one now") from refused
+            raise
 
 
 async def _or_lost(work: Awaitable[_T], stream: Stream) -> _T:
