@@ -146,8 +146,9 @@ async def test_an_agent_that_looked_for_the_token_before_there_was_one_looks_aga
         return find_token(address, stated) if len(looks) > 1 else ""
 
     monkeypatch.setattr(channel, "find_token", early)
-    site.start("n1")
+    agent = site.start("n1")
     await site.until("n1", "READY", 0)
+    assert not agent.done()
     assert len(looks) > 1
 
 
