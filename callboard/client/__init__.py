@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from callboard.client.jobs import JobHandle as JobHandle
     from callboard.client.output import LogLine as LogLine
     from callboard.client.sync import SyncClient as SyncClient
-    from callboard.client.sync_jobs import SyncJobHandle as SyncJobHandle
+    from callboard.client.sync import SyncJobHandle as SyncJobHandle
     from callboard.client.workers import CallOptions as CallOptions
     from callboard.client.workers import NoActor as NoActor
     from callboard.client.workers import TypedWorkerHandle as TypedWorkerHandle
@@ -62,10 +62,7 @@ _PUBLIC = public_names(
             LogLine
         """,
         "callboard.client.sync": """
-            SyncClient
-        """,
-        "callboard.client.sync_jobs": """
-            SyncJobHandle
+            SyncClient SyncJobHandle
         """,
         "callboard.client.workers": """
             CallOptions NoActor TypedWorkerHandle WorkerHandle connect_ray

@@ -41,19 +41,18 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 """States that a job never leaves."""
 
 
-class JobHandle:
-    """One job. It stays with the job it was made for, also when a later one takes the same name.
+class SeenJob:
+    """One job as it was last seen: what can be read of it without asking the controller.
 
     Attributes:
         job: the job as it was last seen; every method that talks to the controller renews it.
     """
 
-    def __init__(self, connection: Connection, job: Job) -> None:
-        self._connection = connection
-        self.job = job
+    job: Job
+    _controller: str
 
     def __repr__(self) -> str:
-        return f"JobHandle({self.name}, {self.state})"
+        return f"{type(self).__name__}({self.name}, {self.state})"
 
     @property
     def name(self) -> str:
@@ -64,6 +63,82 @@ class JobHandle:
     def state(self) -> str:
         """State when it was last seen: "PENDING", "RUNNING", …"""
         return text_of(self.job)
+
+    @overload
+    def workers(self, component: str = "") -> list[WorkerHandle]: ...
+
+    @overload
+    def workers(self, component: str, *, type: type[T]) -> list[TypedWorkerHandle[T]]: ...
+
+    def workers(
+        self,
+        component: str = "",
+        *,
+        type: type[Any] | None = None,  # noqa: A002 - reads best where it is called
+    ) -> Sequence[WorkerHandle]:
+        """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.
+
+        A component of a colocation group is called like any other, though it shares its process: its handles address
+        that member. Those of the group itself, by the group's name, call ``handle.method("member.method").remote()``.
+
+        Args:
+            component: only workers of this component or colocation group; empty: all, one per process, in the order
+                of the spec.
+            type: class of the workers, plain or of ``@ray.remote``. Handles then know its methods: another name raises
+                AttributeError here instead of failing in the worker, ``dir`` lists them, and type checkers check
+                ``handle.call(Trainer.run, 3)``.
+
+        Raises:
+            InvalidInput: the job has no such component or group.
+        """
+        order: dict[str, int] = {}
+        group_of: dict[str, str] = {}
+        for place, spec in enumerate(self.job.spec.components):
+            order.setdefault(spec.colocation_group or spec.name, place)
+            group_of[spec.name] = spec.colocation_group
+        if component and component not in group_of and component not in order:
+            known = guess(component, {*group_of, *order})
+            raise InvalidInput([Fault("component", f"job {self.name} has no component {component}; {known}")])
+        member = component if group_of.get(component) else ""
+        wanted = group_of.get(component) or component
+        found = [worker for worker in self.job.workers if wanted in ("", worker.key.component)]
+        found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
+        handles = [self._handle(worker, member) for worker in found]
+        return handles if type is None else [TypedWorkerHandle.of(handle, type) for handle in handles]
+
+    def ended(self) -> JobEnded:
+        """The error that says how the job ended, as it was last seen."""
+        return JobEnded(
+            job=self.name,
+            state=self.state,
+            reason=self.job.state_reason,
+            traceback=self.job.traceback,
+            stderr_tail=self.job.stderr_tail,
+        )
+
+    def _handle(self, worker: Worker, member: str) -> WorkerHandle:
+        return WorkerHandle(
+            job=self.name,
+            component=worker.key.component,
+            member=member,
+            rank=worker.key.rank,
+            generation=worker.generation,
+            node=worker.allocation.node_id,
+            devices=tuple(share.id for share in worker.allocation.devices),
+            actor_name=worker.actor_name,
+            uid=self.job.uid,
+            controller=self._controller,
+            was_ready=worker.state == WorkerState.WORKER_STATE_READY,
+        )
+
+
+class JobHandle(SeenJob):
+    """One job. It stays with the job it was made for, also when a later one takes the same name."""
+
+    def __init__(self, connection: Connection, job: Job) -> None:
+        self._connection = connection
+        self._controller = connection.address
+        self.job = job
 
     async def refresh(self) -> Job:
         """The job as it is now."""
@@ -327,58 +402,6 @@ class JobHandle:
         async for line in job_lines(self._connection, self._resource, selection, follow=False):
             yield line
 
-    @overload
-    def workers(self, component: str = "") -> list[WorkerHandle]: ...
-
-    @overload
-    def workers(self, component: str, *, type: type[T]) -> list[TypedWorkerHandle[T]]: ...
-
-    def workers(
-        self,
-        component: str = "",
-        *,
-        type: type[Any] | None = None,  # noqa: A002 - reads best where it is called
-    ) -> Sequence[WorkerHandle]:
-        """Handles of the workers as last seen, in rank order: their calls are plain Ray calls.
-
-        A component of a colocation group is called like any other, though it shares its process: its handles address
-        that member. Those of the group itself, by the group's name, call ``handle.method("member.method").remote()``.
-
-        Args:
-            component: only workers of this component or colocation group; empty: all, one per process, in the order
-                of the spec.
-            type: class of the workers, plain or of ``@ray.remote``. Handles then know its methods: another name raises
-                AttributeError here instead of failing in the worker, ``dir`` lists them, and type checkers check
-                ``handle.call(Trainer.run, 3)``.
-
-        Raises:
-            InvalidInput: the job has no such component or group.
-        """
-        order: dict[str, int] = {}
-        group_of: dict[str, str] = {}
-        for place, spec in enumerate(self.job.spec.components):
-            order.setdefault(spec.colocation_group or spec.name, place)
-            group_of[spec.name] = spec.colocation_group
-        if component and component not in group_of and component not in order:
-            known = guess(component, {*group_of, *order})
-            raise InvalidInput([Fault("component", f"job {self.name} has no component {component}; {known}")])
-        member = component if group_of.get(component) else ""
-        wanted = group_of.get(component) or component
-        found = [worker for worker in self.job.workers if wanted in ("", worker.key.component)]
-        found.sort(key=lambda worker: (order.get(worker.key.component, 0), worker.key.rank))
-        handles = [self._handle(worker, member) for worker in found]
-        return handles if type is None else [TypedWorkerHandle.of(handle, type) for handle in handles]
-
-    def ended(self) -> JobEnded:
-        """The error that says how the job ended, as it was last seen."""
-        return JobEnded(
-            job=self.name,
-            state=self.state,
-            reason=self.job.state_reason,
-            traceback=self.job.traceback,
-            stderr_tail=self.job.stderr_tail,
-        )
-
     @property
     def _resource(self) -> str:
         return f"jobs/{self.job.uid}"
@@ -395,18 +418,3 @@ class JobHandle:
                         return job
             except RevisionCompacted:
                 continue  # It was quiet for long; what is true now is read afresh.
-
-    def _handle(self, worker: Worker, member: str) -> WorkerHandle:
-        return WorkerHandle(
-            job=self.name,
-            component=worker.key.component,
-            member=member,
-            rank=worker.key.rank,
-            generation=worker.generation,
-            node=worker.allocation.node_id,
-            devices=tuple(share.id for share in worker.allocation.devices),
-            actor_name=worker.actor_name,
-            uid=self.job.uid,
-            controller=self._connection.address,
-            was_ready=worker.state == WorkerState.WORKER_STATE_READY,
-        )

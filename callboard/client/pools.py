@@ -55,7 +55,7 @@ class PoolCalls:
         request = CreatePoolRequest(pool_id=read.name, spec=pool_spec_to_proto(read), validate_only=validate_only)
         return (await self._connection.call(methods.CREATE_POOL, request)).pool
 
-    async def ensure_pool(self, name: str, **fields: Any) -> Pool:
+    async def ensure_pool(self, /, name: str, **fields: Any) -> Pool:
         """Makes the pool ``name`` unless it exists with an equal spec.
 
         Args:

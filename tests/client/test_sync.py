@@ -19,8 +19,7 @@ from callboard.client.background import background_loop
 from callboard.client.client import Client
 from callboard.client.errors import WaitTimeout
 from callboard.client.jobs import JobHandle
-from callboard.client.sync import SyncClient
-from callboard.client.sync_jobs import SyncJobHandle
+from callboard.client.sync import SyncClient, SyncJobHandle
 from callboard.v1.event_pb2 import Event, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import GetJobResponse, Job, JobSpec, JobState, ScaleJobRequest, ScaleJobResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
@@ -52,6 +51,9 @@ def test_every_method_is_there_with_the_same_arguments(blocking: type, loop: typ
         if inspect.isfunction(member):
             assert parameters(ours[name]) == parameters(member), name
             assert not inspect.iscoroutinefunction(ours[name]), name
+            assert ours[name].__doc__ and "await " not in ours[name].__doc__, name
+            returns = str(inspect.signature(ours[name]).return_annotation)
+            assert not returns.startswith(("Async", "JobHandle", "Coroutine")), name
 
 
 def test_calls_return_what_the_client_returns_and_raise_what_it_raises(threaded: FakeApi) -> None:
