@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from callboard.model.frozen import quick
+from callboard.scheduler.account import awaited
 from callboard.scheduler.account import explain as explaining
 from callboard.scheduler.handlers import (
     elastic,
@@ -243,8 +244,8 @@ def _job_due(tx: Transaction, uid: str) -> None:
     if job.state in ENDED:
         ending.forget(tx, uid)
     elif job.state is JOB_RUNNING:
-        reasons = [each.message for each in explaining.why_missing(tx.state, uid) if each.code != "REPLACING"]
-        elastic.not_replaced(tx, uid, join(reasons) or "it did not start")
+        lacking = awaited.short_of_workers(tx.state, job, tx.state.specs[uid].spec, tx.now_ms)
+        elastic.not_replaced(tx, uid, join([component.why for component in lacking]) or "it did not start")
     elif job.state is JOB_PENDING:
         spec = tx.state.specs[uid].spec
         if could_ever_fit(tx.state, spec):

@@ -6,14 +6,24 @@ taken away the job starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from callboard.model.policy import Aggressiveness
-from callboard.model.quantities import Resources
-from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, StopPolicy, Strategy
+from callboard.model.quantities import MILLI, Resources
+from callboard.model.specs import (
+    NO_PG_POOL,
+    ComponentSpec,
+    JobSpec,
+    PgPoolSpec,
+    RestartPolicy,
+    RestartScope,
+    StopPolicy,
+    Strategy,
+    WorkerPlace,
+)
 from callboard.scheduler.plan.grouping import choose_groups
 from callboard.scheduler.plan.planning import Plan, best_case, plan
 from callboard.scheduler.plan.view import View
@@ -401,36 +411,120 @@ def test_ft_c9_a_victim_that_frees_quota_or_memory_is_awaited_wherever_it_runs()
     assert victims_named(world, "h") == {"memory"}
 
 
-@pytest.mark.parametrize("why", ["quota", "room", "pack", "groups"])
+_SHORT_BY = {
+    "quota": "rollout has 2 of 3 workers: pool pool: 2 of 2 gpu used, asks 1",
+    "room": "rollout has 2 of 3 workers: n1 lacks 1 GPU; n2 lacks 1 GPU",
+    "pack": "rollout has 2 of 3 workers: n1 lacks 1 GPU",
+    "groups": "rollout has 2 of 3 workers: pool pool has 2 of 2 dynamic groups and none is free and fits",
+    "spread": "rollout has 2 of 3 workers: by STRICT_SPREAD the next worker needs another node, and there is none",
+    "spread full": "rollout has 2 of 3 workers: n3 lacks 1 GPU",
+    "cordon": "rollout has 2 of 3 workers: n1 lacks 1 GPU; n2 is cordoned",
+    "labels": "rollout has 2 of 3 workers: n1 lacks 1 GPU; n2 lacks the label zone=a",
+}
+_NODES_BY = {
+    "pack": {"n1": 2, "n2": 1},
+    "spread": {"n1": 2, "n2": 2},
+    "spread full": {"n1": 2, "n2": 2, "n3": 0},
+    "cordon": {"n1": 2, "n2": 1},
+    "quota": {"n1": 2, "n2": 0, "n3": 4},
+    "groups": {"n1": 2, "n2": 0, "n3": 4},
+}
+
+
+@pytest.mark.parametrize("why", _SHORT_BY)
 def test_ft_c11_an_elastic_job_says_that_it_is_short_of_workers_and_why(why: str) -> None:
-    world = World({"n1": 2, "n2": 1 if why == "pack" else 0})
-    quota = {"gpu": 2} if why == "quota" else {}
+    world = World(_NODES_BY.get(why, {"n1": 2, "n2": 0}) if why != "labels" else {})
+    if why == "labels":
+        world.join("n1", 2, labels=(("zone", "a"),))
+        world.join("n2", 2)
+    if why == "cordon":
+        world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n2", cordoned=True))
     kept = PgPoolSpec(max_dynamic=2) if why == "groups" else NO_PG_POOL
-    if why in {"quota", "groups"}:
-        world.join("n3", 4)
-    world.pool(pool_spec("pool", pg_pool=kept, **quota))
+    world.pool(pool_spec("pool", pg_pool=kept, **({"gpu": 2} if why == "quota" else {})))
+    strategies = {"pack": Strategy.STRICT_PACK, "spread": Strategy.STRICT_SPREAD, "spread full": Strategy.STRICT_SPREAD}
+    strategy = strategies.get(why, Strategy.PACK)
     component = ComponentSpec(
-        name="rollout", actor="a:B", min_workers=1, max_workers=3, resources=Resources.parse({"gpu": 1})
+        name="rollout",
+        actor="a:B",
+        min_workers=1,
+        max_workers=3,
+        resources=Resources.parse({"gpu": 1}),
+        node_selector=(("zone", "a"),) if why == "labels" else (),
     )
-    strategy = Strategy.STRICT_PACK if why == "pack" else Strategy.PACK
     nodes = (("node", "n1"),) if why == "pack" else ()
     world.submit(job_spec("j", components=[component], placement=strategy, node_selector=nodes))
     found = world.explain("j")
     short = [reason for reason in found.reasons if reason.code == "SHORT_OF_WORKERS"]
     assert [(reason.asked, reason.available) for reason in short] == [(3, 2)]
-    expected = {
-        "quota": "rollout has 2 of 3 workers: pool pool: 2 of 2 gpu used, asks 1",
-        "room": "rollout has 2 of 3 workers: n1 lacks 1 GPU; n2 lacks 1 GPU",
-        "pack": "rollout has 2 of 3 workers: n1 lacks 1 GPU",
-        "groups": "rollout has 2 of 3 workers: pool pool has 2 of 2 dynamic groups and none is free and fits",
-    }[why]
-    assert short[0].message.startswith(expected)
-    assert expected in found.summary
-    operator = Operator(0)
-    operator.world = world
-    assert found.unblock
-    for change in found.unblock:
-        operator.do(change)
-    world.tick(1)
+    assert short[0].message.startswith(_SHORT_BY[why])
+    assert _SHORT_BY[why] in found.summary
+    carried_out(world, found.unblock)
     assert len(world.workers("j")) == 3
     assert not [reason for reason in world.explain("j").reasons if reason.code == "SHORT_OF_WORKERS"]
+
+
+def carried_out(world: World, changes: Sequence[str]) -> None:
+    """Somebody does all of what would help."""
+    operator = Operator(0)
+    operator.world = world
+    assert changes
+    for change in changes:
+        operator.do(change)
+    world.tick(1)
+
+
+@pytest.mark.parametrize("why", ["room", "cordon", "place", "stopping", "starting", "two"])
+def test_ft_c11_a_job_that_waits_for_a_replacement_says_why_and_what_helps(why: str) -> None:
+    """Elastic or replaced: whoever runs on without a worker is short of it, and says so by the same rule."""
+    world = World({"n1": 1 if why == "room" else 2, "n2": 1 if why == "room" else 2})
+    world.pool()
+    ask = Resources.parse({"gpu": 1})
+    places = tuple(WorkerPlace(node_id=node, devices=((0, MILLI),)) for node in ("n1", "n2")) if why == "place" else ()
+    parts = [
+        ComponentSpec(name=name, actor="a:B", min_workers=2, max_workers=2, resources=ask, places=places)
+        for name in (("a", "b") if why == "two" else ("a",))
+    ]
+    spec = job_spec(
+        "j",
+        components=parts,
+        placement=Strategy.PACK if why == "two" else Strategy.SPREAD,
+        restart=RestartPolicy(max_restarts=3, backoff_base_ms=1, scope=RestartScope.WORKER),
+        start_timeout_ms=60_000,
+    )
+    world.submit(spec)
+    if why in ("stopping", "starting"):
+        world.hold = lambda command: True
+    if why in ("room", "two"):
+        world.lose("n2")
+    elif why in ("cordon", "place"):
+        world.submit("other", node_selector=(("node", "n1"),), preemptible=False) if why == "cordon" else None
+        world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n2", cordoned=True))
+        world.exit("j", rank=1)
+    elif why == "stopping":
+        world.submit("other", node_selector=(("node", "n1"),), preemptible=False)
+        world.send(ev.NodeDrained(now_ms=world.now_ms, node_id="n2", reason="maintenance"))
+    else:
+        world.exit("j", rank=1)
+    world.tick(10)
+    found = world.explain("j")
+    assert found.summary.startswith("j is RUNNING")
+    if why == "starting":
+        # Its room is found and its actor is on its way: nothing is missing.
+        assert "SHORT_OF_WORKERS" not in {reason.code for reason in found.reasons}
+        world.tick(59_995)
+        assert world.job("j").reason.endswith("could not be replaced in time: it did not start")
+        return
+    short = {reason.message: reason.available for reason in found.reasons if reason.code == "SHORT_OF_WORKERS"}
+    expected = {
+        "room": "a has 1 of 2 workers: n1 lacks 1 GPU",
+        "cordon": "a has 1 of 2 workers: n1 lacks 1 GPU; n2 is cordoned",
+        "place": "a has 1 of 2 workers: its placement names n2, which is cordoned",
+        "stopping": "a has 1 of 2 workers: its worker 1 is still stopping",
+        "two": "b has 0 of 2 workers: n1 lacks 2 GPU for 2 workers of 1 GPU each",
+    }[why]
+    assert any(message.startswith(expected) for message in short), found
+    assert "REPLACING" in {reason.code for reason in found.reasons}
+    if why == "stopping":
+        return
+    carried_out(world, found.unblock)
+    assert not [reason for reason in world.explain("j").reasons if reason.code == "SHORT_OF_WORKERS"], found.unblock

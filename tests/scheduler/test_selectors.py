@@ -226,3 +226,35 @@ def test_ft_e2_a_kept_group_is_used_where_it_suits_the_strategy_of_a_component()
     world.complete("b")
     world.submit(spread_job("c", Strategy.STRICT_SPREAD, Strategy.PACK))
     assert len(set(nodes_of(world, "c", "rollout"))) == 2
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_ft_e2_extra_workers_pass_by_the_nodes_that_their_strategy_closes(own: bool, kept: bool) -> None:
+    """The node that would be chosen by itself is one where they may not go."""
+    for strategy in (Strategy.STRICT_SPREAD, Strategy.STRICT_PACK):
+        world = World({"n1": 3, "n2": 4})
+        world.pool(pool_spec("pool", pg_pool=PgPoolSpec(enable=kept)))
+        parts = [
+            ComponentSpec(
+                name="w",
+                actor="m:C",
+                min_workers=1,
+                max_workers=2,
+                resources=Resources.parse({"gpu": 1}),
+                placement=strategy if own else None,
+            ),
+        ]
+        if strategy is Strategy.STRICT_PACK:
+            world.submit(job_spec("hole", ask={"gpu": 3}))
+            assert nodes_of(world, "hole", "main") == ["n1"]
+        world.submit(job_spec("a", components=parts, placement=Strategy.PACK if own else strategy))
+        if strategy is Strategy.STRICT_PACK:
+            assert nodes_of(world, "a", "w") == ["n2", "n2"]
+            (extra,) = [worker for worker in world.workers("a") if worker.extra]
+            world.complete("hole")  # n1 is the smaller hole now
+            world.exit("a", rank=extra.rank)
+            world.tick(60_000)
+            assert nodes_of(world, "a", "w") == ["n2", "n2"]
+        else:
+            assert sorted(nodes_of(world, "a", "w")) == ["n1", "n2"]

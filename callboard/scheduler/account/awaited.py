@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, Strategy
+from callboard.model.specs import ComponentSpec, Fencing, JobSpec
 from callboard.scheduler.account.blockers import MAX_SUBJECTS, blockers
 from callboard.scheduler.account.remedies import remedies
-from callboard.scheduler.plan.complement import is_leaving, live_of, next_rank, wanted
+from callboard.scheduler.plan.complement import closed_to, is_leaving, live_of, next_rank, wanted
 from callboard.scheduler.plan.quota import cohort_of, shortages
 from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import asks_of
@@ -223,53 +223,83 @@ def waiting_workers(state: State, job: JobRecord, now_ms: int) -> tuple[Reason, 
     )
 
 
-def short_of_workers(
-    state: State, job: JobRecord, spec: JobSpec, now_ms: int
-) -> tuple[tuple[Reason, ...], tuple[str, ...]]:
-    """Elastic components of a running job that have fewer workers than they should: why, and what would help."""
-    reasons: list[Reason] = []
-    changes: list[str] = []
+def replacing(job: JobRecord, spec: JobSpec, now_ms: int) -> tuple[Reason, ...]:
+    """How long a job runs on without a worker that is being replaced."""
+    if job.state is not JobState.RUNNING or not spec.replaces or not job.deadline_ms:
+        return ()
+    left = time_left(max(0, job.deadline_ms - now_ms))
+    message = f"all of {job.name} starts again if the replacement takes longer than {left}"
+    return (Reason("REPLACING", f"jobs/{job.name}", message),)
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A component of a running job with fewer workers than it should have.
+
+    Attributes:
+        component: its name.
+        wanted, there: workers that it should have, and that are there or on their way.
+        why: what keeps the next ones from coming.
+        lacking: those that lack room or quota, as a component; None: something else is awaited.
+        closed: ids of nodes where they may not go, because of where the others are.
+    """
+
+    component: str
+    wanted: int
+    there: int
+    why: str
+    lacking: ComponentSpec | None = None
+    closed: frozenset[str] = frozenset()
+
+
+def short_of_workers(state: State, job: JobRecord, spec: JobSpec, now_ms: int) -> list[Short]:
+    """The components of a running job that are short of workers: elastic ones, and those whose lost workers are
+    replaced while the job runs on."""
+    short = []
     for component in spec.components if job.state is JobState.RUNNING else ():
-        live = live_of(state, job, component)
-        want = wanted(job, component)
-        if not component.elastic or len(live) >= want:
-            continue
-        why, more = _why_no_more(state, job, spec, component, now_ms)
-        message = f"{component.name} has {len(live)} of {want} workers: {why}"
-        reasons.append(Reason("SHORT_OF_WORKERS", f"jobs/{job.name}", message, "", want, len(live)))
-        changes += more
-    return tuple(reasons), tuple(dict.fromkeys(changes))
+        live, want = live_of(state, job, component), wanted(job, component)
+        if (component.elastic or spec.replaces) and len(live) < want:
+            found = Short(component.name, want, len(live), _not_yet(state, job, spec, component, now_ms))
+            short.append(found if found.why else _lacking(state, job, spec, component, found))
+    return short
 
 
-def _why_no_more(
-    state: State, job: JobRecord, spec: JobSpec, component: ComponentSpec, now_ms: int
-) -> tuple[str, tuple[str, ...]]:
-    """Why a component gets no further worker now, and the changes by which it would."""
+def _not_yet(state: State, job: JobRecord, spec: JobSpec, component: ComponentSpec, now_ms: int) -> str:
+    """What has to happen before a further worker is looked for room for; empty: nothing."""
     if state.meta.reconcile_until_ms:
-        return "the controller restarted and counts what runs first", ()
+        return "the controller restarted and counts what runs first"
     before = (*backoff(job, now_ms), *living_copies(state, job, spec))
     if before:
-        return f"it waits for {before[0].message}", ()
+        return f"it waits for {before[0].message}"
     if job.cause_ms:
-        return "a worker of it ended, and its cause is being found out", ()
-    live = live_of(state, job, component)
-    rank = next_rank(live)
-    if is_leaving(state, job, component, rank):
-        return f"its worker {rank} is still stopping", ()
-    strategy = component.placement or spec.placement
-    peers = [worker for worker in state.workers_of(job.uid) if worker.state in LIVE]
-    nodes = {worker.node_id for worker in peers if not component.placement or worker.component == component.name}
-    selector = spec.node_selector
-    if strategy is Strategy.STRICT_PACK and len(nodes) == 1:
-        selector = tuple(sorted({*selector, *(("node", node_id) for node_id in nodes)}))
-    one = replace(component, min_workers=1, max_workers=1, scaling=())
-    alone = replace(spec, components=(one,), node_selector=selector)
-    view = View(state, Assumption(subject=job.uid))
-    reasons = blockers(state, view, alone)
-    if reasons:
-        spread = strategy is Strategy.STRICT_SPREAD  # more room where the others are would not help
-        return join([reason.message for reason in reasons]), () if spread else remedies(state, alone, view)
-    if strategy in (Strategy.STRICT_PACK, Strategy.STRICT_SPREAD):
-        where = "the node of the others" if strategy is Strategy.STRICT_PACK else "a node without another of them"
-        return f"by {strategy} the next worker needs room on {where}, and there is none", ()
-    return "the next one is on its way", ()
+        return "a worker of it ended, and its cause is being found out"
+    rank = next_rank(live_of(state, job, component))
+    return f"its worker {rank} is still stopping" if is_leaving(state, job, component, rank) else ""
+
+
+def _lacking(state: State, job: JobRecord, spec: JobSpec, component: ComponentSpec, short: Short) -> Short:
+    """What the workers lack that a component can't do without, or else its next one."""
+    count = max(1, component.min_workers - short.there)
+    taken = {worker.rank for worker in live_of(state, job, component)}
+    ranks = [rank for rank in range(component.max_workers) if rank not in taken][:count]
+    places = tuple(component.places[rank] for rank in ranks) if component.places else ()
+    rest = replace(component, min_workers=count, max_workers=count, scaling=(), places=places)
+    closed = closed_to(state, job, spec, component)
+    reasons = blockers(
+        state, View(state, Assumption(subject=job.uid, closed=closed)), replace(spec, components=(rest,))
+    )
+    why = join([reason.message for reason in reasons])
+    return replace(short, why=why or "the next one is on its way", lacking=rest if reasons else None, closed=closed)
+
+
+def changes_for(state: State, job: JobRecord, spec: JobSpec, short: Sequence[Short]) -> tuple[str, ...]:
+    """The changes by which all components that are short would get their workers, none at another's expense."""
+    parts: dict[frozenset[str], list[ComponentSpec]] = {}
+    for each in short:
+        if each.lacking is not None:
+            parts.setdefault(each.closed, []).append(each.lacking)
+    changes: dict[str, None] = {}
+    for closed, components in parts.items():
+        view = View(state, Assumption(subject=job.uid, closed=closed))
+        changes |= dict.fromkeys(remedies(state, replace(spec, components=tuple(components)), view))
+    return tuple(changes)

@@ -86,12 +86,16 @@ def _node_reasons(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) 
     reasons: list[Reason] = place_reasons(state, view, wanted, slots)
     if reasons:
         return reasons  # how the others fit is seen once these have their places
-    nodes = sorted(state.nodes.values(), key=lambda node: node.rank)
-    if not nodes:
+    if not state.nodes:
         return [Reason("NO_NODES", "nodes", "no node has joined")]
-    unmet = _unmet_selectors(nodes, slots)
+    unmet = _unmet_selectors(list(state.nodes.values()), slots)
     if unmet:
         return unmet
+    closed = view.assumption.closed
+    nodes = sorted((node for node in state.nodes.values() if node.node_id not in closed), key=lambda node: node.rank)
+    if not nodes:
+        message = f"by {short.strategy} the next worker needs another node, and there is none"
+        return [Reason("ONE_EACH", "nodes", message)]
     for node in nodes[:MAX_SUBJECTS]:
         reasons += _one_node(short, node, wanted)
     if len(nodes) > MAX_SUBJECTS:

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 
 from callboard.model.specs import JobSpec
 from callboard.scheduler.account.awaited import (
+    Short,
     awaited,
     backoff,
+    changes_for,
     checkpoint_lost,
     failures,
     killed_in,
     leaving_beside,
     living_copies,
+    replacing,
     short_of_workers,
     victims_of,
     waiting_workers,
@@ -23,7 +26,6 @@ from callboard.scheduler.account.awaited import (
 from callboard.scheduler.account.blockers import blockers
 from callboard.scheduler.account.obstacles import obstacles, start_by_time, waits_for_time
 from callboard.scheduler.account.remedies import remedies
-from callboard.scheduler.plan.complement import missing
 from callboard.scheduler.plan.planning import Blocked, Plan, best_case, could_ever_fit, plan
 from callboard.scheduler.plan.preemption import lost_work_ms, policy_for, policy_owner
 from callboard.scheduler.plan.view import Assumption, View
@@ -85,10 +87,17 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
             if worker.attempt == job.attempt
         )
         kill = killed_in(state.workers_of(uid), now_ms)
-        short, changes = short_of_workers(state, job, spec, now_ms)
-        said = [f"{job.name} is {job.state}: {job.reason}", *([kill] if kill else []), *(why.message for why in short)]
+        short = short_of_workers(state, job, spec, now_ms)
+        lacking = [_is_short(job, component) for component in short]
+        said = [
+            f"{job.name} is {job.state}: {job.reason}",
+            *([kill] if kill else []),
+            *(why.message for why in lacking),
+        ]
         waiting = waiting_workers(state, job, now_ms)
-        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *why_missing(state, uid), *short, *_last_words(job))
+        patience = replacing(job, spec, now_ms)
+        reasons = (*checkpoint_lost(job), *failures(job), *waiting, *patience, *lacking, *_last_words(job))
+        changes = changes_for(state, job, spec, short)
         return Explanation("NONE", "; ".join(said), reasons, changes, workers, victims)
     position = next(i for i, key in enumerate(state.queue, 1) if key[-1] == uid)
     if job.nominated:
@@ -114,32 +123,9 @@ def explain(state: State, uid: str, now_ms: int) -> Explanation:
     return replace(found, reasons=reasons, queue_position=position)
 
 
-def why_missing(state: State, uid: str) -> tuple[Reason, ...]:
-    """What is in the way of workers that are to be replaced while their job runs on."""
-    job, spec = state.jobs[uid], state.specs[uid].spec
-    if job.state is not JobState.RUNNING or not spec.replaces or not job.deadline_ms:
-        return ()
-    absent = missing(state, uid)
-    if not absent:
-        return ()
-    parts = tuple(
-        replace(
-            part,
-            min_workers=len(absent[part.name]),
-            max_workers=len(absent[part.name]),
-            places=tuple(part.places[rank] for rank in absent[part.name]) if part.places else (),
-        )
-        for part in spec.components
-        if part.name in absent
-    )
-    left = Reason(
-        "REPLACING",
-        f"jobs/{job.name}",
-        f"all of {job.name} starts again if that takes longer than "
-        f"{time_left(max(0, job.deadline_ms - state.meta.now_ms))}",
-    )
-    found = blockers(state, View(state, Assumption(subject=uid)), replace(spec, components=parts))
-    return (left, *backoff(job, state.meta.now_ms), *living_copies(state, job, spec), *found)
+def _is_short(job: JobRecord, short: Short) -> Reason:
+    message = f"{short.component} has {short.there} of {short.wanted} workers: {short.why}"
+    return Reason("SHORT_OF_WORKERS", f"jobs/{job.name}", message, "", short.wanted, short.there)
 
 
 def _waits_for_nodes(job: JobRecord, found: Explanation, now_ms: int) -> Explanation:

@@ -94,7 +94,8 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
     foreign = dict.fromkeys(unallowed_interpreter(state.nodes.values(), slot.selector) for slot in slots)
     if any(foreign):
         return [f"start an agent with --interpreter {path}" for path in foreign if path]
-    fitting = [node for node in state.nodes.values() if wanted.admits(node)]
+    shut = view.assumption.closed
+    fitting = [node for node in state.nodes.values() if wanted.admits(node) and node.node_id not in shut]
     fitting.sort(key=lambda node: node.rank)
     if view.assumption.empty:  # cordoned nodes count there
         here = _unlike([node for node in fitting if could_return(node)], len(short.rest.slots))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from callboard.model.colocation import member_names
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler.handlers import starting, stopping
-from callboard.scheduler.plan.complement import is_leaving, live_of, missing, next_rank, wanted
+from callboard.scheduler.plan.complement import closed_to, is_leaving, live_of, missing, next_rank, wanted
 from callboard.scheduler.plan.fitting import keeps_strategy
 from callboard.scheduler.plan.grouping import GroupUse, choose_groups, takes
 from callboard.scheduler.plan.preemption import stop_timeouts
@@ -244,11 +244,9 @@ def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, ran
     ask = Ask.of(spec.pool_of(component), [Slot.of(component, rank)])
     if spec.replaces and _add_in_place(tx, uid, spec, ask):
         return True
-    uses = choose_groups(tx.state, View(tx.state, Assumption(subject=uid)), spec, [ask])
+    view = View(tx.state, Assumption(subject=uid, closed=closed_to(tx.state, tx.state.jobs[uid], spec, component)))
+    uses = choose_groups(tx.state, view, spec, [ask])
     if uses is None:
-        return False
-    placed = [(ask.slots[0], uses[0].bundles[uses[0].bundle_of[0]].node_id), *_placed(tx, uid, spec)]
-    if not keeps_strategy(placed, spec.placement):
         return False
     starting.add_extra(tx, uid, uses[0])
     return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.model.specs import ComponentSpec, ScalingAction
+from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, Strategy
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
 from callboard.scheduler.records.states import LIVE, WorkerState
 from callboard.scheduler.state.state import State
@@ -46,6 +46,19 @@ def next_rank(live: Sequence[WorkerRecord]) -> int:
     """The lowest rank that none of a component's workers has."""
     taken = {worker.rank for worker in live}
     return next(rank for rank in range(len(live) + 1) if rank not in taken)
+
+
+def closed_to(state: State, job: JobRecord, spec: JobSpec, component: ComponentSpec) -> frozenset[str]:
+    """Ids of the nodes where a further worker of a component may not go, because of where the others are: by
+    STRICT_SPREAD those nodes, by STRICT_PACK all but theirs."""
+    strategy = component.placement or spec.placement
+    if component.places or strategy not in (Strategy.STRICT_SPREAD, Strategy.STRICT_PACK):
+        return frozenset()
+    # Components without a strategy of their own follow that of their job together.
+    peers = {each.name for each in spec.components if not (each.placement or each.places)}
+    peers = {component.name} if component.placement else peers
+    nodes = frozenset(w.node_id for w in state.workers_of(job.uid) if w.component in peers and w.state in LIVE)
+    return nodes if strategy is Strategy.STRICT_SPREAD or not nodes else frozenset(state.nodes) - nodes
 
 
 def missing(state: State, uid: str) -> dict[str, list[int]]:

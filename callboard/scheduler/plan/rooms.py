@@ -59,7 +59,8 @@ class Rooms:
     def __init__(self, state: State, view: View, wanted: NodeFilter) -> None:
         self._state = state
         self._view = view
-        self._wanted = wanted
+        closed = view.assumption.closed
+        self._wanted = wanted = replace(wanted, excluded=wanted.excluded | closed) if closed else wanted
         self._known: dict[str, Room] = {}
         self.indexed = not view.assumption.empty and not wanted.preferred
         if self.indexed:

@@ -156,6 +156,7 @@ class Assumption:
         passed: uids of jobs whose nomination is no obstacle, because this job ends before they can start.
         trimmed: ids of placement groups taken as removed.
         overtaken: uids of nominated jobs whose nomination is taken as dropped.
+        closed: ids of nodes that don't come into question, whatever is free there.
         future: count what is on its way out (jobs that are stopping, groups being removed) as gone.
         empty: count nothing as used: what could ever fit?
     """
@@ -166,6 +167,7 @@ class Assumption:
     passed: frozenset[str] = frozenset()
     trimmed: frozenset[str] = frozenset()
     overtaken: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
     future: bool = False
     empty: bool = False
 
@@ -204,7 +206,9 @@ class View:
 
     def open_to_subject(self, group: GroupRecord) -> bool:
         """Whether the subject may use a placement group once what is assumed has happened."""
-        return self.unused(group) and all(self.state.nodes[bundle.node_id].usable for bundle in group.bundles)
+        closed = self.assumption.closed
+        nodes = (self.state.nodes[bundle.node_id] for bundle in group.bundles)
+        return self.unused(group) and all(node.usable and node.node_id not in closed for node in nodes)
 
     def unused(self, group: GroupRecord) -> bool:
         """Whether nobody holds a group, nor has it promised, once what is assumed has happened."""
