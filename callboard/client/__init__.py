@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from callboard.client.errors import WaitTimeout as WaitTimeout
     from callboard.client.errors import WorkerGone as WorkerGone
     from callboard.client.jobs import JobHandle as JobHandle
-    from callboard.client.output import LogLine as LogLine
     from callboard.client.sync import SyncClient as SyncClient
     from callboard.client.sync import SyncJobHandle as SyncJobHandle
+    from callboard.client.watching import LogLine as LogLine
     from callboard.client.workers import CallOptions as CallOptions
     from callboard.client.workers import NoActor as NoActor
     from callboard.client.workers import TypedWorkerHandle as TypedWorkerHandle
@@ -58,7 +58,7 @@ _PUBLIC = public_names(
         "callboard.client.jobs": """
             JobHandle
         """,
-        "callboard.client.output": """
+        "callboard.client.watching": """
             LogLine
         """,
         "callboard.client.sync": """

@@ -7,15 +7,13 @@ from typing import Self, TypeVar
 
 from google.protobuf.message import Message
 
-from callboard.client.address import Target, find_controller
 from callboard.client.cluster_calls import ClusterCalls
+from callboard.client.clusters import Target, find_controller
 from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
 from callboard.client.errors import NoRay
-from callboard.client.job_calls import JobCalls
+from callboard.client.job_calls import JobCalls, SessionKeeper
 from callboard.client.local import LocalCluster
 from callboard.client.methods import Method
-from callboard.client.pools import PoolCalls
-from callboard.client.renewing import SessionKeeper
 from callboard.client.workers import connect_ray
 from callboard.v1.scheduler_pb2 import Stats
 
@@ -23,7 +21,7 @@ Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
 
-class Client(JobCalls, PoolCalls, ClusterCalls):
+class Client(JobCalls, ClusterCalls):
     """A client of one controller.
 
     ::

@@ -1,54 +1,164 @@
-"""The calls of a client that concern nodes, the policy, figures and the event log."""
+"""The calls of a client that concern pools, nodes, the policy, figures and the event log."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from callboard.client import methods
 from callboard.client.connection import Connection
-from callboard.client.paging import PAGE_SIZE, all_pages
-from callboard.client.stores import ObjectStore, node_to_ask, stores_of
 from callboard.client.watching import watch_events
 from callboard.model.durations import parse_duration_ms
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs import preemption_policy
+from callboard.model.inputs import pool_spec, preemption_policy
 from callboard.model.policy import PreemptionPolicy as ExactPolicy
 from callboard.model.quantities import QuantityError
-from callboard.model.requests import PreemptionPolicy
+from callboard.model.requests import PoolSpec, PreemptionPolicy
+from callboard.model.specs import PoolSpec as ExactPoolSpec
 from callboard.v1.common_pb2 import Resources
-from callboard.v1.event_pb2 import Event, EventFilter, ListEventsRequest
-from callboard.v1.inspection_pb2 import InspectionAsk, NodeInspection
-from callboard.v1.node_pb2 import (
-    CordonNodeRequest,
-    DrainNodeRequest,
-    GetNodeRequest,
-    InspectNodeRequest,
-    ListNodesRequest,
-    ListNodesResponse,
-    Node,
-    RemoveNodeRequest,
-    UncordonNodeRequest,
-)
-from callboard.v1.scheduler_pb2 import (
-    AuditEntry,
-    Demand,
-    GetDemandRequest,
-    GetPolicyRequest,
-    GetStatsRequest,
-    ListAuditRequest,
-    SetPolicyRequest,
-    Stats,
-)
+from callboard.v1.event_pb2 import Event, EventFilter
+from callboard.v1.inspection_pb2 import InspectionAsk, NodeInspection, RayObjectStore
+from callboard.v1.node_pb2 import Node, NodeState
+from callboard.v1.placement_group_pb2 import PlacementGroup
+from callboard.v1.pool_pb2 import Pool
+from callboard.v1.scheduler_pb2 import AuditEntry, Demand, Stats
 from callboard.wire.amounts import resources_from_proto
 from callboard.wire.policy import policy_from_proto, policy_to_proto
+from callboard.wire.pool import pool_spec_to_proto
 from callboard.wire.refusals import Unavailable
 
 
 class ClusterCalls:
-    """Nodes, policy, figures, events."""
+    """Pools, placement groups, nodes, policy, figures, events."""
 
     _connection: Connection
+
+    async def create_pool(
+        self, spec: PoolSpec | ExactPoolSpec | Mapping[str, Any], *, validate_only: bool = False
+    ) -> Pool:
+        """Makes a pool; one that exists with an equal spec is returned as it is.
+
+        Args:
+            spec: the SDK's PoolSpec, a frozen one, or a mapping in human units:
+                ``{"name": "rlhf", "nominal": {"cpu": 6}}``.
+            validate_only: only check.
+
+        Raises:
+            InvalidInput: the mapping has faults; nothing was sent.
+            AlreadyExists: a pool of that name has another spec.
+        """
+        read = spec if isinstance(spec, ExactPoolSpec) else pool_spec(spec)
+        request = methods.CREATE_POOL.request(
+            pool_id=read.name, spec=pool_spec_to_proto(read), validate_only=validate_only
+        )
+        return (await self._connection.call(methods.CREATE_POOL, request)).pool
+
+    async def ensure_pool(self, /, name: str, **fields: Any) -> Pool:
+        """Makes the pool ``name`` unless it exists with an equal spec.
+
+        Args:
+            name: name of the pool.
+            **fields: fields of the pool in human units: ``nominal={"cpu": 6, "memory": "8GiB"}``,
+                ``pg_pool={"reserved": [{"cpu": 2, "gpu": 1}], "max_dynamic": 2}``.
+        """
+        return await self.create_pool({"name": name, **fields})
+
+    async def update_pool(
+        self,
+        spec: PoolSpec | ExactPoolSpec | Mapping[str, Any],
+        *,
+        fields: Sequence[str] = (),
+        etag: str = "",
+        validate_only: bool = False,
+    ) -> Pool:
+        """Changes a pool.
+
+        Args:
+            spec: the new spec; its name says which pool.
+            fields: top-level fields to take from it; empty: all.
+            etag: refuse if the pool changed since this was read; empty: don't care.
+            validate_only: only check.
+
+        Raises:
+            InvalidInput: the mapping has faults; nothing was sent.
+            EtagMismatch: the pool changed meanwhile.
+        """
+        read = spec if isinstance(spec, ExactPoolSpec) else pool_spec(spec)
+        request = methods.UPDATE_POOL.request(
+            name=f"pools/{read.name}",
+            spec=pool_spec_to_proto(read),
+            update_mask=FieldMask(paths=fields),
+            etag=etag,
+            validate_only=validate_only,
+        )
+        return (await self._connection.call(methods.UPDATE_POOL, request)).pool
+
+    async def get_pool(self, name: str) -> Pool:
+        """One pool.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        request = methods.GET_POOL.request(name=f"pools/{name}")
+        return (await self._connection.call(methods.GET_POOL, request)).pool
+
+    async def list_pools(self) -> list[Pool]:
+        """Every pool, by name."""
+        pages = self._connection.pages(methods.LIST_POOLS, methods.LIST_POOLS.request())
+        return [pool async for page in pages for pool in page.pools]
+
+    async def delete_pool(self, name: str, *, force: bool = False) -> Pool | None:
+        """Deletes a pool.
+
+        Args:
+            name: name of the pool.
+            force: cancel the jobs that are in it.
+
+        Returns:
+            The pool while it still drains; None when it is gone.
+
+        Raises:
+            PoolInUse: jobs are in it and ``force`` was not given.
+        """
+        request = methods.DELETE_POOL.request(name=f"pools/{name}", force=force)
+        response = await self._connection.call(methods.DELETE_POOL, request)
+        return response.pool if response.HasField("pool") else None
+
+    async def list_placement_groups(self, *, pool: str = "") -> list[PlacementGroup]:
+        """Every placement group, by id.
+
+        Args:
+            pool: only those of this pool; empty: all.
+        """
+
+        pages = self._connection.pages(methods.LIST_PLACEMENT_GROUPS, methods.LIST_PLACEMENT_GROUPS.request(pool=pool))
+        return [group async for page in pages for group in page.placement_groups]
+
+    async def get_placement_group(self, group_id: str) -> PlacementGroup:
+        """One placement group.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        request = methods.GET_PLACEMENT_GROUP.request(name=f"placementGroups/{group_id}")
+        return (await self._connection.call(methods.GET_PLACEMENT_GROUP, request)).placement_group
+
+    async def delete_placement_group(self, group_id: str, *, when_free: bool = False) -> PlacementGroup | None:
+        """Removes an idle placement group; a reserved one stays away until its pool is updated.
+
+        Args:
+            group_id: which.
+            when_free: also one that is used: it takes no other job, and is removed once nobody uses it.
+
+        Returns:
+            The group while its removal is owed; None when it is gone.
+        """
+        request = methods.DELETE_PLACEMENT_GROUP.request(name=f"placementGroups/{group_id}", when_free=when_free)
+        response = await self._connection.call(methods.DELETE_PLACEMENT_GROUP, request)
+        return response.placement_group if response.HasField("placement_group") else None
 
     async def get_node(self, node_id: str) -> Node:
         """One node.
@@ -56,17 +166,13 @@ class ClusterCalls:
         Raises:
             NotFound: there is none of that id.
         """
-        request = GetNodeRequest(name=f"nodes/{node_id}")
+        request = methods.GET_NODE.request(name=f"nodes/{node_id}")
         return (await self._connection.call(methods.GET_NODE, request)).node
 
     async def list_nodes(self) -> list[Node]:
         """Every node, by rank."""
-
-        async def fetch(token: str) -> ListNodesResponse:
-            request = ListNodesRequest(page_size=PAGE_SIZE, page_token=token)
-            return await self._connection.call(methods.LIST_NODES, request)
-
-        return [node async for page in all_pages(fetch) for node in page.nodes]
+        pages = self._connection.pages(methods.LIST_NODES, methods.LIST_NODES.request())
+        return [node async for page in pages for node in page.nodes]
 
     async def inspect_node(
         self,
@@ -93,7 +199,7 @@ class ClusterCalls:
             Unavailable: its agent is not connected, or did not answer.
         """
         ask = InspectionAsk(job_id=job, component=component, rank=rank, environment=environment, foreign=foreign)
-        request = InspectNodeRequest(name=f"nodes/{node_id}", ask=ask)
+        request = methods.INSPECT_NODE.request(name=f"nodes/{node_id}", ask=ask)
         return (await self._connection.call(methods.INSPECT_NODE, request)).inspection
 
     async def object_stores(self, nodes: Sequence[Node] | None = None) -> list[ObjectStore]:
@@ -109,7 +215,7 @@ class ClusterCalls:
         node_id = node_to_ask(known)
         if not node_id:
             return []
-        request = InspectNodeRequest(name=f"nodes/{node_id}", ask=InspectionAsk(object_stores=True))
+        request = methods.INSPECT_NODE.request(name=f"nodes/{node_id}", ask=InspectionAsk(object_stores=True))
         seen = (await self._connection.call(methods.INSPECT_NODE, request)).inspection
         if seen.unknown:
             raise Unavailable(f"{node_id}: {'; '.join(seen.unknown)}")
@@ -125,7 +231,7 @@ class ClusterCalls:
 
     async def cordon_node(self, node_id: str) -> Node:
         """Nothing new starts on the node; what runs goes on."""
-        request = CordonNodeRequest(name=f"nodes/{node_id}")
+        request = methods.CORDON_NODE.request(name=f"nodes/{node_id}")
         return (await self._connection.call(methods.CORDON_NODE, request)).node
 
     async def drain_node(self, node_id: str, *, within: float | str = 0, reason: str = "") -> Node:
@@ -145,12 +251,12 @@ class ClusterCalls:
             within_ms = parse_duration_ms(within)
         except QuantityError as error:
             raise InvalidInput([Fault("within", str(error))]) from error
-        request = DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
+        request = methods.DRAIN_NODE.request(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
         return (await self._connection.call(methods.DRAIN_NODE, request)).node
 
     async def uncordon_node(self, node_id: str) -> Node:
         """Takes a cordon or a drain back."""
-        request = UncordonNodeRequest(name=f"nodes/{node_id}")
+        request = methods.UNCORDON_NODE.request(name=f"nodes/{node_id}")
         return (await self._connection.call(methods.UNCORDON_NODE, request)).node
 
     async def remove_node(self, node_id: str) -> None:
@@ -160,11 +266,11 @@ class ClusterCalls:
             NotFound: there is no node of that id.
             WrongState: its agent is there, or a placement group on it is still being removed.
         """
-        await self._connection.call(methods.REMOVE_NODE, RemoveNodeRequest(name=f"nodes/{node_id}"))
+        await self._connection.call(methods.REMOVE_NODE, methods.REMOVE_NODE.request(name=f"nodes/{node_id}"))
 
     async def get_policy(self) -> ExactPolicy:
         """The cluster's preemption policy, every default filled in."""
-        response = await self._connection.call(methods.GET_POLICY, GetPolicyRequest())
+        response = await self._connection.call(methods.GET_POLICY, methods.GET_POLICY.request())
         return policy_from_proto(response.policy)
 
     async def set_policy(
@@ -182,17 +288,17 @@ class ClusterCalls:
             InvalidInput: the mapping has faults; nothing was sent.
         """
         read = policy if isinstance(policy, ExactPolicy) else preemption_policy(policy)
-        request = SetPolicyRequest(policy=policy_to_proto(read), validate_only=validate_only)
+        request = methods.SET_POLICY.request(policy=policy_to_proto(read), validate_only=validate_only)
         response = await self._connection.call(methods.SET_POLICY, request)
         return policy_from_proto(response.policy)
 
     async def stats(self) -> Stats:
         """Figures of the whole cluster, read from the ledger at the moment of the call."""
-        return (await self._connection.call(methods.GET_STATS, GetStatsRequest())).stats
+        return (await self._connection.call(methods.GET_STATS, methods.GET_STATS.request())).stats
 
     async def demand(self) -> list[Demand]:
         """What waiting jobs and growing components want beyond what there is, oldest first; for autoscalers."""
-        return list((await self._connection.call(methods.GET_DEMAND, GetDemandRequest())).demands)
+        return list((await self._connection.call(methods.GET_DEMAND, methods.GET_DEMAND.request())).demands)
 
     async def audit(self, *, last: int = 100, who: str = "") -> list[AuditEntry]:
         """Who changed what, newest first; for operators.
@@ -201,7 +307,7 @@ class ClusterCalls:
             last: how many entries, at most 1000.
             who: only what this client did; empty: of all.
         """
-        request = ListAuditRequest(page_size=last, who=who)
+        request = methods.LIST_AUDIT.request(page_size=last, who=who)
         return list((await self._connection.call(methods.LIST_AUDIT, request)).entries)
 
     async def list_events(
@@ -222,10 +328,10 @@ class ClusterCalls:
         """
         event_filter = EventFilter(types=types, subject=subject)
         if newest:
-            request = ListEventsRequest(page_size=newest, filter=event_filter, newest=True)
+            request = methods.LIST_EVENTS.request(page_size=newest, filter=event_filter, newest=True)
             return list((await self._connection.call(methods.LIST_EVENTS, request)).events)
         events: list[Event] = []
-        request = ListEventsRequest(start_revision=start_revision, page_size=1000, filter=event_filter)
+        request = methods.LIST_EVENTS.request(start_revision=start_revision, page_size=1000, filter=event_filter)
         while True:
             page = await self._connection.call(methods.LIST_EVENTS, request)
             events.extend(page.events)
@@ -259,3 +365,45 @@ def _amounts(message: Resources) -> dict[str, float]:
     for name, amount in resources_from_proto(message).items():
         amounts[name] = float(amount) if name == "memory" else amount / 1000
     return amounts
+
+
+_ANSWERING = (NodeState.NODE_STATE_READY, NodeState.NODE_STATE_CORDONED, NodeState.NODE_STATE_DRAINING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStore:
+    """The object store of one node of Ray.
+
+    Attributes:
+        node_id: the node; empty: a node of Ray that no agent runs.
+        ray_node_id: Ray's id of it (hex).
+        used_bytes: what its objects take; what was spilled to disk is not counted.
+        total_bytes: what it may take.
+    """
+
+    node_id: str
+    ray_node_id: str
+    used_bytes: int
+    total_bytes: int
+
+
+def node_to_ask(nodes: Iterable[Node]) -> str:
+    """Id of the node whose agent is asked: that of Ray's head where it is one of ours; empty: none is in Ray."""
+    inside = [node for node in nodes if node.ray_node_id and node.state in _ANSWERING]
+    first = min(inside, key=lambda node: (not node.ray_head, node.rank), default=None)
+    return "" if first is None else first.name.removeprefix("nodes/")
+
+
+def stores_of(nodes: Sequence[Node], told: Iterable[RayObjectStore]) -> list[ObjectStore]:
+    """What Ray told, by the ranks of our nodes; those that aren't ours come last."""
+    ours = {node.ray_node_id: node for node in nodes if node.ray_node_id}
+    rank_of = {ray_node_id: (0, node.rank) for ray_node_id, node in ours.items()}
+    return [
+        ObjectStore(
+            node_id=ours[store.ray_node_id].name.removeprefix("nodes/") if store.ray_node_id in ours else "",
+            ray_node_id=store.ray_node_id,
+            used_bytes=store.used_bytes,
+            total_bytes=store.total_bytes,
+        )
+        for store in sorted(told, key=lambda store: (rank_of.get(store.ray_node_id, (1, 0)), store.ray_node_id))
+    ]

@@ -1,17 +1,25 @@
-"""The clusters that run on this machine: one directory per cluster, under one run directory per user.
+"""The clusters that run on this machine, their processes, and the controller that a client means.
+
+Each cluster has one directory, under one run directory per user:
 
 `<run directory>/<name>/cluster.json` names the controller's address and the processes that
 make up the cluster. Whoever starts a cluster writes the record and removes it; everybody else only
 reads it, and believes a record only as long as its controller runs (pid and start time, NJ-05).
+
+The controller is the one named, else CALLBOARD_CONTROLLER, else the only one running here. Two that run here are an
+error that lists them: a command that reaches the wrong cluster is worse than one that reaches none (MU-07).
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from callboard.client.processes import ProcessId
+from callboard.client.errors import NoController, SeveralControllers
+from callboard.security.places import run_directory
 
 RECORD_NAME = "cluster.json"
 CONTROLLER_ROLE = "controller"
@@ -95,3 +103,124 @@ def recorded_clusters(base: Path) -> list[ClusterRecord]:
 def running_clusters(base: Path) -> list[ClusterRecord]:
     """Every cluster below ``base`` whose controller runs, by name."""
     return [record for record in recorded_clusters(base) if record.is_running()]
+
+
+# Read without psutil, because the client depends on nothing that could. A process is a pid and a start time, because
+# pids alone are reused.
+_PROC = Path("/proc")
+# Fields of /proc/<pid>/stat behind the last ")", which ends a name that may hold anything.
+_STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process of this machine.
+
+    Attributes:
+        pid: its pid.
+        start_ticks: when it started, in clock ticks since boot.
+    """
+
+    pid: int
+    start_ticks: int
+
+    def is_running(self) -> bool:
+        """Whether it still runs. A zombie has ended: it holds nothing but its pid."""
+        fields = _stat(self.pid)
+        return fields is not None and not _has_ended(fields) and int(fields[_START]) == self.start_ticks
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has ``pid`` now; None when there is none, or only a zombie."""
+    fields = _stat(pid)
+    if fields is None or _has_ended(fields):
+        return None
+    return ProcessId(pid, int(fields[_START]))
+
+
+def descendants(roots: list[ProcessId]) -> list[ProcessId]:
+    """Every running process below ``roots``, children before their own children.
+
+    A process whose parent ended was handed to another parent and is not found: call this while the
+    roots still run.
+    """
+    children: dict[int, list[ProcessId]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
+            found = ProcessId(int(entry.name), int(fields[_START]))
+            children.setdefault(int(fields[_PARENT]), []).append(found)
+    below: list[ProcessId] = []
+    queue = [root for root in roots if root.is_running()]
+    while queue:
+        found_here = children.get(queue.pop(0).pid, [])
+        below.extend(found_here)
+        queue.extend(found_here)
+    return below
+
+
+def _has_ended(fields: list[str]) -> bool:
+    # A process is shown as a zombie once its first thread has ended; the others keep files and ports open.
+    return fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()
+
+
+DEFAULT_PORT = 7700
+ADDRESS_VARIABLE = "CALLBOARD_CONTROLLER"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A controller and how it was found.
+
+    Attributes:
+        address: "host:port".
+        source: where the address comes from, for people.
+        cluster: its record, when it runs on this machine and is registered.
+    """
+
+    address: str
+    source: str
+    cluster: ClusterRecord | None = None
+
+
+def find_controller(address: str | None = None, environ: Mapping[str, str] = os.environ) -> Target:
+    """The controller that is meant.
+
+    Args:
+        address: "host:port" or "host" (port 7700), as the caller stated it.
+        environ: the environment to look at.
+
+    Raises:
+        NoController: none is stated and none runs on this machine.
+        SeveralControllers: none is stated and several run on this machine.
+    """
+    base = run_directory(environ)
+    here = running_clusters(base)
+    stated, source = address, "as stated"
+    if not stated:
+        stated, source = environ.get(ADDRESS_VARIABLE), f"from {ADDRESS_VARIABLE}"
+    if stated:
+        full = with_port(stated)
+        match = next((record for record in here if record.controller == full), None)
+        return Target(full, source, match)
+    if not here:
+        ended = tuple((each.name, each.controller, str(each.directory)) for each in recorded_clusters(base))
+        raise NoController(run_directory=str(base), ended=ended)
+    if len(here) > 1:
+        raise SeveralControllers(tuple((record.name, record.controller) for record in here))
+    return Target(here[0].controller, f"cluster {here[0].name} on this machine", here[0])
+
+
+def with_port(address: str) -> str:
+    """``address`` with the default port, when it names none."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and (host.endswith("]") or ":" not in host):
+        return address
+    return f"{address}:{DEFAULT_PORT}"

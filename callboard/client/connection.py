@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,14 +23,7 @@ from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
 from callboard.model.backoff import Backoff
 from callboard.security.dialing import open_channel
-from callboard.wire.errors import (
-    CallboardError,
-    ErrorReason,
-    InternalError,
-    error_from_rpc,
-    is_answer,
-    parse_error,
-)
+from callboard.wire.errors import CallboardError, ErrorReason, InternalError, error_from_rpc, is_answer, parse_error
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -38,6 +31,9 @@ Response = TypeVar("Response", bound=Message)
 DEFAULT_TIMEOUT_S = 30.0
 """Deadline of one call. Above the controller's own bound of a planning (seconds), so that its answer
 and not our deadline says what went wrong."""
+
+PAGE_SIZE = 200
+"""Objects per page of a list: a job with its history is a few KiB, so a page stays far below 4 MiB (GC-09)."""
 
 DEFAULT_RETRY_S = 10.0
 """How long a call is repeated while no controller has answered this client yet. One that has answered before comes
@@ -153,6 +149,17 @@ class Connection:
                 return _decoded(method, response)
             await asyncio.sleep(min(backoff.next_s(), give_up - loop.time()))
             await self._ready(give_up - loop.time())
+
+    async def pages(self, method: Method[Request, Response], request: Request) -> AsyncIterator[Response]:
+        """Every page of a list, in order; no reply meets a size limit that way (GC-09)."""
+        asked: Any = request
+        asked.page_size = PAGE_SIZE
+        while True:
+            page: Any = await self.call(method, request)
+            yield page
+            asked.page_token = page.next_page_token
+            if not asked.page_token:
+                return
 
     async def stream(
         self, method: Method[Request, Response], request: Request, *, timeout_s: float

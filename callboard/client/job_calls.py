@@ -1,4 +1,9 @@
-"""The calls of a client that concern jobs."""
+"""The calls of a client that concern jobs, and the renewal of session-owned ones while it is open.
+
+Guaranteed: while the client is open and its event loop runs, every job it submitted with a session owner is renewed
+three times per lease. Not guaranteed: that a job outlives a controller, a link or an event loop that stands still
+for a whole lease; a lease is chosen with that in mind.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +19,18 @@ from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.jobs import ENDED, JobHandle
 from callboard.client.packing import pack
-from callboard.client.paging import PAGE_SIZE, all_pages
-from callboard.client.renewing import SessionKeeper
 from callboard.client.workers import WorkerHandle
 from callboard.model.faults import Fault, InvalidInput, guess
 from callboard.model.inputs import SourceMapping, job_spec
 from callboard.model.inputs.scalars import PACKAGE
 from callboard.model.specs import JobSpec as ExactJobSpec
-from callboard.v1.job_pb2 import (
-    Explanation,
-    GetJobRequest,
-    Job,
-    JobState,
-    ListJobsRequest,
-    ListJobsResponse,
-    PutPackageRequest,
-    ReportSignalsRequest,
-    SubmitJobRequest,
-    Worker,
-)
+from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker
 from callboard.wire.enums import to_wire
 from callboard.wire.job import job_spec_to_proto
-from callboard.wire.refusals import NotFound, WrongState
+from callboard.wire.refusals import CallboardError, NotFound, WrongState
 
 if TYPE_CHECKING:
     from callboard.model.requests import JobSpec
-
 
 MAX_PACKAGE_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
@@ -70,7 +61,7 @@ class JobCalls:
             Unschedulable: no node could ever hold it.
         """
         exact = await self._exact(spec)
-        request = SubmitJobRequest(spec=job_spec_to_proto(exact), request_id=request_id or uuid.uuid4().hex)
+        request = methods.SUBMIT_JOB.request(spec=job_spec_to_proto(exact), request_id=request_id or uuid.uuid4().hex)
         response = await self._connection.call(methods.SUBMIT_JOB, request)
         if exact.session_lease_ms:
             self._sessions.keep(response.job.uid, exact.session_lease_ms)
@@ -114,7 +105,7 @@ class JobCalls:
             if size > MAX_PACKAGE_BYTES:
                 most = f"{MAX_PACKAGE_BYTES >> 20} MiB are allowed; name data in .callboardignore"
                 raise InvalidInput([Fault(field, f"{directory} is {size >> 20} MiB when it is packed; {most}")])
-            received, asked = 0, PutPackageRequest(package=package, size_bytes=size)
+            received, asked = 0, methods.PUT_PACKAGE.request(package=package, size_bytes=size)
             while received < size:
                 before = received
                 received = (await self._connection.call(methods.PUT_PACKAGE, asked)).received_bytes
@@ -122,7 +113,7 @@ class JobCalls:
                     raise WrongState(f"the controller takes nothing more of {directory}; submit it again")
                 file.seek(received)
                 data = file.read(PIECE_BYTES)
-                asked = PutPackageRequest(package=package, size_bytes=size, offset=received, data=data)
+                asked = methods.PUT_PACKAGE.request(package=package, size_bytes=size, offset=received, data=data)
         return package
 
     async def validate(self, spec: JobSpec | ExactJobSpec | Mapping[str, Any]) -> Explanation:
@@ -131,7 +122,7 @@ class JobCalls:
         Raises:
             As :meth:`submit`.
         """
-        request = SubmitJobRequest(spec=job_spec_to_proto(await self._exact(spec)), validate_only=True)
+        request = methods.SUBMIT_JOB.request(spec=job_spec_to_proto(await self._exact(spec)), validate_only=True)
         return (await self._connection.call(methods.SUBMIT_JOB, request)).plan
 
     async def get_job(self, name: str) -> JobHandle:
@@ -140,7 +131,7 @@ class JobCalls:
         Raises:
             NotFound: there is none.
         """
-        response = await self._connection.call(methods.GET_JOB, GetJobRequest(name=f"jobs/{name}"))
+        response = await self._connection.call(methods.GET_JOB, methods.GET_JOB.request(name=f"jobs/{name}"))
         return JobHandle(self._connection, response.job)
 
     async def report(self, name: str, gauges: Mapping[str, float]) -> dict[str, int]:
@@ -150,7 +141,7 @@ class JobCalls:
             name: name or uid of the job; a worker finds its own in ``CALLBOARD_JOB``.
             gauges: ``{"queue_depth": 120}``.
         """
-        request = ReportSignalsRequest(name=f"jobs/{name}", gauges=gauges)
+        request = methods.REPORT_SIGNALS.request(name=f"jobs/{name}", gauges=gauges)
         return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
 
     async def list_workers(self, *, job: str = "", node: str = "") -> list[tuple[Job, Worker]]:
@@ -205,8 +196,72 @@ class JobCalls:
             raise InvalidInput(faults)
         wanted = [to_wire(JobState, state) for state in stated]
 
-        async def fetch(token: str) -> ListJobsResponse:
-            request = ListJobsRequest(page_size=PAGE_SIZE, page_token=token, pool=pool, states=wanted)
-            return await self._connection.call(methods.LIST_JOBS, request)
+        pages = self._connection.pages(methods.LIST_JOBS, methods.LIST_JOBS.request(pool=pool, states=wanted))
+        return [job async for page in pages for job in page.jobs]
 
-        return [job async for page in all_pages(fetch) for job in page.jobs]
+
+BATCH = 1000
+"""Jobs of one call: what the controller takes."""
+
+_AGAIN_S = 1.0
+"""Before the next try after one that failed; less where the lease is short."""
+
+
+class SessionKeeper:
+    """Renews session-owned jobs."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lease_ms: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Uids of the jobs that are renewed; those that ended are forgotten once nothing of their batch lives."""
+        return tuple(self._lease_ms)
+
+    def keep(self, uid: str, lease_ms: int) -> None:
+        """Renew the job from now on.
+
+        Args:
+            uid: of the job.
+            lease_ms: its session lease in milliseconds.
+        """
+        self._lease_ms[uid] = lease_ms
+        self._changed.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="callboard session")
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> None:
+        while self._lease_ms:
+            self._changed.clear()
+            uids = tuple(self._lease_ms)
+            rests_s = [await self._renew(uids[start : start + BATCH]) for start in range(0, len(uids), BATCH)]
+            known_s = [rest_s for rest_s in rests_s if rest_s is not None]
+            # A job that is added meanwhile may have a shorter lease than all before it.
+            if known_s:
+                waiting = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait([waiting], timeout=min(known_s))
+                waiting.cancel()
+
+    async def _renew(self, uids: Sequence[str]) -> float | None:
+        """Seconds until these must be renewed again; None: they have all ended, and are forgotten."""
+        third_s = min(self._lease_ms[uid] for uid in uids) / 3000
+        request = methods.RENEW_JOBS.request(names=[f"jobs/{uid}" for uid in uids])
+        try:
+            response = await self._connection.call(methods.RENEW_JOBS, request, timeout_s=max(third_s, 1.0))
+        except CallboardError:
+            return min(third_s, _AGAIN_S)  # The controller is away; what is lost by that, its next answers will tell.
+        if not response.next_ms:
+            for uid in uids:
+                del self._lease_ms[uid]
+            return None
+        return response.next_ms / 1000

@@ -10,28 +10,14 @@ from typing import Any, TypeVar, overload
 from callboard.client import methods
 from callboard.client.connection import Connection
 from callboard.client.errors import JobEnded, NoResult, WaitTimeout
-from callboard.client.output import MISSING, LogLine, job_lines
-from callboard.client.watching import watch_events
+from callboard.client.watching import MISSING, LogLine, job_lines, watch_events
 from callboard.client.workers import TypedWorkerHandle, WorkerHandle
 from callboard.model.durations import parse_duration_ms
 from callboard.model.faults import Fault, InvalidInput, guess
 from callboard.model.quantities import QuantityError
 from callboard.v1.common_pb2 import OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
-from callboard.v1.job_pb2 import (
-    CancelJobRequest,
-    CompleteJobRequest,
-    ExplainJobRequest,
-    Explanation,
-    GetJobRequest,
-    Job,
-    JobState,
-    PreemptJobRequest,
-    ReportSignalsRequest,
-    ScaleJobRequest,
-    Worker,
-    WorkerState,
-)
+from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker, WorkerState
 from callboard.wire.enums import text_of
 from callboard.wire.errors import RevisionCompacted
 
@@ -142,7 +128,7 @@ class JobHandle(SeenJob):
 
     async def refresh(self) -> Job:
         """The job as it is now."""
-        request = GetJobRequest(name=self._resource)
+        request = methods.GET_JOB.request(name=self._resource)
         self.job = (await self._connection.call(methods.GET_JOB, request)).job
         return self.job
 
@@ -264,7 +250,7 @@ class JobHandle(SeenJob):
             grace_ms = None if grace is None else parse_duration_ms(grace)
         except QuantityError as error:
             raise InvalidInput([Fault("grace", str(error))]) from error
-        request = CancelJobRequest(
+        request = methods.CANCEL_JOB.request(
             name=self._resource,
             reason=reason,
             destroy_placement_groups=destroy_placement_groups,
@@ -275,7 +261,7 @@ class JobHandle(SeenJob):
 
     async def complete(self, reason: str = "") -> Job:
         """Ends the job as succeeded; idempotent, in every state. Returns at once: wait with :meth:`finished`."""
-        request = CompleteJobRequest(name=self._resource, reason=reason)
+        request = methods.COMPLETE_JOB.request(name=self._resource, reason=reason)
         self.job = (await self._connection.call(methods.COMPLETE_JOB, request)).job
         return self.job
 
@@ -289,7 +275,9 @@ class JobHandle(SeenJob):
         Raises:
             PreemptionRefused: the rules say no.
         """
-        request = PreemptJobRequest(name=self._resource, for_job=f"jobs/{for_job}" if for_job else "", reason=reason)
+        request = methods.PREEMPT_JOB.request(
+            name=self._resource, for_job=f"jobs/{for_job}" if for_job else "", reason=reason
+        )
         self.job = (await self._connection.call(methods.PREEMPT_JOB, request)).job
         return self.job
 
@@ -304,13 +292,13 @@ class JobHandle(SeenJob):
         Raises:
             InvalidRequest: the component is not elastic, or the number is out of its bounds.
         """
-        request = ScaleJobRequest(name=self._resource, component=component, workers=workers)
+        request = methods.SCALE_JOB.request(name=self._resource, component=component, workers=workers)
         self.job = (await self._connection.call(methods.SCALE_JOB, request)).job
         return self.job
 
     async def explain(self) -> Explanation:
         """Why the job is where it is, and what would unblock it."""
-        request = ExplainJobRequest(name=self._resource)
+        request = methods.EXPLAIN_JOB.request(name=self._resource)
         return (await self._connection.call(methods.EXPLAIN_JOB, request)).explanation
 
     async def events(self, *, start_revision: int = 0) -> AsyncIterator[Event]:
@@ -351,7 +339,7 @@ class JobHandle(SeenJob):
             InvalidInput: a name or value that is none.
             WrongState: the job has ended.
         """
-        request = ReportSignalsRequest(name=self._resource, gauges=gauges)
+        request = methods.REPORT_SIGNALS.request(name=self._resource, gauges=gauges)
         return dict((await self._connection.call(methods.REPORT_SIGNALS, request)).scaled)
 
     async def logs(

@@ -12,14 +12,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from callboard.v1 import (
-    event_pb2,
-    job_pb2,
-    node_pb2,
-    placement_group_pb2,
-    pool_pb2,
-    scheduler_pb2,
-)
+from callboard.v1 import event_pb2, job_pb2, node_pb2, placement_group_pb2, pool_pb2, scheduler_pb2
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)

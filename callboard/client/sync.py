@@ -18,9 +18,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from callboard.client.address import Target
 from callboard.client.background import BackgroundLoop, background_loop
 from callboard.client.client import Client, ray_of
+from callboard.client.clusters import Target
 from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S
 from callboard.client.jobs import JobHandle, SeenJob
 from callboard.client.methods import Method

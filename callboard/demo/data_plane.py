@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from callboard.cli.local.ending import ended, kill_trees
-from callboard.client.processes import identify
+from callboard.client.clusters import identify
 from callboard.client.workers import WorkerHandle
 
 CONNECT_S = 30.0

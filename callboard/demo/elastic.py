@@ -28,9 +28,8 @@ from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
-from callboard.client.clusters import cluster_directory, recorded_clusters
+from callboard.client.clusters import cluster_directory, identify, recorded_clusters
 from callboard.client.jobs import JobHandle
-from callboard.client.processes import identify
 from callboard.demo.data_plane import DataPlane, RayFailed
 from callboard.demo.training_loop import TrainingLoop
 from callboard.demo.training_story import TrainingStory

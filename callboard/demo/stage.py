@@ -9,8 +9,8 @@ from typing import Any
 
 from callboard.cli.show import words
 from callboard.client.client import Client
+from callboard.client.clusters import ProcessId, identify
 from callboard.client.jobs import JobHandle
-from callboard.client.processes import ProcessId, identify
 from callboard.demo.data_plane import DataPlane
 from callboard.demo.setting import POOL, Setting
 from callboard.demo.story import Story, Verdict

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from callboard.cli.local.ending import send
 from callboard.cli.local.ports import free_port
-from callboard.client.clusters import ClusterRecord, recorded_clusters
-from callboard.client.processes import ProcessId
+from callboard.client.clusters import ClusterRecord, ProcessId, recorded_clusters
 
 ROOT = Path(__file__).parents[2]
 

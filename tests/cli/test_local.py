@@ -20,7 +20,7 @@ from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.ports import free_port
-from callboard.client.processes import identify
+from callboard.client.clusters import identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
 ACTORS = "tests.support.actors"

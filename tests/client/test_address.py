@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from callboard.client.address import find_controller, with_port
 from callboard.client.clusters import (
     ClusterProcess,
     ClusterRecord,
+    ProcessId,
     cluster_directory,
+    descendants,
+    find_controller,
+    identify,
     read_record,
     running_clusters,
+    with_port,
     write_record,
 )
 from callboard.client.errors import NoController, SeveralControllers
-from callboard.client.processes import ProcessId, descendants, identify
 from callboard.security.places import UnsafeRunDirectory, make_private, run_directory
 
 

@@ -13,7 +13,7 @@ from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client
-from callboard.client.output import MISSING
+from callboard.client.watching import MISSING
 
 
 def run(source: str, *, warmup: int, workflow: bool, controller: str, output: PlanOutput) -> None:

@@ -18,7 +18,7 @@ from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError, op
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.show import screen
 from callboard.cli.show.session import failing_in_words
-from callboard.client.address import find_controller
+from callboard.client.clusters import find_controller
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError, parse_memory, parse_milli
 from callboard.security.tokens import BadToken, read_token

@@ -14,8 +14,7 @@ import typer
 from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
 from callboard.cli.show.session import failing_in_words
-from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, write_record
-from callboard.client.processes import identify
+from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, identify, write_record
 from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions, Limits, option_of
 from callboard.controller.server import run_controller
 from callboard.model.durations import parse_duration_ms

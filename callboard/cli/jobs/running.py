@@ -22,7 +22,7 @@ from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.cli.show.session import with_client
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
-from callboard.client.output import MISSING, LogLine
+from callboard.client.watching import MISSING, LogLine
 from callboard.model.names import is_name
 from callboard.model.quantities import QuantityError, parse_memory
 from callboard.model.requests import fresh_name

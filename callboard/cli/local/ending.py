@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from callboard.client.processes import ProcessId, descendants, identify
+from callboard.client.clusters import ProcessId, descendants, identify
 
 KILL_PROOF_S = 5.0
 """How long the kernel may take to end a killed process before we say that it did not."""

@@ -26,8 +26,7 @@ from callboard.cli.local.records import UP_ROLE
 from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK
 from callboard.cli.local.turns import ClusterGone, turn
 from callboard.client.client import Client
-from callboard.client.clusters import ClusterRecord, read_record, write_record
-from callboard.client.processes import ProcessId, descendants
+from callboard.client.clusters import ClusterRecord, ProcessId, descendants, read_record, write_record
 from callboard.v1.node_pb2 import Node, NodeState
 
 _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)

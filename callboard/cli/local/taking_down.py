@@ -17,8 +17,14 @@ from callboard.cli.local.plan import network_of
 from callboard.cli.local.ports import is_taken, listeners, listening_in
 from callboard.cli.local.records import UP_ROLE, remove_directory
 from callboard.cli.local.turns import ClusterGone, Turn
-from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, read_record, recorded_clusters
-from callboard.client.processes import ProcessId, descendants
+from callboard.client.clusters import (
+    CONTROLLER_ROLE,
+    ClusterRecord,
+    ProcessId,
+    descendants,
+    read_record,
+    recorded_clusters,
+)
 
 AGENT_GRACE_S = 25.0
 """How long agents may take to stop workers and Ray. Above the 20 s after which they give up

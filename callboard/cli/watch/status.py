@@ -18,7 +18,7 @@ from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
 from callboard.cli.show.session import with_client
 from callboard.client.client import Client
-from callboard.client.stores import ObjectStore
+from callboard.client.cluster_calls import ObjectStore
 from callboard.model.quantities import format_memory
 from callboard.v1.job_pb2 import Job
 from callboard.v1.node_pb2 import Node
