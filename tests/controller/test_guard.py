@@ -66,6 +66,31 @@ async def test_gc_04_in_a_stream_as_well() -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_stream_that_ends_in_the_middle_of_a_write_still_gets_its_status() -> None:
+    full = asyncio.Event()
+
+    async def behaviour(request: bytes, context: Any) -> None:
+        async def write() -> None:
+            while True:  # until the window is full: the caller reads nothing
+                await context.write(bytes(1 << 20))
+
+        writing = asyncio.ensure_future(write())
+        done, _ = await asyncio.wait({writing}, timeout=1)
+        assert not done, "the last write is under way"
+        writing.cancel()
+        await asyncio.wait({writing})
+        full.set()
+        raise InvalidInput([Fault("rank", "too large")])
+
+    async with serving(behaviour, stream=True) as (call, _, _server):
+        streamed = call(b"", timeout=30)
+        await full.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await streamed.read() is not grpc.aio.EOF:
+                pass
+        assert parse_error(caught.value).code == "INVALID_ARGUMENT"
+
+
 async def test_gc_01_the_end_waits_for_the_last_lines_of_a_handler() -> None:
     may_end, released = asyncio.Event(), asyncio.Event()
 

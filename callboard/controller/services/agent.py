@@ -34,6 +34,8 @@ RESEND_LONGEST_S = 30.0
 
 MAX_REPORT_ID = 128
 
+ONLY_AGENTS = "connect with `callboard agent` of this controller's version"
+
 log = structlog.get_logger(__name__)
 
 
@@ -72,7 +74,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         finally:
             session.close()
             self._sessions.leave(session)
-            log.info("agent stream ended", node=session.node_id, epoch=session.epoch)
+            if session.epoch:  # else it never joined, and the guard notes why
+                log.info("agent stream ended", node=session.node_id, epoch=session.epoch)
 
     async def SendOutput(  # type: ignore[override]
         self,
@@ -95,9 +98,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first = await anext(requests, None)
         except TimeoutError:
-            raise InvalidRequest(f"no Hello within {HELLO_TIMEOUT_S:.0f} s") from None
-        if first is None or first.WhichOneof("message") != "hello":
-            raise InvalidRequest.of(InvalidInput([Fault("message", "the first message must be a Hello")]))
+            raise InvalidRequest(
+                f"the stream said nothing for {HELLO_TIMEOUT_S:.0f} s, and an agent's first message is a Hello; if an "
+                "agent opened it, look for what delays its messages on the way"
+            ) from None
+        said = first.WhichOneof("message") if first is not None else None
+        if first is None or said != "hello":
+            why = f"the first message of an agent is a Hello, and here {said or 'none'} came; {ONLY_AGENTS}"
+            raise InvalidRequest.of(InvalidInput([Fault("message", why)]))
         return first.hello
 
     async def _read(self, session: AgentSession, requests: AsyncIterator[agent_pb2.SessionRequest]) -> None:
@@ -117,7 +125,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 await self._goodbye(session, request.goodbye.reason)
                 return
             else:
-                raise InvalidRequest.of(InvalidInput([Fault("message", f"{what or 'nothing'} is not expected here")]))
+                raise InvalidRequest.of(
+                    InvalidInput(
+                        [Fault("message", f"{what or 'nothing'} is not expected after a Hello; {ONLY_AGENTS}")]
+                    )
+                )
 
     def _heartbeat(self, session: AgentSession, heartbeat: agent_pb2.Heartbeat) -> None:
         self._sessions.heard(session)

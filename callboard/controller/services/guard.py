@@ -1,6 +1,6 @@
 """The guard around every call: it ends with an answer or a status, in time, and is counted until its last line has run.
 
-grpc.aio has four habits that this interceptor makes good for all services at once:
+grpc.aio has five habits that this interceptor makes good for all services at once:
 
 - A handler whose inner task was cancelled raises ``CancelledError`` and its caller never hears of it (GC-04): here it
   becomes a status.
@@ -8,6 +8,8 @@ grpc.aio has four habits that this interceptor makes good for all services at on
   :meth:`Guard.idle` waits for the last.
 - A handler runs as long as it likes: here unary calls have a bound.
 - Bytes that are no message of the method end as UNKNOWN with a traceback: here they are refused as any wrong input.
+- A status can't be sent while a write is under way, and a cancelled write still is: the caller then waits for ever.
+  Here each write of a stream is let end before its status follows.
 
 It also asks who is calling, before it decodes anything that the caller sent.
 """
@@ -45,6 +47,9 @@ Decode = Callable[[bytes], Any]
 LOG_UNDECODABLE_S = 60.0
 """Shortest time between two lines about messages that can't be decoded: their sender may try again for ever."""
 
+REFUSALS_LOGGED = 20
+"""Lines about refusals of one method for one reason, in each span of :data:`LOG_UNDECODABLE_S`."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -67,6 +72,54 @@ class _Messages:
         return self._read(await anext(self._messages))
 
 
+class _Writes:
+    """The context of a stream. A write goes on when its caller is cancelled, because gRPC can't take it back, and
+    :meth:`settled` waits for it: until its peer reads or is gone."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._writing: asyncio.Future[None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """As of grpc.aio."""
+        self._writing = asyncio.ensure_future(self._context.write(message))
+        await asyncio.shield(self._writing)
+
+    async def settled(self) -> None:
+        """Waits until a status can be sent."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait({self._writing})
+            if not self._writing.cancelled():
+                self._writing.exception()  # the peer is gone: nobody is left to tell
+
+
+class _RefusalLog:
+    """Writes refusals to the log, and only so many of a kind: whoever is refused may try again at once and for ever."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[str, str], tuple[float, int]] = {}
+        """Method and reason → when the span began, and how many refusals it has. The words are ours, so few."""
+
+    def note(self, error: CallboardError, method: str, peer: str) -> None:
+        """Notes one refusal."""
+        known = error.error
+        quiet = known.reason is ErrorReason.STOPPING or isinstance(error, _NoMessage) or not changes(method)
+        more: dict[str, int] = {}
+        if not quiet:
+            now_s, kind = time.monotonic(), (method, known.reason.value)
+            began_s, count = self._spans.get(kind, (now_s, 0))
+            if now_s - began_s >= LOG_UNDECODABLE_S:
+                more = {"left_out_before": count - REFUSALS_LOGGED} if count > REFUSALS_LOGGED else {}
+                began_s, count = now_s, 0
+            self._spans[kind] = (began_s, count + 1)
+            quiet = count >= REFUSALS_LOGGED
+        note = log.debug if quiet else log.info
+        note("call", method=method, peer=peer, code=known.code, reason=known.reason.value, why=str(error), **more)
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server."""
 
@@ -87,6 +140,7 @@ class Guard(grpc.aio.ServerInterceptor):
         self._call_timeout_s = call_timeout_s
         self._called = called
         self._running: set[asyncio.Task[Any]] = set()
+        self._refusals = _RefusalLog()
         self._undecodable = 0
         self._logged_undecodable_s = -LOG_UNDECODABLE_S
 
@@ -150,12 +204,16 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _stream(self, behaviour: Any, method: str, decode: Decode) -> Any:
         async def guarded(request: Any, context: Context) -> None:
-            result = behaviour(request, context)
-            if isinstance(result, AsyncIterator):
-                async for response in result:
-                    await context.write(response)
-            else:
-                await result
+            writes = _Writes(context)
+            result = behaviour(request, writes)
+            try:
+                if isinstance(result, AsyncIterator):
+                    async for response in result:
+                        await writes.write(response)
+                else:
+                    await result
+            finally:
+                await writes.settled()
 
         return self._counted(guarded, method, decode, stream=True)
 
@@ -175,7 +233,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._gate.write_down(
                     who, method, _subject(message), context.peer(), code=error.error.code, why=str(error)
                 )
-                await _abort(context, error, name)
+                self._refusals.note(error, name, context.peer())
+                status = status_of(error)
+                await context.abort(status.code, status.message, status.trailing_metadata)
 
             try:
                 who = self._gate.identify(method, context.invocation_metadata())
@@ -217,7 +277,8 @@ class Guard(grpc.aio.ServerInterceptor):
                 why = " ".join(str(error).split())[:200]
             self._note_undecodable(method, context.peer(), why)
             raise _NoMessage(
-                f"a message to {method} can't be decoded ({why}); its sender speaks another protocol or version"
+                f"a message to {method} can't be decoded ({why}); its sender speaks another protocol or version. "
+                "Install the same version of callboard on both machines, or call the port with a client of callboard"
             )
 
         return _Messages(request, read) if isinstance(request, AsyncIterator) else read(request)
@@ -240,12 +301,3 @@ def _subject(request: Any) -> str:
     """What a request is about, for the audit: its resource name, or the name of what it makes."""
     spec = getattr(request, "spec", None)
     return str(getattr(request, "name", "") or getattr(request, "pool_id", "") or getattr(spec, "name", ""))
-
-
-async def _abort(context: Context, error: CallboardError, method: str) -> None:
-    status = status_of(error)
-    quiet = error.error.reason is ErrorReason.STOPPING or isinstance(error, _NoMessage)
-    note = log.debug if quiet or not changes(method) else log.info
-    known = error.error
-    note("call", method=method, peer=context.peer(), code=known.code, reason=known.reason.value, why=str(error))
-    await context.abort(status.code, status.message, status.trailing_metadata)
