@@ -86,14 +86,13 @@ class _Writes:
     async def write(self, message: Any) -> None:
         """As of grpc.aio."""
         self._writing = asyncio.ensure_future(self._context.write(message))
+        self._writing.add_done_callback(_note_end)
         await asyncio.shield(self._writing)
 
     async def settled(self) -> None:
         """Waits until a status can be sent."""
         if self._writing is not None and not self._writing.done():
             await asyncio.wait({self._writing})
-            if not self._writing.cancelled():
-                self._writing.exception()  # the peer is gone: nobody is left to tell
 
 
 class _RefusalLog:
@@ -291,6 +290,12 @@ class Guard(grpc.aio.ServerInterceptor):
                 "messages can't be decoded", newest=method, peer=peer, why=why, since_last_line=self._undecodable
             )
             self._logged_undecodable_s, self._undecodable = now_s, 0
+
+
+def _note_end(writing: asyncio.Future[None]) -> None:
+    """Its error may have nobody left to hear of it: whoever wrote was cancelled, and the peer is gone."""
+    if not writing.cancelled():
+        writing.exception()
 
 
 def _as_it_is(message: Any) -> Any:
