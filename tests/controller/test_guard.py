@@ -19,7 +19,7 @@ from callboard.security.roles import ANYBODY
 from callboard.wire.errors import ErrorReason, parse_error
 from tests.controller.support import refusal_of
 
-Behaviour = Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes]]
+Behaviour = Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes | None]]
 
 
 @asynccontextmanager
