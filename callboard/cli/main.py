@@ -33,8 +33,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global_options(
     _version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -21,15 +25,19 @@ class Output(StrEnum):
 
 
 class Wishes:
-    """What this command line asks of how things are shown, known as soon as its options are read. Errors and the
-    results of writes go by it, wherever they are made.
+    """What this command line asks for by the options that many verbs share, known as soon as they are read. Whoever
+    connects or shows something goes by it, wherever that is.
 
     Attributes:
+        controller: address of the controller; empty: find it.
         output: how results and errors are shown.
+        quiet: people see results and errors only.
         watch: show a read again whenever something changes.
     """
 
+    controller = ""
     output = Output.TABLE
+    quiet = False
     watch = False
 
     @property
@@ -37,22 +45,27 @@ class Wishes:
         """Whether a program reads the result."""
         return self.output in (Output.JSON, Output.YAML)
 
+    @property
+    def wide(self) -> bool:
+        """Whether people want internal ids, too."""
+        return self.output is Output.WIDE
+
     def reset(self) -> None:
         """A new command line begins."""
-        self.output, self.watch = Output.TABLE, False
+        vars(self).clear()
 
 
 wishes = Wishes()
 
 
-def _keep_output(value: Output) -> Output:
-    wishes.output = value
-    return value
+def _kept(name: str) -> Callable[[Any], Any]:
+    """A callback that keeps an option's value."""
 
+    def keep(value: Any) -> Any:
+        setattr(wishes, name, value)
+        return value
 
-def _keep_watch(value: bool) -> bool:
-    wishes.watch = value
-    return value
+    return keep
 
 
 OutputOption = Annotated[
@@ -62,7 +75,7 @@ OutputOption = Annotated[
         "-o",
         help="How to show the result, and errors; wide adds internal ids.",
         case_sensitive=False,
-        callback=_keep_output,
+        callback=_kept("output"),
     ),
 ]
 
@@ -72,7 +85,7 @@ WatchOption = Annotated[
         "--watch",
         help="Show it again whenever something changes, until Ctrl-C; with -o json one line each time.",
         show_default=False,
-        callback=_keep_watch,
+        callback=_kept("watch"),
     ),
 ]
 
@@ -84,12 +97,12 @@ ControllerOption = Annotated[
         metavar="HOST:PORT",
         help="Controller to talk to. Default: $CALLBOARD_CONTROLLER, else the one running on this machine.",
         show_default=False,
+        callback=_kept("controller"),
     ),
 ]
 
 ConfigPathOption = Annotated[
-    Path | None,
-    typer.Option("--config-path", metavar="FOLDER", help="Folder of Hydra configs.", show_default=False),
+    Path | None, typer.Option("--config-path", metavar="FOLDER", help="Folder of Hydra configs.", show_default=False)
 ]
 
 OverridesArgument = Annotated[
@@ -99,7 +112,10 @@ OverridesArgument = Annotated[
     ),
 ]
 
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.", show_default=False)]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print results and errors only.", show_default=False, callback=_kept("quiet")),
+]
 
 PoolOption = Annotated[
     str,
@@ -126,3 +142,43 @@ JobOption = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", help="Give up waiting after this long.", min=0.0)
 ]
+
+_SHARED = MappingProxyType(
+    {
+        "controller": (ControllerOption, ""),
+        "output": (OutputOption, Output.TABLE),
+        "quiet": (QuietOption, False),
+        "watch": (WatchOption, False),
+    }
+)
+
+
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds shared options behind a verb's own. Their values are in :data:`wishes`; the verb doesn't see them.
+
+    Args:
+        names: names of :class:`Wishes`, in the order of the help.
+    """
+
+    def add(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            verb(**{name: value for name, value in given.items() if name not in names})
+
+        own = inspect.signature(verb, eval_str=True)
+        shared = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=_SHARED[name][0], default=_SHARED[name][1]
+            )
+            for name in names
+        ]
+        shown: Any = run
+        shown.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])
+        shown.__annotations__ = {each.name: each.annotation for each in shown.__signature__.parameters.values()}
+        return run
+
+    return add
+
+
+reads = takes("controller", "output", "watch")
+writes = takes("controller", "quiet", "output")

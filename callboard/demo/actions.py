@@ -7,6 +7,7 @@ import typer
 from callboard.cli.cluster.checks import check_nodes
 from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
@@ -17,12 +18,12 @@ from callboard.demo.story import Story, Verdict
 from callboard.demo.training_story import TrainingStory
 
 
-def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str, gpus: int, quiet: bool) -> None:
+def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str, gpus: int) -> None:
     """Plays the six acts; ends with 1 if a verdict fails."""
     check_nodes(cpus=cpus, memory=memory, runtime="ray")
     console = screen.stderr() if as_json else screen.stdout()
-    console.quiet = quiet
-    options = DemoOptions(ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus, quiet=quiet)
+    console.quiet = wishes.quiet
+    options = DemoOptions(ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus)
 
     async def main(interrupts: Interrupts) -> list[Verdict]:
         return await play(options, Story(console), interrupts)
@@ -43,14 +44,14 @@ def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str
         raise typer.Exit(FAILED)
 
 
-def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float, quiet: bool) -> None:
+def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float) -> None:
     """Trains on a cluster that grows and shrinks; ends with 1 if something did not go as it must."""
     module, colon, name = actor.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise typer.BadParameter(f"{actor!r} reads pkg.module:Class", param_hint="--actor")
     console = screen.stderr() if as_json else screen.stdout()
-    console.quiet = quiet
-    options = elastic_demo.ElasticOptions(actor=actor, role=role, agents=agents, pace_s=pace_s, quiet=quiet)
+    console.quiet = wishes.quiet
+    options = elastic_demo.ElasticOptions(actor=actor, role=role, agents=agents, pace_s=pace_s)
 
     async def main(interrupts: Interrupts) -> elastic_demo.ElasticResult:
         return await elastic_demo.play(options, TrainingStory(console), interrupts)

@@ -69,7 +69,6 @@ class ElasticOptions:
         agents: nodes to start with.
         steps: fewest steps before, between and after what happens to the cluster.
         pace_s: pause between steps.
-        quiet: no progress display.
     """
 
     actor: str = SAMPLE
@@ -77,7 +76,6 @@ class ElasticOptions:
     agents: int = 2
     steps: int = 5
     pace_s: float = 0.2
-    quiet: bool = False
 
 
 @dataclass(slots=True)
@@ -114,7 +112,7 @@ async def play(options: ElasticOptions, story: TrainingStory, interrupts: Interr
     """
     plan = _plan(options)
     result = ElasticResult(figures=dict.fromkeys(FIGURES, 0) | {"workers_start": plan.agents})
-    with StartProgress(plan.agents, quiet=options.quiet) as progress:
+    with StartProgress(plan.agents) as progress:
         cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
         ray = DataPlane(plan.directory / "logs" / "ray-driver.log")
         try:

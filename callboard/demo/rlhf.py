@@ -54,7 +54,6 @@ class DemoOptions:
         cpus: CPUs of each node, as text.
         memory: memory of each node, as text.
         gpus: simulated GPUs of each node.
-        quiet: no progress display.
     """
 
     ray_address: str
@@ -62,7 +61,6 @@ class DemoOptions:
     cpus: str
     memory: str
     gpus: int
-    quiet: bool
 
 
 async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> list[Verdict]:
@@ -80,7 +78,7 @@ async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> li
     for address in await _attempts(options.ray_address, story):
         plan = _plan(options, address)
         try:
-            verdicts = await _on_cluster(plan, options, story, interrupts)
+            verdicts = await _on_cluster(plan, story, interrupts)
         except (ChildEnded, NotReady) as error:
             if not address:
                 raise
@@ -91,10 +89,10 @@ async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> li
     return verdicts
 
 
-async def _on_cluster(plan: ClusterPlan, options: DemoOptions, story: Story, interrupts: Interrupts) -> list[Verdict]:
+async def _on_cluster(plan: ClusterPlan, story: Story, interrupts: Interrupts) -> list[Verdict]:
     verdicts: list[Verdict] = []
     last = Verdict(ACTS[-1].title)
-    with StartProgress(plan.agents, quiet=options.quiet) as progress:
+    with StartProgress(plan.agents) as progress:
         cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
         ray = DataPlane(plan.directory / "logs" / "ray-driver.log")
         try:

@@ -103,11 +103,7 @@ class Setting:
     def amounts(self, cpu: str, memory_mib: int, gpu: str) -> dict[str, str]:
         """Amounts at this scale."""
         factor = Decimal(self.factor)
-        return {
-            "cpu": str(Decimal(cpu) * factor),
-            "memory": f"{int(memory_mib * factor)}MiB",
-            "gpu": _gpu(gpu, factor),
-        }
+        return {"cpu": str(Decimal(cpu) * factor), "memory": f"{int(memory_mib * factor)}MiB", "gpu": _gpu(gpu, factor)}
 
     def booked_in_ray(self) -> dict[str, float]:
         """What Ray must say is taken while both reserved and both dynamic groups exist."""
@@ -135,12 +131,7 @@ def cpu_only(pool: str) -> dict[str, Any]:
         "name": "cpu-only",
         "pool": pool,
         "components": [
-            {
-                "name": "cpu",
-                "actor": f"{WORKERS}:RLHFWorker",
-                "resources": {"cpu": "0.1"},
-                "kwargs": {"role": "cpu"},
-            }
+            {"name": "cpu", "actor": f"{WORKERS}:RLHFWorker", "resources": {"cpu": "0.1"}, "kwargs": {"role": "cpu"}}
         ],
     }
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import QuietOption
+from callboard.cli.options import takes
 
 app = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)
 
@@ -27,6 +27,7 @@ def _group() -> None:
 
 
 @app.command("rlhf", epilog="Example: callboard demo rlhf --json")
+@takes("quiet")
 def rlhf(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON with the verdicts.")] = False,
     ray_address: Annotated[
@@ -46,7 +47,6 @@ def rlhf(
     gpus_per_node: Annotated[
         int, typer.Option("--gpus-per-node", metavar="N", help="Simulated GPUs of each node.", min=1, max=8)
     ] = 2,
-    quiet: QuietOption = False,
 ) -> None:
     """An RLHF run in six acts: who gets which GPU, who yields to whom.
 
@@ -59,11 +59,11 @@ def rlhf(
         cpus=cpus_per_node,
         memory=memory_per_node,
         gpus=gpus_per_node,
-        quiet=quiet,
     )
 
 
 @app.command("elastic", epilog="Example: callboard demo elastic --json")
+@takes("quiet")
 def elastic(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON at the end.")] = False,
     actor: Annotated[
@@ -77,10 +77,9 @@ def elastic(
     ] = Role.TRAINER,
     agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes to start with.", min=2, max=7)] = 2,
     pace: Annotated[float, typer.Option("--pace", metavar="SECONDS", help="Pause between steps.", min=0, max=10)] = 0.2,
-    quiet: QuietOption = False,
 ) -> None:
     """A training loop that follows its cluster as nodes come and go.
 
     A node joins, a worker is lost, a node is drained.
     """
-    actions.demos.elastic(as_json=as_json, actor=actor, role=role.value, agents=agents, pace_s=pace, quiet=quiet)
+    actions.demos.elastic(as_json=as_json, actor=actor, role=role.value, agents=agents, pace_s=pace)

@@ -16,7 +16,7 @@ from callboard.client.client import Client
 from callboard.client.watching import MISSING
 
 
-def run(source: str, *, warmup: int, workflow: bool, controller: str, output: PlanOutput) -> None:
+def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None:
     """Averages the timings of a file or a job and prints the section that they make."""
     if source == "-" or Path(source).exists() or source.endswith((".jsonl", ".json")):
         with failing_in_words():
@@ -43,7 +43,7 @@ def run(source: str, *, warmup: int, workflow: bool, controller: str, output: Pl
         timings = [timing for worker, lines in recorded.items() for timing in read_timings(lines, worker)]
         _show(timings, warmup=warmup, workflow=workflow, output=output)
 
-    with_client(controller, action)
+    with_client(action)
 
 
 def _named(source: str) -> Path | None:

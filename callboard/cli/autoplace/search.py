@@ -54,10 +54,7 @@ class Searching:
             NoPlan: there is none.
         """
         return search(
-            problem,
-            time_limit=self._time_limit_s,
-            on_progress=self._on_progress,
-            stop=lambda: self.interrupted,
+            problem, time_limit=self._time_limit_s, on_progress=self._on_progress, stop=lambda: self.interrupted
         )
 
     def _on_progress(self, incumbent_seconds: float, bound_seconds: float) -> None:

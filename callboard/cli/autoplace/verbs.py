@@ -80,16 +80,13 @@ def autoplace(
         ),
     ] = False,
     apply: Annotated[
-        bool,
-        typer.Option("--apply", help="Change the placement in the file itself; the old file is kept as .bak."),
+        bool, typer.Option("--apply", help="Change the placement in the file itself; the old file is kept as .bak.")
     ] = False,
     write: Annotated[
-        Path | None,
-        typer.Option("--write", metavar="FILE", help="Write the config with the placement to a new file."),
+        Path | None, typer.Option("--write", metavar="FILE", help="Write the config with the placement to a new file.")
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the iteration into this .svg file."),
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the iteration into this .svg file.")
     ] = None,
     output: PlanOutputOption = PlanOutput.TEXT,
     quiet: QuietOption = False,
@@ -127,11 +124,10 @@ def profile(
         int, typer.Option("--warmup", metavar="N", help="Warm-up iterations to leave out of each run.", min=0)
     ] = 1,
     workflow: Annotated[
-        bool,
-        typer.Option("--workflow", help="Print cost tables of the general form instead of profile_data."),
+        bool, typer.Option("--workflow", help="Print cost tables of the general form instead of profile_data.")
     ] = False,
-    controller: ControllerOption = "",
+    _controller: ControllerOption = "",
     output: PlanOutputOption = PlanOutput.TEXT,
 ) -> None:
     """Average what components took per iteration, into the profile_data that `callboard autoplace` reads."""
-    actions.profile.run(source, warmup=warmup, workflow=workflow, controller=controller, output=output)
+    actions.profile.run(source, warmup=warmup, workflow=workflow, output=output)

@@ -17,10 +17,11 @@ from callboard.cli.local.growth import NotGrowable
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.plan_file import read_plan
 from callboard.cli.local.turns import ClusterGone
-from callboard.cli.options import Output
-from callboard.cli.show import printing, screen, words
+from callboard.cli.options import wishes
+from callboard.cli.show import screen, words
 from callboard.cli.show.plain import plain
-from callboard.cli.show.session import failing_in_words, with_client
+from callboard.cli.show.printing import show_result
+from callboard.cli.show.session import connected, failing_in_words
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
 from callboard.model.durations import parse_duration_ms
@@ -28,24 +29,14 @@ from callboard.model.quantities import QuantityError, Resources
 from callboard.v1.scheduler_pb2 import Demand
 
 
-def show_demand(*, controller: str, output: Output) -> None:
+@connected
+async def show_demand(client: Client) -> None:
     """Shows what is wanted."""
-
-    async def action(client: Client) -> None:
-        demands = await client.demand()
-        if output is Output.JSON:
-            printing.print_json([plain(entry) for entry in demands])
-        elif output is Output.YAML:
-            printing.print_yaml([plain(entry) for entry in demands])
-        elif demands:
-            out = screen.stdout(wide=output is Output.WIDE)
-            out.print(_table(demands))
-            if any(entry.shape.gpu_milli for entry in demands):
-                out.print(f"GPUs: {words.free_gpus(await client.stats())}.")
-        else:
-            screen.stderr().print("Nothing is wanted beyond what there is.")
-
-    with_client(controller, action)
+    demands = await client.demand()
+    nothing = "Nothing is wanted beyond what there is."
+    show_result([plain(entry) for entry in demands], lambda _: _table(demands), empty=nothing)
+    if not wishes.for_program and any(entry.shape.gpu_milli for entry in demands):
+        screen.stdout().print(f"GPUs: {words.free_gpus(await client.stats())}.")
 
 
 def run(
@@ -61,8 +52,6 @@ def run(
     down: str,
     node: str,
     name: str,
-    controller: str,
-    quiet: bool,
 ) -> None:
     """Adds and removes nodes until a signal comes."""
     if least > most:
@@ -82,14 +71,14 @@ def run(
 
     async def main(_: Interrupts) -> None:
         local = None if by_command else _local(name)
-        async with Client(controller or (local[0] if local else None)) as client:
+        async with Client(wishes.controller or (local[0] if local else None)) as client:
             source: Provider = local[1] if local else CommandProvider(client, up, down, stated)
             scaler = Autoscaler(client, source, limits, tell, time.monotonic)
             tell(f"keeping {least} to {most} nodes at {client.address}")
             await scaler.run(lambda: _pause(pause_s, local[1] if local else None))
 
     def tell(text: str) -> None:
-        if not quiet:
+        if not wishes.quiet:
             screen.stderr().print(text, markup=False, soft_wrap=True)
 
     def _local(cluster: str) -> tuple[str, LocalProvider]:

@@ -10,20 +10,21 @@ from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.local.growth import Added, add_worker, end_worker, running_workers
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.nodes.actions import at_once, emptied
+from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
 from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.printing import done
 from callboard.cli.show.session import failing_in_words, with_client
-from callboard.cli.show.showing import done
 from callboard.client.client import Client
 from callboard.client.clusters import read_record, running_clusters
 from callboard.security.places import run_directory
 
 
-def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> None:
+def add(*, name: str, timeout_s: float, lock_pause_s: float) -> None:
     """Adds a node and waits until it takes work."""
 
     async def main(_: Interrupts) -> Added:
-        observer = Lines(quiet=quiet)
+        observer = Lines()
         return await add_worker(cluster_to_grow(name), observer, timeout_s=timeout_s, lock_pause_s=lock_pause_s)
 
     with failing_in_words():
@@ -36,10 +37,10 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float, quiet: bool) -> Non
     has = words.amounts(added.node.capacity)
     on = f" on GPU {', '.join(added.gpus)}" if added.gpus else ""
     missing = "" if added.node.devices else "; it joined without a GPU"
-    done(added.node, f"Node {words.node_id(added.node)} is READY{on}: {has}{missing}.", quiet=quiet)
+    done(added.node, f"Node {words.node_id(added.node)} is READY{on}: {has}{missing}.")
 
 
-def remove(node_id: str, *, deadline: str, name: str, quiet: bool) -> None:
+def remove(node_id: str, *, deadline: str, name: str) -> None:
     """Drains a node, waits until it is empty, and ends its agent."""
     with failing_in_words():
         directory = cluster_to_grow(name)
@@ -60,12 +61,12 @@ def remove(node_id: str, *, deadline: str, name: str, quiet: bool) -> None:
     async def action(client: Client) -> None:
         revision = (await client.stats()).revision
         node = await client.drain_node(chosen, within=at_once(deadline), reason="removed from the command line")
-        await emptied(client, node, revision, quiet=quiet)
+        await emptied(client, node, revision)
         await end_worker(directory, chosen)
         gone = {"name": f"nodes/{chosen}", "removed": True}
-        done(gone, f"Node {chosen} is removed; `callboard add-worker` takes its place.", quiet=quiet)
+        done(gone, f"Node {chosen} is removed; `callboard add-worker` takes its place.")
 
-    with_client(record.controller, action)
+    with_client(action, record.controller)
 
 
 def _rank_in(node_id: str) -> int:
@@ -105,10 +106,7 @@ def cluster_to_grow(name: str) -> Path:
 class Lines:
     """Tells how far an addition is, a line each."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-
     def step(self, text: str) -> None:
         """Something begins."""
-        if not self._quiet:
+        if not wishes.quiet:
             screen.stderr().print(f"{text} …", markup=False)

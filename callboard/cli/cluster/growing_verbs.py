@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
+from callboard.cli.options import reads, takes
 
 ClusterOption = Annotated[
     str,
@@ -19,9 +19,7 @@ ClusterOption = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Adds the verbs to the program."""
     app.command(
-        "add-worker",
-        epilog="Example: callboard add-worker",
-        short_help="Add a node to a cluster of this machine.",
+        "add-worker", epilog="Example: callboard add-worker", short_help="Add a node to a cluster of this machine."
     )(add_worker)
     app.command(
         "remove-worker",
@@ -47,6 +45,7 @@ class ProviderName(StrEnum):
     COMMAND = "command"
 
 
+@takes("quiet", "output")
 def add_worker(
     name: ClusterOption = "",
     timeout: Annotated[
@@ -56,13 +55,12 @@ def add_worker(
         float,
         typer.Option("--lock-pause", metavar="SECONDS", help="Time between the 10 attempts to get the lock.", min=0.01),
     ] = 3.0,
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Add a node to a running cluster of this machine, on the lowest free GPU, and wait until it takes work."""
-    actions.growing.add(name=name, timeout_s=timeout, lock_pause_s=lock_pause, quiet=quiet)
+    actions.growing.add(name=name, timeout_s=timeout, lock_pause_s=lock_pause)
 
 
+@takes("quiet", "output")
 def remove_worker(
     node: Annotated[
         str,
@@ -76,18 +74,18 @@ def remove_worker(
         str, typer.Option("--deadline", metavar="TIME", help="Deadline for running work to leave.")
     ] = "30s",
     name: ClusterOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Drain a node that this machine runs, end its agent, and give its place back to `callboard add-worker`."""
-    actions.growing.remove(node, deadline=deadline, name=name, quiet=quiet)
+    actions.growing.remove(node, deadline=deadline, name=name)
 
 
-def demand(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:
+@reads
+def demand() -> None:
     """Show workers that have no place: their shapes, how many, of which pools, since when. For autoscalers."""
-    actions.autoscaling.show_demand(controller=controller, output=output)
+    actions.autoscaling.show_demand()
 
 
+@takes("controller", "quiet")
 def autoscale(
     provider: Annotated[
         ProviderName,
@@ -132,8 +130,6 @@ def autoscale(
         ),
     ] = "",
     name: ClusterOption = "",
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
 ) -> None:
     """Add nodes while workers wait for room, and remove those on which nothing runs, drained first. Ctrl-C ends it."""
     actions.autoscaling.run(
@@ -148,6 +144,4 @@ def autoscale(
         down=down,
         node=node,
         name=name,
-        controller=controller,
-        quiet=quiet,
     )

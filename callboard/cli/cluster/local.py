@@ -27,8 +27,8 @@ from callboard.cli.show import screen
 from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
+from callboard.cli.show.printing import done, show_result
 from callboard.cli.show.session import failing_in_words
-from callboard.cli.show.showing import done, show
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, cluster_directory, recorded_clusters, running_clusters
 from callboard.model.cluster_text import NodeText, parse_cluster
@@ -66,7 +66,6 @@ def up(
     detach: bool,
     owned: bool,
     timeout_s: float,
-    quiet: bool,
 ) -> None:
     """Starts a cluster; without ``detach``, watches over it until a signal comes."""
     check_name(name)
@@ -85,7 +84,7 @@ def up(
     dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=gpus, stated=counted)
 
     def tell(text: str) -> None:
-        if not quiet:
+        if not wishes.quiet:
             screen.stderr().print(text, markup=False, soft_wrap=True)
 
     starts_head = runtime == "ray" and not ray_address
@@ -123,7 +122,7 @@ def up(
     async def main(interrupts: Interrupts) -> None:
         nonlocal ready
         _end_with_input(interrupts, owned=owned)
-        with StartProgress(plan.agents, quiet=quiet) as progress:
+        with StartProgress(plan.agents) as progress:
             cluster = LocalCluster(plan, progress, hurry=interrupts.hurry)
             keep = False
             try:
@@ -136,14 +135,14 @@ def up(
                 if owned:
                     typer.echo(json.dumps({"controller": plan.controller}))
                 else:
-                    _tell_ready(plan, there, said.pools, figures, quiet=quiet)
+                    _tell_ready(plan, there, said.pools, figures)
                 keep = detach
                 await (cluster.let_go() if detach else cluster.run())
             finally:
                 if not keep:
                     with interrupts.cleaning():
                         await cluster.stop()
-                    if interrupts.received is not None and not quiet:
+                    if interrupts.received is not None and not wishes.quiet:
                         screen.stderr().print("Ended; nothing is left running.")
 
     with failing_in_words():
@@ -156,17 +155,17 @@ def up(
             raise in_words(error) from error
 
 
-def down(*, name: str, every: bool, quiet: bool) -> None:
+def down(*, name: str, every: bool) -> None:
     """Ends clusters of this machine."""
 
     async def main(interrupts: Interrupts) -> None:
         for record in _chosen(name, every=every):
-            if not quiet:
+            if not wishes.quiet:
                 screen.stderr().print(f"Ending cluster {record.name} at {record.controller} …")
             with interrupts.cleaning(hurry_at_once=True):
                 await take_down(record, hurry=interrupts.hurry)
             ended.append(record.name)
-        done({"ended": ended}, "Ended; nothing is left running.", quiet=quiet)
+        done({"ended": ended}, "Ended; nothing is left running.")
 
     ended: list[str] = []
     with failing_in_words():
@@ -251,12 +250,12 @@ def _runs(record: ClusterRecord) -> bool:
     return any(entry.process.is_running() for entry in record.processes)
 
 
-def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str, *, quiet: bool) -> None:
+def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str) -> None:
     if wishes.for_program:
         facts = {"name": plan.name, "controller": plan.controller, "directory": str(plan.directory)}
-        show({**facts, "nodes": [plain(node) for node in nodes]}, wishes.output, lambda _: "")
+        show_result({**facts, "nodes": [plain(node) for node in nodes]}, lambda _: "")
         return
-    if quiet:
+    if wishes.quiet:
         return
     out = screen.stdout()
     out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")

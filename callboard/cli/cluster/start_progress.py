@@ -8,6 +8,7 @@ from typing import Self
 
 from rich.status import Status
 
+from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
 from callboard.v1.node_pb2 import Node
 
@@ -15,15 +16,14 @@ from callboard.v1.node_pb2 import Node
 class StartProgress:
     """Shows how far a cluster is. An observer of :class:`callboard.cli.local.cluster.LocalCluster`."""
 
-    def __init__(self, agents: int, *, quiet: bool) -> None:
+    def __init__(self, agents: int) -> None:
         self._agents = agents
-        self._quiet = quiet
         self._console = screen.stderr()
         self._status: Status | None = None
         self._shown = ""
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._quiet:
+        if self._console.is_terminal and not wishes.quiet:
             self._status = self._console.status("")
             self._status.start()
         return self
@@ -50,7 +50,7 @@ class StartProgress:
             self._status = None
 
     def _show(self, text: str) -> None:
-        if self._quiet or text == self._shown:
+        if wishes.quiet or text == self._shown:
             return
         self._shown = text
         if self._status is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import Output, OutputOption
+from callboard.cli.options import takes
 from callboard.security.roles import Role
 
 app = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)
@@ -25,6 +25,7 @@ StateDirOption = Annotated[
 
 
 @app.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
+@takes("output")
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
     role: Annotated[Role, typer.Option("--role", help="What it may do.")],
@@ -39,23 +40,22 @@ def create(
         bool, typer.Option("--replace", help="Give a client that exists a new token; its old one counts no longer.")
     ] = False,
     state_dir: StateDirOption = None,
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Make a client and print its token, which is kept nowhere else. It counts within a second."""
-    actions.tokens.create(name, role=role, file=file, lasts=lasts, replace=replace, state_dir=state_dir, output=output)
+    actions.tokens.create(name, role=role, file=file, lasts=lasts, replace=replace, state_dir=state_dir)
 
 
 @app.command("list", epilog="Example: callboard token list")
-def list_tokens(state_dir: StateDirOption = None, output: OutputOption = Output.TABLE) -> None:
+@takes("output")
+def list_tokens(state_dir: StateDirOption = None) -> None:
     """List the clients with their roles."""
-    actions.tokens.show_list(state_dir=state_dir, output=output)
+    actions.tokens.show_list(state_dir=state_dir)
 
 
 @app.command("revoke", epilog="Example: callboard token revoke alice")
+@takes("output")
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")],
-    state_dir: StateDirOption = None,
-    output: OutputOption = Output.TABLE,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")], state_dir: StateDirOption = None
 ) -> None:
     """Take a client's token back. It counts no longer within a second; a stream that is open goes on until it ends."""
-    actions.tokens.revoke(name, state_dir=state_dir, output=output)
+    actions.tokens.revoke(name, state_dir=state_dir)

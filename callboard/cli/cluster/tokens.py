@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
@@ -25,9 +25,7 @@ from callboard.security.places import UnsafeFile, run_directory, write_private
 from callboard.security.roles import Role
 
 
-def create(
-    name: str, *, role: Role, file: Path | None, lasts: str, replace: bool, state_dir: Path | None, output: Output
-) -> None:
+def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: bool, state_dir: Path | None) -> None:
     """Makes a client."""
     try:
         lasts_ms = parse_duration_ms(lasts) if lasts else 0
@@ -38,7 +36,7 @@ def create(
         if file is not None:
             write_private(file, token + "\n")
     where = {"token": token} if file is None else {"file": str(file)}
-    if _printed({"name": name, "role": str(role)} | where, output):
+    if _printed({"name": name, "role": str(role)} | where):
         return
     if file is None:
         typer.echo(token)
@@ -46,33 +44,29 @@ def create(
         screen.stdout().print(f"Client {name}, role {role}. Its token is in {file}; name it in CALLBOARD_TOKEN_FILE.")
 
 
-def show_list(*, state_dir: Path | None, output: Output) -> None:
+def show_list(*, state_dir: Path | None) -> None:
     """Shows the clients."""
     with _of_controller(state_dir) as directory:
         found = sorted(read_grants(directory), key=lambda each: each.name)
     plain = [asdict(each) | {"role": str(each.role)} for each in found]
-    if not _printed([{key: value for key, value in each.items() if key != "sha256"} for each in plain], output):
+    if not _printed([{key: value for key, value in each.items() if key != "sha256"} for each in plain]):
         rows = [[each.name, str(each.role), _day(each.made_ms), _day(each.expires_ms)] for each in found]
         screen.stdout().print(screen.table(["NAME", "ROLE", "MADE", "EXPIRES"], rows))
 
 
-def revoke(name: str, *, state_dir: Path | None, output: Output) -> None:
+def revoke(name: str, *, state_dir: Path | None) -> None:
     """Takes a client's token back."""
     with _of_controller(state_dir) as directory:
         grants.revoke(directory, name)
-    if not _printed({"name": name, "revoked": True}, output):
+    if not _printed({"name": name, "revoked": True}):
         screen.stdout().print(f"The token of {name} counts no longer.")
 
 
-def _printed(value: Any, output: Output) -> bool:
+def _printed(value: Any) -> bool:
     """Prints a value for a program, if it asked for that."""
-    if output is Output.JSON:
-        printing.print_json(value)
-    elif output is Output.YAML:
-        printing.print_yaml(value)
-    else:
-        return False
-    return True
+    if wishes.for_program:
+        printing.print_data(value)
+    return wishes.for_program
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import Output, OutputOption, QuietOption
+from callboard.cli.options import takes, wishes
 
 
 class Runtime(StrEnum):
@@ -94,6 +94,7 @@ def add_to(app: typer.Typer) -> None:
     )(agent)
 
 
+@takes("quiet", "output")
 def up(
     context: typer.Context,
     agents: Annotated[int, typer.Option("--agents", "-n", metavar="N", help="Nodes to start.", min=1, max=64)] = 3,
@@ -169,8 +170,7 @@ def up(
         ),
     ] = None,
     ray_address: Annotated[
-        str,
-        typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one."),
+        str, typer.Option("--ray-address", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one.")
     ] = "",
     name: NameOption = "local",
     metrics_open: MetricsOpenOption = False,
@@ -181,15 +181,12 @@ def up(
     owned: Annotated[
         bool,
         typer.Option(
-            "--owned",
-            help="For a program: print JSON once it is ready; end when the standard input ends.",
-            hidden=True,
+            "--owned", help="For a program: print JSON once it is ready; end when the standard input ends.", hidden=True
         ),
     ] = False,
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a whole cluster on this machine: controller, agents, Ray. Ctrl-C ends it and leaves nothing behind."""
+    wishes.quiet = wishes.quiet or owned
     sources = {name: context.get_parameter_source(name) for name in ("agents", "gpus_per_node")}
     actions.local.up(
         nodes=nodes,
@@ -216,20 +213,18 @@ def up(
         detach=detach and not owned,
         owned=owned,
         timeout_s=timeout,
-        quiet=quiet or owned,
     )
 
 
+@takes("quiet", "output")
 def down(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Cluster to end. Default: the only one on this machine.")
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="End every cluster of this user on this machine.")] = False,
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a cluster that `callboard up` started on this machine: exactly its own processes, and its files."""
-    actions.local.down(name=name, every=every, quiet=quiet)
+    actions.local.down(name=name, every=every)
 
 
 def controller(

@@ -16,14 +16,12 @@ from callboard.cli.jobs.config_jobs import config_job
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.layouts.config_source import read_text, rl_config
 from callboard.cli.layouts.placement import refuse_placement, show_warnings
-from callboard.cli.options import Output
-from callboard.cli.show import printing, screen, words
+from callboard.cli.options import wishes
+from callboard.cli.show import screen, words
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.show.plain import plain, unprinted_job
-from callboard.cli.show.session import with_client
-from callboard.cli.show.showing import done
-from callboard.cli.show.showing import show as show_result
-from callboard.cli.show.waiting import waiting
+from callboard.cli.show.printing import done, show_result
+from callboard.cli.show.session import connected, waiting, with_client
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.model.faults import Fault
@@ -36,7 +34,9 @@ _STEP = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)|\[([0-9]+)\]")
 """One step of a fault's field: a key or an index."""
 
 
-def submit(
+@connected
+async def submit(
+    client: Client,
     file: Path | None,
     *,
     config: str | None,
@@ -53,58 +53,54 @@ def submit(
     timeout_s: float,
     validate: bool,
     request_id: str,
-    controller: str,
-    output: Output,
-    quiet: bool,
 ) -> None:
     """Submits the job in ``file``, or the one that an RLinf ``config`` describes."""
-
-    async def action(client: Client) -> None:
-        spec: Mapping[str, Any] = (
-            config_job(
-                *rl_config(config, config_path, overrides),
-                pool=pool,
-                name=name,
-                priority=priority,
-                actors=actors,
-                kwargs=kwargs,
-            )
-            if config is not None
-            else with_source(_job_in(file or Path("-")), file)
+    spec: Mapping[str, Any] = (
+        config_job(
+            *rl_config(config, config_path, overrides),
+            pool=pool,
+            name=name,
+            priority=priority,
+            actors=actors,
+            kwargs=kwargs,
         )
-        if planned_at:
-            spec = (
-                SourceMapping.like(spec, {**spec, "placement_revision": planned_at})
-                if isinstance(spec, SourceMapping)
-                else {**spec, "placement_revision": planned_at}
-            )
-        spec = await client.send_code(spec)
-        exact = job_spec(spec)
-        source = exact.placement_source or exact.name
-        try:
-            plan = await client.validate(spec) if validate else None
-            job = None if validate else await client.submit(spec, request_id=request_id)
-        except InvalidRequest as error:
-            if exact.placement_config:
-                await refuse_placement(client, source, exact.placement_config)
-            raise _at_its_lines(error, spec) from error
-        if exact.placement_config and not quiet:
-            await show_warnings(client, source, exact.placement_config)
-        if plan is not None:
-            _show_plan(plan, output)
-        if job is None:
-            return
-        if wait:
-            async with waiting(f"{job.name}: waiting for its workers", quiet=quiet):
-                await job.running(timeout_s)
-        if wait_end:
-            async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
-                await job.finished(timeout_s)
-            if job.state != "SUCCEEDED":
-                raise job.ended()
-        _print_job(job, output, said=f"Job {job.name} is {job.state}.", quiet=quiet)
-
-    with_client(controller, action)
+        if config is not None
+        else with_source(_job_in(file or Path("-")), file)
+    )
+    if planned_at:
+        spec = (
+            SourceMapping.like(spec, {**spec, "placement_revision": planned_at})
+            if isinstance(spec, SourceMapping)
+            else {**spec, "placement_revision": planned_at}
+        )
+    spec = await client.send_code(spec)
+    exact = job_spec(spec)
+    source = exact.placement_source or exact.name
+    try:
+        plan = await client.validate(spec) if validate else None
+        job = None if validate else await client.submit(spec, request_id=request_id)
+    except InvalidRequest as error:
+        if exact.placement_config:
+            await refuse_placement(client, source, exact.placement_config)
+        raise _at_its_lines(error, spec) from error
+    if exact.placement_config and not wishes.quiet:
+        await show_warnings(client, source, exact.placement_config)
+    if plan is not None:
+        _show_plan(plan)
+    if job is None:
+        return
+    if wait:
+        async with waiting(f"{job.name}: waiting for its workers"):
+            await job.running(timeout_s)
+    if wait_end:
+        async with waiting(f"{job.name}: waiting for its end"):
+            await job.finished(timeout_s)
+        if job.state != "SUCCEEDED":
+            raise job.ended()
+    if not (wishes.quiet or wishes.for_program):
+        screen.stderr().print(f"Job {job.name} is {job.state}.")
+    if wishes.for_program or not wishes.quiet:
+        show_result(plain(job.job), lambda wide: job_views.job_table([job.job], wide=wide))
 
 
 def _job_in(file: Path) -> SourceMapping:
@@ -144,7 +140,7 @@ def _located(fault: Fault, source: SourceMapping) -> Fault:
     return replace(fault, field=field, line=line, column=column)
 
 
-def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str, output: Output) -> None:
+def show_list(*, pool: str, states: Sequence[str], every: bool) -> None:
     """Lists jobs."""
     wanted = [state.upper() for state in states]
     if unknown := [state for state in wanted if state not in words.JOB_STATES]:
@@ -156,114 +152,79 @@ def show_list(*, pool: str, states: Sequence[str], every: bool, controller: str,
 
     async def action(client: Client) -> None:
         jobs = await client.list_jobs(pool=pool, states=wanted)
-        if output is Output.JSON:
-            printing.print_json([plain(job) for job in jobs])
-        elif output is Output.YAML:
-            printing.print_yaml([plain(job) for job in jobs])
-        elif jobs:
+        if not wishes.for_program:
             jobs = await with_reasons(client, jobs)
-            screen.stdout(wide=output is Output.WIDE).print(job_views.job_table(jobs, wide=output is Output.WIDE))
-        else:
-            hint = "" if every else " Jobs that have ended are shown with --all."
-            screen.stderr().print(f"No jobs at {client.address}.{hint}")
+        hint = "" if every else " Jobs that have ended are shown with --all."
+        show_result(
+            [plain(job) for job in jobs],
+            lambda wide: job_views.job_table(jobs, wide=wide),
+            empty=f"No jobs at {client.address}.{hint}",
+        )
 
-    with_client(controller, action)
+    with_client(action)
 
 
-def show(name: str, *, controller: str, output: Output) -> None:
+@connected
+async def show(client: Client, name: str) -> None:
     """Shows one job."""
-
-    async def action(client: Client) -> None:
-        _print_job(await client.get_job(name), output, said="", quiet=False)
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    show_result(plain(job.job), lambda wide: job_views.job_view(job.job, wide=wide))
 
 
-def cancel(
-    name: str,
-    *,
-    reason: str,
-    destroy_placement_groups: bool,
-    grace: str,
-    wait: bool,
-    timeout_s: float,
-    controller: str,
-    quiet: bool,
+@connected
+async def cancel(
+    client: Client, name: str, *, reason: str, destroy_placement_groups: bool, grace: str, wait: bool, timeout_s: float
 ) -> None:
     """Cancels a job."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        await job.cancel(reason, destroy_placement_groups=destroy_placement_groups, grace=grace or None)
-        await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    await job.cancel(reason, destroy_placement_groups=destroy_placement_groups, grace=grace or None)
+    await _finish(job, wait=wait, timeout_s=timeout_s)
 
 
-def complete(name: str, *, reason: str, wait: bool, timeout_s: float, controller: str, quiet: bool) -> None:
+@connected
+async def complete(client: Client, name: str, *, reason: str, wait: bool, timeout_s: float) -> None:
     """Completes a job."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        await job.complete(reason)
-        await _finish(job, wait=wait, timeout_s=timeout_s, quiet=quiet)
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    await job.complete(reason)
+    await _finish(job, wait=wait, timeout_s=timeout_s)
 
 
-def preempt(name: str, *, for_job: str, reason: str, controller: str, quiet: bool) -> None:
+@connected
+async def preempt(client: Client, name: str, *, for_job: str, reason: str) -> None:
     """Preempts a job by hand."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        await job.preempt(for_job=for_job, reason=reason)
-        to = f" to {for_job}" if for_job else ""
-        done(job.job, f"Job {job.name} yields{to}; it is {words.and_kill(job.state, job.job)}.", quiet=quiet)
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    await job.preempt(for_job=for_job, reason=reason)
+    to = f" to {for_job}" if for_job else ""
+    done(job.job, f"Job {job.name} yields{to}; it is {words.and_kill(job.state, job.job)}.")
 
 
-def scale(name: str, *, component: str, workers: int, controller: str, quiet: bool) -> None:
+@connected
+async def scale(client: Client, name: str, *, component: str, workers: int) -> None:
     """Scales a component of a job."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        await job.scale(component, workers)
-        done(job.job, f"Job {job.name} goes to {workers} × {component}; it is {job.state}.", quiet=quiet)
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    await job.scale(component, workers)
+    done(job.job, f"Job {job.name} goes to {workers} × {component}; it is {job.state}.")
 
 
-def result(name: str, *, timeout_s: float, controller: str, output: Output) -> None:
+@connected
+async def result(client: Client, name: str, *, timeout_s: float) -> None:
     """Shows what the entry methods of a job returned."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        found = await job.result(timeout_s)
-        rows = [
-            [component, str(rank), json.dumps(value, ensure_ascii=False)]
-            for component, values in found.items()
-            for rank, value in enumerate(values)
-        ]
-        show_result(found, output, lambda _: screen.table(["COMPONENT", "RANK", "RESULT"], rows, right=("RANK",)))
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    found = await job.result(timeout_s)
+    rows = [
+        [component, str(rank), json.dumps(value, ensure_ascii=False)]
+        for component, values in found.items()
+        for rank, value in enumerate(values)
+    ]
+    show_result(found, lambda _: screen.table(["COMPONENT", "RANK", "RESULT"], rows, right=("RANK",)))
 
 
-def explain(name: str, *, controller: str, output: Output) -> None:
+@connected
+async def explain(client: Client, name: str) -> None:
     """Explains a job."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        explanation = await job.explain()
-        if output is Output.JSON:
-            printing.print_json(plain(explanation))
-        elif output is Output.YAML:
-            printing.print_yaml(plain(explanation))
-        else:
-            screen.stdout().print(job_views.explanation_view(job.name, job.state, explanation))
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    explanation = await job.explain()
+    show_result(plain(explanation), lambda _: job_views.explanation_view(job.name, job.state, explanation))
 
 
 def read_file(file: Path) -> SourceMapping:
@@ -285,31 +246,14 @@ def with_source(spec: SourceMapping, file: Path | None) -> SourceMapping:
     return SourceMapping.like(spec, {**spec, "placement_source": str(file)[-200:]})
 
 
-async def _finish(job: JobHandle, *, wait: bool, timeout_s: float, quiet: bool) -> None:
+async def _finish(job: JobHandle, *, wait: bool, timeout_s: float) -> None:
     if wait:
-        async with waiting(f"{job.name}: waiting for its end", quiet=quiet):
+        async with waiting(f"{job.name}: waiting for its end"):
             await job.finished(timeout_s)
-    done(job.job, f"Job {job.name} is {words.and_kill(job.state, job.job)}.", quiet=quiet)
+    done(job.job, f"Job {job.name} is {words.and_kill(job.state, job.job)}.")
 
 
-def _print_job(job: JobHandle, output: Output, *, said: str, quiet: bool) -> None:
-    if output is Output.JSON:
-        printing.print_json(plain(job.job))
-    elif output is Output.YAML:
-        printing.print_yaml(plain(job.job))
-    elif not said:
-        screen.stdout(wide=output is Output.WIDE).print(job_views.job_view(job.job, wide=output is Output.WIDE))
-    elif not quiet:
-        screen.stderr().print(said)
-        screen.stdout(wide=output is Output.WIDE).print(job_views.job_table([job.job], wide=output is Output.WIDE))
-
-
-def _show_plan(plan: Explanation, output: Output) -> None:
-    if output is Output.JSON:
-        printing.print_json(plain(plan))
-    elif output is Output.YAML:
-        printing.print_yaml(plain(plan))
-    else:
-        screen.stdout().print(job_views.explanation_view("", "", plan))
+def _show_plan(plan: Explanation) -> None:
+    show_result(plain(plan), lambda _: job_views.explanation_view("", "", plan))
     if plan.verdict == "UNSCHEDULABLE":
         raise typer.Exit(NO_PLAN)

@@ -21,15 +21,7 @@ _TAIL = 100
 
 
 def show(
-    name: str,
-    *,
-    component: str,
-    rank: int | None,
-    attempt: int,
-    follow: bool,
-    since: str,
-    tail: int | None,
-    controller: str,
+    name: str, *, component: str, rank: int | None, attempt: int, follow: bool, since: str, tail: int | None
 ) -> None:
     """Shows the output of a job's workers, and goes on with ``follow``."""
     try:
@@ -58,7 +50,7 @@ def show(
             when = f" in the last {since}" if since else "" if job.job.HasField("end_time") else " so far"
             screen.stderr().print(f"Job {job.name} has printed nothing{when}.", markup=False)
 
-    with_client(controller, action)
+    with_client(action)
 
 
 def _nothing(job: Job) -> Failure:

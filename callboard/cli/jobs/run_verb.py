@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, QuietOption
+from callboard.cli.options import takes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,6 +22,7 @@ def add_to(app: typer.Typer) -> None:
     )(run)
 
 
+@takes("controller", "quiet")
 def run(
     command: Annotated[
         list[str] | None,
@@ -58,8 +59,7 @@ def run(
         ),
     ] = False,
     ray: Annotated[
-        bool,
-        typer.Option("--ray", help="Run it on a Ray cluster of its own: a Ray node per node, RAY_ADDRESS is set."),
+        bool, typer.Option("--ray", help="Run it on a Ray cluster of its own: a Ray node per node, RAY_ADDRESS is set.")
     ] = False,
     working_dir: Annotated[
         Path | None,
@@ -71,8 +71,7 @@ def run(
         ),
     ] = None,
     env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="Variable for the program; may be repeated."),
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable for the program; may be repeated.")
     ] = None,
     restarts: Annotated[
         int, typer.Option("--restarts", metavar="N", help="Start it again after so many failures.", min=0, max=10_000)
@@ -103,8 +102,6 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Print the job's name and end; it runs on.", show_default=False)
     ] = False,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
 ) -> None:
     """Run a program on the cluster and follow it to its end.
 
@@ -149,6 +146,4 @@ def run(
         env=env or [],
         rank=None if tail == "all" else int(tail),
         detach=detach,
-        controller=controller,
-        quiet=quiet,
     )

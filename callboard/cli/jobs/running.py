@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 from callboard.cli.layouts.config_source import read_text
+from callboard.cli.options import wishes
 from callboard.cli.show import screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
@@ -55,8 +56,6 @@ def run(
     env: Sequence[str],
     rank: int | None,
     detach: bool,
-    controller: str,
-    quiet: bool,
 ) -> None:
     """Submits one job for each run and follows them; the first exit code that isn't 0 is the program's."""
     variables = dict(map(_variable, env))
@@ -103,22 +102,19 @@ def run(
         is_one = len(handles) == 1 and (rank is not None or component["workers"] == 1)
         with _cancelling(handles):
             slots = asyncio.Semaphore(_FOLLOWED)
-            codes = await asyncio.gather(
-                *(_Following(each, rank=rank, plain=is_one, quiet=quiet).run(slots) for each in handles)
-            )
+            codes = await asyncio.gather(*(_Following(each, rank=rank, plain=is_one).run(slots) for each in handles))
         raise typer.Exit(next((code for code in codes if code), 0))
 
-    with_client(controller, action)
+    with_client(action)
 
 
 class _Following:
     """One job on the screen, from its submit to its end."""
 
-    def __init__(self, job: JobHandle, *, rank: int | None, plain: bool, quiet: bool) -> None:
+    def __init__(self, job: JobHandle, *, rank: int | None, plain: bool) -> None:
         self._job = job
         self._rank = rank
         self._plain = plain
-        self._quiet = quiet
         self._said = ""
 
     async def run(self, slots: asyncio.Semaphore) -> int:
@@ -165,7 +161,7 @@ class _Following:
                 await self._job.refresh()
 
     def _say(self, text: str, *, always: bool = False) -> None:
-        if text != self._said and (always or not self._quiet):
+        if text != self._said and (always or not wishes.quiet):
             _tell(f"{self._job.name} {text}")
         self._said = text
 

@@ -9,16 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from callboard.cli import actions, completing
-from callboard.cli.options import (
-    ConfigPathOption,
-    ControllerOption,
-    Output,
-    OutputOption,
-    PoolOption,
-    QuietOption,
-    TimeoutOption,
-    WatchOption,
-)
+from callboard.cli.options import ConfigPathOption, PoolOption, TimeoutOption, reads, takes, writes
 
 app = typer.Typer(help="Submit, follow, change and end jobs; ask why they wait.", no_args_is_help=True)
 
@@ -37,6 +28,7 @@ class _Submit(TyperCommand):
 
 
 @app.command("submit", cls=_Submit, epilog="Example: callboard job submit train.yaml --wait")
+@takes("controller", "output", "quiet")
 def submit(
     arguments: Annotated[
         list[str] | None,
@@ -93,8 +85,7 @@ def submit(
     wait_end: Annotated[bool, typer.Option("--wait-end", hidden=True, help="The same as --wait=end.")] = False,
     timeout: TimeoutOption = 300.0,
     validate: Annotated[
-        bool,
-        typer.Option("--validate", help="Only check the job and show where it would run.", show_default=False),
+        bool, typer.Option("--validate", help="Only check the job and show where it would run.", show_default=False)
     ] = False,
     request_id: Annotated[
         str,
@@ -104,9 +95,6 @@ def submit(
             show_default=False,
         ),
     ] = "",
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    quiet: QuietOption = False,
 ) -> None:
     """Submit a job."""
     given = arguments or []
@@ -132,13 +120,11 @@ def submit(
         timeout_s=timeout,
         validate=validate,
         request_id=request_id,
-        controller=controller,
-        output=output,
-        quiet=quiet,
     )
 
 
 @app.command("list", epilog="Example: callboard job list --pool rlhf --state RUNNING")
+@reads
 def list_jobs(
     pool: PoolOption = "",
     state: Annotated[
@@ -146,26 +132,20 @@ def list_jobs(
         typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.", show_default=False),
     ] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.", show_default=False)] = False,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
 ) -> None:
     """List jobs, newest first."""
-    actions.jobs.show_list(pool=pool, states=state or [], every=every, controller=controller, output=output)
+    actions.jobs.show_list(pool=pool, states=state or [], every=every)
 
 
 @app.command("get", epilog="Example: callboard job get train-00 -o yaml")
-def get(
-    job: JobArgument,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
-) -> None:
+@reads
+def get(job: JobArgument) -> None:
     """Show one job: its workers, its past, what it waits for."""
-    actions.jobs.show(job, controller=controller, output=output)
+    actions.jobs.show(job)
 
 
 @app.command("cancel", epilog="Example: callboard job cancel rollout-00 --wait")
+@writes
 def cancel(
     job: JobArgument,
     reason: ReasonOption = "",
@@ -184,38 +164,24 @@ def cancel(
     ] = "",
     wait: WaitOption = False,
     timeout: TimeoutOption = 60.0,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a job as cancelled. Does nothing if it has ended."""
     actions.jobs.cancel(
-        job,
-        reason=reason,
-        destroy_placement_groups=destroy_pg,
-        grace=grace,
-        wait=wait,
-        timeout_s=timeout,
-        controller=controller,
-        quiet=quiet,
+        job, reason=reason, destroy_placement_groups=destroy_pg, grace=grace, wait=wait, timeout_s=timeout
     )
 
 
 @app.command("complete", epilog="Example: callboard job complete train-00")
+@writes
 def complete(
-    job: JobArgument,
-    reason: ReasonOption = "",
-    wait: WaitOption = False,
-    timeout: TimeoutOption = 60.0,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
+    job: JobArgument, reason: ReasonOption = "", wait: WaitOption = False, timeout: TimeoutOption = 60.0
 ) -> None:
     """End a job as succeeded. Does nothing if it has ended."""
-    actions.jobs.complete(job, reason=reason, wait=wait, timeout_s=timeout, controller=controller, quiet=quiet)
+    actions.jobs.complete(job, reason=reason, wait=wait, timeout_s=timeout)
 
 
 @app.command("preempt", epilog="Example: callboard job preempt rollout-00 --for train-00")
+@writes
 def preempt(
     job: JobArgument,
     for_job: Annotated[
@@ -228,46 +194,37 @@ def preempt(
         ),
     ] = "",
     reason: ReasonOption = "",
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Make a job yield now; it waits again with its first submit time."""
-    actions.jobs.preempt(job, for_job=for_job, reason=reason, controller=controller, quiet=quiet)
+    actions.jobs.preempt(job, for_job=for_job, reason=reason)
 
 
 @app.command("explain", epilog="Example: callboard job explain rollout-00")
-def explain(
-    job: JobArgument,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
-) -> None:
+@reads
+def explain(job: JobArgument) -> None:
     """Say why a job is where it is, and what would unblock it."""
-    actions.jobs.explain(job, controller=controller, output=output)
+    actions.jobs.explain(job)
 
 
 @app.command("watch", epilog="Example: callboard job watch train-00")
-def watch(job: JobArgument, controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+@takes("controller", "output")
+def watch(job: JobArgument) -> None:
     """Follow a job until it ends: state, workers, what it waits for.
 
     Ends with 0 if the job succeeded, 1 if it failed or was cancelled. JSON and YAML give one event each.
     """
-    actions.watching.watch(job, controller=controller, output=output)
+    actions.watching.watch(job)
 
 
 @app.command("result", epilog="Example: callboard job result train-00 -o json")
-def result(
-    job: JobArgument,
-    timeout: TimeoutOption = 60.0,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-) -> None:
+@takes("controller", "output")
+def result(job: JobArgument, timeout: TimeoutOption = 60.0) -> None:
     """Wait until a job ends, and show what its `entry` methods returned."""
-    actions.jobs.result(job, timeout_s=timeout, controller=controller, output=output)
+    actions.jobs.result(job, timeout_s=timeout)
 
 
 @app.command("logs", epilog="Example: callboard job logs train-00 --component actor --rank 0 --follow")
+@takes("controller")
 def logs(
     job: JobArgument,
     component: Annotated[
@@ -292,33 +249,23 @@ def logs(
         ),
     ] = None,
     attempt: Annotated[
-        int,
-        typer.Option("--attempt", metavar="N", help="Attempt of the job, from 1. Default: the newest.", min=0),
+        int, typer.Option("--attempt", metavar="N", help="Attempt of the job, from 1. Default: the newest.", min=0)
     ] = 0,
     since: Annotated[
         str,
         typer.Option("--since", metavar="DURATION", help="Only what was printed in the last 10m, 1h, …: all of it."),
     ] = "",
-    controller: ControllerOption = "",
 ) -> None:
     """Show what the workers of a job print, on whatever node.
 
     Works until the job is forgotten, also after it has ended and for earlier attempts. What can't be shown is named,
     with the reason.
     """
-    actions.job_logs.show(
-        job,
-        component=component,
-        rank=rank,
-        attempt=attempt,
-        follow=follow,
-        since=since,
-        tail=tail,
-        controller=controller,
-    )
+    actions.job_logs.show(job, component=component, rank=rank, attempt=attempt, follow=follow, since=since, tail=tail)
 
 
 @app.command("env", epilog="Example: callboard job env train-00 --component trainer --rank 0")
+@reads
 def env(
     name: JobArgument,
     component: Annotated[
@@ -327,28 +274,23 @@ def env(
     rank: Annotated[
         int, typer.Option("--rank", metavar="N", help="Only the worker of this rank; -1: all.", min=-1)
     ] = -1,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
 ) -> None:
     """Show the environment of a job's workers.
 
     As their nodes made it; values of secret variables are masked.
     """
-    actions.looking.environment(name, component=component, rank=rank, controller=controller, output=output)
+    actions.looking.environment(name, component=component, rank=rank)
 
 
 @app.command("scale", epilog="Example: callboard job scale train-00 rollout 4")
+@writes
 def scale(
     job: JobArgument,
     component: Annotated[str, typer.Argument(metavar="COMPONENT", help="Name of an elastic component.")],
     workers: Annotated[int, typer.Argument(metavar="N", help="How many workers it should have.", min=0)],
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Say how many workers an elastic component should have.
 
     The highest ranks leave first.
     """
-    actions.jobs.scale(job, component=component, workers=workers, controller=controller, quiet=quiet)
+    actions.jobs.scale(job, component=component, workers=workers)

@@ -62,7 +62,7 @@ def live_cluster(controller: str) -> ClusterSource:
     async def action(client: Client) -> ClusterSource:
         return _source_of(await client.list_nodes(), client.address)
 
-    return with_client(controller, action)
+    return with_client(action, controller)
 
 
 def _source_of(nodes: Sequence[Node], address: str) -> ClusterSource:
@@ -90,9 +90,7 @@ def _source_of(nodes: Sequence[Node], address: str) -> ClusterSource:
     if busy:
         notes.append(f"{busy} of the GPUs are in use now; a job with this placement has to wait for them or preempt")
     return ClusterSource(
-        nodes=tuple(_node(node) for node in ready),
-        revision=max(node.revision for node in ready),
-        notes=tuple(notes),
+        nodes=tuple(_node(node) for node in ready), revision=max(node.revision for node in ready), notes=tuple(notes)
     )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from callboard.cli.layouts import placement_svg, placement_views
 from callboard.cli.layouts.config_source import rl_config
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.show.file_faults import refuse, warn
@@ -35,7 +35,6 @@ def show(
     config_path: Path | None,
     nodes: str,
     controller: str,
-    output: Output,
     svg: Path | None,
 ) -> None:
     """Shows the placement of a file; ends with 2 and every fault if it has some."""
@@ -57,7 +56,7 @@ def show(
         if faults:
             refuse(name, text, faults)
         try:
-            cluster = with_client(controller, live_cluster)
+            cluster = with_client(live_cluster)
         except typer.Exit as ended:
             if ended.exit_code == UNREACHABLE:
                 screen.stderr().print("   or: Describe the nodes, as in --nodes 8+8.", markup=False)
@@ -73,7 +72,7 @@ def show(
         with failing_in_words():
             _write(svg, placement_svg.draw(plan, title=name))
     warn(name, text, plan.warnings)
-    _print(plan, output)
+    _print(plan)
 
 
 async def refuse_placement(client: Client, name: str, text: str) -> None:
@@ -147,16 +146,13 @@ def _type(node: node_pb2.Node, model: str) -> str:
     return "gpu" if node.simulated or not model else model.lower()
 
 
-def _print(plan: PlacementPlan, output: Output) -> None:
-    if output is Output.JSON:
-        printing.print_json(placement_views.plain(plan))
-    elif output is Output.YAML:
-        printing.print_yaml(placement_views.plain(plan))
-    else:
-        wide = output is Output.WIDE
-        console = screen.stdout(wide=wide)
-        for part in placement_views.plan_view(plan, width=console.width, wide=wide):
-            console.print(part)
+def _print(plan: PlacementPlan) -> None:
+    if wishes.for_program:
+        printing.print_data(placement_views.plain(plan))
+        return
+    console = screen.stdout(wide=wishes.wide)
+    for part in placement_views.plan_view(plan, width=console.width, wide=wishes.wide):
+        console.print(part)
 
 
 def _write(file: Path, text: str) -> None:

@@ -50,11 +50,7 @@ def draw(plan: PlacementPlan, *, title: str) -> str:
         y += 28
     total = plan.cluster.num_accelerators
     said = f"{plan.mode.value} · {len(plan.demand)} of {plan.cluster.num_nodes} nodes · {plan.gpus} of {total} GPUs"
-    head = [
-        _text(24, 34, title, size=18, weight="600"),
-        _text(24, 56, said, fill=_FAINT),
-        *_legend(plan, fills, width),
-    ]
+    head = [_text(24, 34, title, size=18, weight="600"), _text(24, 56, said, fill=_FAINT), *_legend(plan, fills, width)]
     font = "Inter, Helvetica, Arial, sans-serif"
     return svg.document(width, y + 10, [*head, *body], font=font, title=f"Placement of {title}")
 

@@ -36,7 +36,7 @@ def show(
         ),
     ] = "",
     controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
+    _output: OutputOption = Output.TABLE,
     svg: Annotated[
         Path | None,
         typer.Option(
@@ -54,6 +54,5 @@ def show(
         config_path=config_path,
         nodes=nodes,
         controller=controller,
-        output=output,
         svg=svg,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from callboard.cli.options import Output, wishes
+from callboard.cli.options import wishes
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, as_json, lines, of_faults
-from callboard.cli.show.printing import print_json, print_yaml
+from callboard.cli.show.printing import show_result
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.colocation import member_names
 from callboard.model.faults import Fault, InvalidInput
@@ -27,10 +27,13 @@ from callboard.model.roles import PRESETS
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler.account.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 Result = TypeVar("Result")
 
 
-def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
+def show(file: Path, *, nodes: str, roles: Path | None) -> None:
     """Shows the plan of a file; ends with 3 if it doesn't fit."""
     try:
         source = _read(file)
@@ -55,17 +58,15 @@ def show(file: Path, *, nodes: str, roles: Path | None, output: Output) -> None:
             typer.echo(line, err=True)
         raise typer.Exit(BAD_INPUT) from error
     value = as_plain(spec, plan)
-    if output is Output.JSON:
-        print_json(value)
-    elif output is Output.YAML:
-        print_yaml(value)
-    else:
-        from callboard.cli.layouts.plan_views import plan_view  # noqa: PLC0415 - what people read needs more
-        from callboard.cli.show.screen import stdout  # noqa: PLC0415 - as above
-
-        stdout(wide=output is Output.WIDE).print(plan_view(value))
+    show_result(value, lambda _: _picture(value))
     if plan is not None and not plan.fits:
         raise typer.Exit(NO_PLAN)
+
+
+def _picture(value: dict[str, Any]) -> RenderableType:
+    from callboard.cli.layouts.plan_views import plan_view  # noqa: PLC0415 - what people read needs more
+
+    return plan_view(value)
 
 
 def _all_read(

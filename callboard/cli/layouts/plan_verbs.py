@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import Output, OutputOption
+from callboard.cli.options import takes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
     )(plan)
 
 
+@takes("output")
 def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON file with the job; - reads the input.")],
     nodes: Annotated[
@@ -40,10 +41,9 @@ def plan(
             help="YAML file with presets of further roles, as the controller has; and with nodes.",
         ),
     ] = None,
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Say what a job needs per component and pool, where it would go on a cluster, what is left and what doesn't fit.
 
     Asks no controller. Nodes with GPUs are in the node group gpu, those without in cpu. Exit code 3: it does not fit.
     """
-    actions.plan.show(file, nodes=nodes, roles=roles, output=output)
+    actions.plan.show(file, nodes=nodes, roles=roles)

@@ -92,11 +92,7 @@ async def _end_recorded(record: ClusterRecord, *, hurry: asyncio.Event) -> None:
     agents = [entry.process for entry in programs if entry.role != CONTROLLER_ROLE]
     tree = descendants([*agents, *controllers])
     # Ray's head is on the first node: the others' Ray would wait for it in vain if it went first.
-    for group, grace_s in (
-        (agents[1:], AGENT_GRACE_S),
-        (agents[:1], AGENT_GRACE_S),
-        (controllers, CONTROLLER_GRACE_S),
-    ):
+    for group, grace_s in ((agents[1:], AGENT_GRACE_S), (agents[:1], AGENT_GRACE_S), (controllers, CONTROLLER_GRACE_S)):
         await _end_group(group, grace_s, hurry, tree)
     left = await _what_is_left(record, tree)
     remove_directory(record.directory)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
+from callboard.cli.options import reads, writes
 
 app = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
 
@@ -15,50 +15,37 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the nod
 
 
 @app.command("list", epilog="Example: callboard node list")
+@reads
 def list_nodes(
     every: Annotated[bool, typer.Option("--all", "-a", help="Also nodes that have left.", show_default=False)] = False,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
 ) -> None:
     """List nodes with what is used on each."""
-    actions.nodes.show_list(every=every, controller=controller, output=output)
+    actions.nodes.show_list(every=every)
 
 
 @app.command("get", epilog="Example: callboard node get node-0 -o yaml")
-def get(
-    node: NodeArgument,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
-) -> None:
+@reads
+def get(node: NodeArgument) -> None:
     """Show one node: what it has, and who is on which device."""
-    actions.nodes.show(node, controller=controller, output=output)
+    actions.nodes.show(node)
 
 
 @app.command("cordon", epilog="Example: callboard node cordon node-0")
-def cordon(
-    node: NodeArgument,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
-) -> None:
+@writes
+def cordon(node: NodeArgument) -> None:
     """Start nothing new on a node; what runs there goes on."""
-    actions.nodes.cordon(node, controller=controller, quiet=quiet)
+    actions.nodes.cordon(node)
 
 
 @app.command("uncordon", epilog="Example: callboard node uncordon node-0")
-def uncordon(
-    node: NodeArgument,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
-) -> None:
+@writes
+def uncordon(node: NodeArgument) -> None:
     """Take a cordon or a drain back."""
-    actions.nodes.uncordon(node, controller=controller, quiet=quiet)
+    actions.nodes.uncordon(node)
 
 
 @app.command("drain", epilog="Example: callboard node drain node-0 --deadline 30s")
+@writes
 def drain(
     node: NodeArgument,
     within: Annotated[
@@ -73,20 +60,13 @@ def drain(
     ] = "",
     reason: Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)] = "",
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs there any more.")] = True,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """Start nothing new on a node; what runs there yields, with notice."""
-    actions.nodes.drain(node, within=within, reason=reason, wait=wait, controller=controller, quiet=quiet)
+    actions.nodes.drain(node, within=within, reason=reason, wait=wait)
 
 
 @app.command("remove", epilog="Example: callboard node remove node-0")
-def remove(
-    node: NodeArgument,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
-) -> None:
+@writes
+def remove(node: NodeArgument) -> None:
     """Forget a node that is lost or has left."""
-    actions.nodes.remove(node, controller=controller, quiet=quiet)
+    actions.nodes.remove(node)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import Output, OutputOption, QuietOption
+from callboard.cli.options import takes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
     )(replay)
 
 
+@takes("output", "quiet")
 def replay(
     state_dir: Annotated[
         Path, typer.Argument(metavar="STATE_DIR", help="State directory of a controller. It may be running.")
@@ -38,12 +39,10 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    output: OutputOption = Output.TABLE,
-    quiet: QuietOption = False,
 ) -> None:
     """Decide again, offline, what a controller decided, and print each decision with its reasons.
 
     The journal holds the newest events that were decided. The same events on the same records give the same decisions;
     where one differs, this is printed and the exit code is 1.
     """
-    actions.replaying.run(state_dir, until=until, explain=explain, output=output, quiet=quiet)
+    actions.replaying.run(state_dir, until=until, explain=explain)

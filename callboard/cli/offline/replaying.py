@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, FAILED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
@@ -22,10 +22,9 @@ from callboard.scheduler import Refusal
 from callboard.scheduler.account.explain import Explanation
 
 
-def run(state_dir: Path, *, until: int | None, explain: int | None, output: Output, quiet: bool) -> None:
+def run(state_dir: Path, *, until: int | None, explain: int | None) -> None:
     """Replays a journal; ends with 1 if a decision differs."""
     last = explain if explain is not None else until
-    as_data = output in (Output.JSON, Output.YAML)
     decisions = differences = 0
     shown: list[dict[str, Any]] = []
     console = screen.stdout()
@@ -36,18 +35,18 @@ def run(state_dir: Path, *, until: int | None, explain: int | None, output: Outp
                 differences += bool(step.differences)
                 if explain is not None and not step.considered and step.revision < explain:
                     continue
-                if as_data:
+                if wishes.for_program:
                     shown.append(_plain(step))
-                elif not quiet or step.differences:
+                elif not wishes.quiet or step.differences:
                     for indent, line in _lines(step):
                         _print(console, indent, line)
         except StoreFailed as error:
             raise CommandFailed(
                 Failure("The journal can't be replayed.", f"{error.path}: {error.why}.", error.remedy, BAD_INPUT)
             ) from error
-    if as_data:
+    if wishes.for_program:
         whole = {"decisions": decisions, "differing": differences, "steps": shown}
-        printing.print_json(whole) if output is Output.JSON else printing.print_yaml(whole)
+        printing.print_data(whole)
     else:
         what = "all as they were" if not differences else f"{differences} of them differ"
         console.print(f"{decisions} decisions replayed, {what}.", markup=False, highlight=False)

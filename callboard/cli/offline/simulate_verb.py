@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import Output, OutputOption, QuietOption
+from callboard.cli.options import takes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -19,6 +19,7 @@ def add_to(app: typer.Typer) -> None:
     )(simulate)
 
 
+@takes("output", "quiet")
 def simulate(
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Seed of all random choices; the same seed gives the same run.")
@@ -83,8 +84,6 @@ def simulate(
             max=86_400.0,
         ),
     ] = 60.0,
-    output: OutputOption = Output.TABLE,
-    quiet: QuietOption = False,
 ) -> None:
     """Run the real scheduler, journal and protocol in a virtual cluster, and check every rule on the way.
 
@@ -100,6 +99,4 @@ def simulate(
         faults=faults,
         schedules=range(schedule, schedule + schedules),
         shrink_s=shrink_s,
-        output=output,
-        quiet=quiet,
     )

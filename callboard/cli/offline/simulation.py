@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
@@ -40,8 +40,6 @@ def run(
     faults: str,
     schedules: Sequence[int],
     shrink_s: float,
-    output: Output,
-    quiet: bool,
 ) -> None:
     """Runs one simulation, in one interleaving after the other; ends with 1 if a rule was broken."""
     if hours is None and events is None and jobs is None:
@@ -55,7 +53,7 @@ def run(
             ) from error
     options = SimulationOptions(seed=seed, hours=hours, events=events, jobs=jobs, nodes=nodes, faults=chosen)
     shrunk: Shrunk | None = None
-    progress = None if quiet else _progress()
+    progress = None if wishes.quiet else _progress()
     try:
         tried = choices = 0
         while True:
@@ -65,14 +63,14 @@ def run(
             if report.failure is not None or tried == len(schedules):
                 break
         if report.failure is not None and shrink_s:
-            if not quiet:
+            if not wishes.quiet:
                 screen.stderr().print(f"a rule was broken; looks for the least that breaks it ({shrink_s:g} s)")
             shrunk = shrink(options, within_s=shrink_s)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    if output in (Output.JSON, Output.YAML):
+    if wishes.for_program:
         plain = {**report.as_plain(), "schedules": tried, "scenario": shrunk.scenario if shrunk is not None else ""}
-        (printing.print_json if output is Output.JSON else printing.print_yaml)(plain)
+        printing.print_data(plain)
     else:
         _show(report, tried, choices)
         if report.failure is not None:

@@ -9,11 +9,12 @@ from typing import Any
 import typer
 
 from callboard.cli.jobs.actions import read_file
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.pools import views as pool_views
-from callboard.cli.show import printing, screen
+from callboard.cli.show import screen
 from callboard.cli.show.plain import message_of, plain, spec_of_printed
-from callboard.cli.show.session import with_client
+from callboard.cli.show.printing import show_result
+from callboard.cli.show.session import connected, with_client
 from callboard.client.client import Client
 from callboard.model.describe import pool_to_mapping
 from callboard.v1 import pool_pb2
@@ -22,16 +23,7 @@ from callboard.wire.pool import pool_spec_from_proto
 
 
 def create(
-    name: str,
-    *,
-    file: Path | None,
-    nominal: Mapping[str, str],
-    cohort: str,
-    limits: Mapping[str, str],
-    validate: bool,
-    controller: str,
-    output: Output,
-    quiet: bool,
+    name: str, *, file: Path | None, nominal: Mapping[str, str], cohort: str, limits: Mapping[str, str], validate: bool
 ) -> None:
     """Makes a pool from a file, or from a name and quotas."""
     stated: dict[str, Any] = {}
@@ -55,9 +47,9 @@ def create(
         if validate:
             screen.stderr().print("The pool could be made.")
         else:
-            print_pool(pool, output, quiet=quiet)
+            print_pool(pool)
 
-    with_client(controller, action)
+    with_client(action)
 
 
 def _amounts_of(text: str, field: str) -> dict[str, str]:
@@ -84,41 +76,25 @@ def read_pool(file: Path) -> Mapping[str, Any]:
     return pool_to_mapping(pool_spec_from_proto(str(found.get("name")).removeprefix("pools/"), spec))
 
 
-def show_list(*, controller: str, output: Output) -> None:
+@connected
+async def show_list(client: Client) -> None:
     """Lists pools."""
-
-    async def action(client: Client) -> None:
-        pools = await client.list_pools()
-        if output is Output.JSON:
-            printing.print_json([plain(pool) for pool in pools])
-        elif output is Output.YAML:
-            printing.print_yaml([plain(pool) for pool in pools])
-        elif pools:
-            screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_table(pools, wide=output is Output.WIDE))
-        else:
-            screen.stderr().print(f"No pools at {client.address}. `callboard pool create` makes one.")
-
-    with_client(controller, action)
+    pools = await client.list_pools()
+    show_result(
+        [plain(pool) for pool in pools],
+        lambda wide: pool_views.pool_table(pools, wide=wide),
+        empty=f"No pools at {client.address}. `callboard pool create` makes one.",
+    )
 
 
-def show(name: str, *, controller: str, output: Output) -> None:
+@connected
+async def show(client: Client, name: str) -> None:
     """Shows one pool."""
-
-    async def action(client: Client) -> None:
-        pool = await client.get_pool(name)
-        if output in (Output.JSON, Output.YAML):
-            print_pool(pool, output, quiet=False)
-        else:
-            screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_view(pool, wide=output is Output.WIDE))
-
-    with_client(controller, action)
+    pool = await client.get_pool(name)
+    show_result(plain(pool), lambda wide: pool_views.pool_view(pool, wide=wide))
 
 
-def print_pool(pool: Pool, output: Output, *, quiet: bool) -> None:
+def print_pool(pool: Pool) -> None:
     """Prints a pool that was made or changed."""
-    if output is Output.JSON:
-        printing.print_json(plain(pool))
-    elif output is Output.YAML:
-        printing.print_yaml(plain(pool))
-    elif not quiet:
-        screen.stdout(wide=output is Output.WIDE).print(pool_views.pool_table([pool], wide=output is Output.WIDE))
+    if wishes.for_program or not wishes.quiet:
+        show_result(plain(pool), lambda wide: pool_views.pool_table([pool], wide=wide))

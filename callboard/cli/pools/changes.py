@@ -6,46 +6,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from callboard.cli.options import Output
 from callboard.cli.pools.actions import print_pool, read_pool
 from callboard.cli.show import screen
 from callboard.cli.show.changes import changed, is_file, read_changes
-from callboard.cli.show.session import with_client
-from callboard.cli.show.showing import done
+from callboard.cli.show.printing import done
+from callboard.cli.show.session import connected
 from callboard.client.client import Client
 from callboard.model.describe import pool_to_mapping
 from callboard.v1.pool_pb2 import Pool
 from callboard.wire.pool import pool_spec_from_proto
 
 
-def change(
-    name: str, changes: Sequence[str], *, etag: str, validate: bool, controller: str, output: Output, quiet: bool
-) -> None:
+@connected
+async def change(client: Client, name: str, changes: Sequence[str], *, etag: str, validate: bool) -> None:
     """Changes a pool: from a file, or single fields of it."""
-
-    async def action(client: Client) -> None:
-        if is_file(changes):
-            spec: Mapping[str, Any] = {**read_pool(Path(changes[0])), "name": name}
-            pool = await client.update_pool(spec, etag=etag, validate_only=validate)
-        else:
-            pool = await _change_fields(client, name, read_changes(changes), etag=etag, validate=validate)
-        if validate:
-            screen.stderr().print("The pool could be changed.")
-        else:
-            print_pool(pool, output, quiet=quiet)
-
-    with_client(controller, action)
+    if is_file(changes):
+        spec: Mapping[str, Any] = {**read_pool(Path(changes[0])), "name": name}
+        pool = await client.update_pool(spec, etag=etag, validate_only=validate)
+    else:
+        pool = await _change_fields(client, name, read_changes(changes), etag=etag, validate=validate)
+    if validate:
+        screen.stderr().print("The pool could be changed.")
+    else:
+        print_pool(pool)
 
 
-def delete(name: str, *, force: bool, controller: str, quiet: bool) -> None:
+@connected
+async def delete(client: Client, name: str, *, force: bool) -> None:
     """Deletes a pool."""
-
-    async def action(client: Client) -> None:
-        pool = await client.delete_pool(name, force=force)
-        rest = "is gone" if pool is None else "takes no more jobs and goes with the last of those in it"
-        done(pool or {"name": f"pools/{name}", "removed": True}, f"Pool {name} {rest}.", quiet=quiet)
-
-    with_client(controller, action)
+    pool = await client.delete_pool(name, force=force)
+    rest = "is gone" if pool is None else "takes no more jobs and goes with the last of those in it"
+    done(pool or {"name": f"pools/{name}", "removed": True}, f"Pool {name} {rest}.")
 
 
 async def _change_fields(

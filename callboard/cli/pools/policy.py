@@ -7,50 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from callboard.cli.jobs.actions import read_file
-from callboard.cli.options import Output
-from callboard.cli.show import printing, screen
+from callboard.cli.options import wishes
+from callboard.cli.show import screen
 from callboard.cli.show.changes import changed, is_file, read_changes
-from callboard.cli.show.session import with_client
+from callboard.cli.show.printing import show_result
+from callboard.cli.show.session import connected
 from callboard.client.client import Client
 from callboard.model.durations import format_duration_ms
 from callboard.model.policy import PreemptionPolicy
 from callboard.model.quantities import MILLI
 
 
-def show(*, controller: str, output: Output) -> None:
+@connected
+async def show(client: Client) -> None:
     """Shows the policy."""
-
-    async def action(client: Client) -> None:
-        _print(await client.get_policy(), output)
-
-    with_client(controller, action)
+    _print(await client.get_policy())
 
 
-def change(changes: Sequence[str], *, validate: bool, controller: str, output: Output, quiet: bool) -> None:
+@connected
+async def change(client: Client, changes: Sequence[str], *, validate: bool) -> None:
     """Sets the policy from a file, or changes single fields of it."""
-
-    async def action(client: Client) -> None:
-        if is_file(changes):
-            wanted: Mapping[str, Any] = read_file(Path(changes[0]))
-        else:
-            wanted = changed(policy_mapping(await client.get_policy()), read_changes(changes))
-        policy = await client.set_policy(wanted, validate_only=validate)
-        if validate:
-            screen.stderr().print("The policy could be set.")
-        elif not quiet:
-            _print(policy, output)
-
-    with_client(controller, action)
-
-
-def _print(policy: PreemptionPolicy, output: Output) -> None:
-    mapping = policy_mapping(policy)
-    if output is Output.JSON:
-        printing.print_json(mapping)
-    elif output is Output.YAML:
-        printing.print_yaml(mapping)
+    if is_file(changes):
+        wanted: Mapping[str, Any] = read_file(Path(changes[0]))
     else:
-        screen.stdout().print(screen.facts((name, _words(value)) for name, value in mapping.items()))
+        wanted = changed(policy_mapping(await client.get_policy()), read_changes(changes))
+    policy = await client.set_policy(wanted, validate_only=validate)
+    if validate:
+        screen.stderr().print("The policy could be set.")
+    elif not wishes.quiet:
+        _print(policy)
+
+
+def _print(policy: PreemptionPolicy) -> None:
+    mapping = policy_mapping(policy)
+    show_result(mapping, lambda _: screen.facts((name, _words(value)) for name, value in mapping.items()))
 
 
 def _words(value: Any) -> str:

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import ControllerOption, Output, OutputOption, QuietOption, WatchOption
+from callboard.cli.options import reads, takes, writes
 
 app = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
 
 
 @app.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
+@takes("controller", "output", "quiet")
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool; may stand in the file instead.")] = "",
     file: Annotated[
@@ -52,9 +53,6 @@ def create(
     validate: Annotated[
         bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
     ] = False,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    quiet: QuietOption = False,
 ) -> None:
     """Make a pool. One that exists with an equal spec is left as it is."""
     actions.pools.create(
@@ -64,32 +62,27 @@ def create(
         cohort=cohort,
         limits={"borrow_limit": borrow_limit, "lend_limit": lend_limit},
         validate=validate,
-        controller=controller,
-        output=output,
-        quiet=quiet,
     )
 
 
 @app.command("list", epilog="Example: callboard pool list")
-def list_pools(
-    controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False
-) -> None:
+@reads
+def list_pools() -> None:
     """List pools with what is used of their quota."""
-    actions.pools.show_list(controller=controller, output=output)
+    actions.pools.show_list()
 
 
 @app.command("get", epilog="Example: callboard pool get rlhf -o yaml")
+@reads
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
 ) -> None:
     """Show one pool: quota, usage, placement groups."""
-    actions.pools.show(name, controller=controller, output=output)
+    actions.pools.show(name)
 
 
 @app.command("set", epilog="Example: callboard pool set rlhf nominal.cpu=8 pg_pool.max_dynamic=4")
+@takes("controller", "output", "quiet")
 def set_pool(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
     changes: Annotated[
@@ -108,25 +101,18 @@ def set_pool(
     validate: Annotated[
         bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
     ] = False,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    quiet: QuietOption = False,
 ) -> None:
     """Change a pool: as a whole from a file, or single fields. What runs goes on."""
-    actions.pool_changes.change(
-        name, changes, etag=etag, validate=validate, controller=controller, output=output, quiet=quiet
-    )
+    actions.pool_changes.change(name, changes, etag=etag, validate=validate)
 
 
 @app.command("delete", epilog="Example: callboard pool delete rlhf --force")
+@writes
 def delete(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
     force: Annotated[
         bool, typer.Option("--force", help="Also cancel the jobs in the pool.", show_default=False)
     ] = False,
-    controller: ControllerOption = "",
-    quiet: QuietOption = False,
-    _output: OutputOption = Output.TABLE,
 ) -> None:
     """End a pool. Refused while jobs are in it, unless forced."""
-    actions.pool_changes.delete(name, force=force, controller=controller, quiet=quiet)
+    actions.pool_changes.delete(name, force=force)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
@@ -17,6 +18,7 @@ from callboard.client.client import Client
 from callboard.client.errors import Unreachable
 from callboard.wire.refusals import CallboardError
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 CALL_TIMEOUT_S = 15.0
@@ -32,17 +34,27 @@ RETRY_S = 1.0
 """How long a verb waits for a controller that is away. A person learns soon that it is."""
 
 
-def with_client(controller: str, action: Callable[[Client], Awaitable[Result]]) -> Result:
+def connected(action: Callable[Concatenate[Client, Given], Awaitable[Result]]) -> Callable[Given, Result]:
+    """What a verb does, without the client that its action needs; see :func:`with_client`."""
+
+    @functools.wraps(action)
+    def run_connected(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return with_client(lambda client: action(client, *args, **kwargs))
+
+    return run_connected
+
+
+def with_client(action: Callable[[Client], Awaitable[Result]], controller: str = "") -> Result:
     """Runs ``action`` with a client of the controller that is meant; ends the program if it fails.
 
     Args:
-        controller: address as stated; empty: find it.
         action: what to do.
+        controller: its address; empty: as the command line says, else find it.
     """
 
     async def connected() -> Result:
         try:
-            client = Client(controller or None, timeout=CALL_TIMEOUT_S, retry=RETRY_S)
+            client = Client(controller or wishes.controller or None, timeout=CALL_TIMEOUT_S, retry=RETRY_S)
         except EXPECTED as error:
             raise _exit(error, "") from error
         async with client:
@@ -112,3 +124,18 @@ async def _described(client: Client) -> str:
     names = ", ".join(words.node_id(node) for node in nodes[:8]) or "no node"
     more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
     return f"{client.address} ({client.target.source}) with {names}{more}"
+
+
+@asynccontextmanager
+async def waiting(what: str) -> AsyncIterator[None]:
+    """A spinner on a terminal, one line elsewhere, nothing when quiet: shows ``what`` as long as the block runs."""
+    if wishes.quiet:
+        yield
+        return
+    console = screen.stderr()
+    if not console.is_terminal:
+        console.print(f"{what} …")
+        yield
+        return
+    with console.status(f"{what} …"):
+        yield

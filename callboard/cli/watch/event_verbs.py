@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, JobOption, Output, OutputOption
+from callboard.cli.options import JobOption, takes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -16,6 +16,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("audit", epilog="Example: callboard audit --who alice")(audit)
 
 
+@takes("controller", "output")
 def events(
     follow: Annotated[
         bool,
@@ -34,18 +35,15 @@ def events(
         ),
     ] = None,
     job: JobOption = "",
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what changed in the cluster, oldest first."""
-    actions.events.show(follow=follow, last=last, types=kind or [], job=job, controller=controller, output=output)
+    actions.events.show(follow=follow, last=last, types=kind or [], job=job)
 
 
+@takes("controller", "output")
 def audit(
     last: Annotated[int, typer.Option("--last", "-n", metavar="N", help="The last N.", min=1, max=1000)] = 20,
     who: Annotated[str, typer.Option("--who", metavar="NAME", help="Only what this client did.")] = "",
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show who changed what, when and from where."""
-    actions.events.show_audit(last=last, who=who, controller=controller, output=output)
+    actions.events.show_audit(last=last, who=who)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import yaml
 from rich.text import Text
 
-from callboard.cli.options import Output
+from callboard.cli.options import Output, wishes
 from callboard.cli.show import printing, screen, words
 from callboard.cli.show.plain import plain
 from callboard.v1.event_pb2 import Event
 
 
-def print_event(event: Event, output: Output) -> None:
+def print_event(event: Event) -> None:
     """Prints one event, complete in itself: others may follow."""
-    if output is Output.JSON:
+    if wishes.output is Output.JSON:
         printing.print_json(plain(event), compact=True)
-    elif output is Output.YAML:
+    elif wishes.output is Output.YAML:
         printing.print_yaml([plain(event)])
     else:
-        screen.stdout().print(event_line(event, wide=output is Output.WIDE), soft_wrap=True)
+        screen.stdout().print(event_line(event, wide=wishes.wide), soft_wrap=True)
 
 
 def event_line(event: Event, *, wide: bool) -> Text:

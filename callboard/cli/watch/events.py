@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from callboard.cli.options import Output
+from callboard.cli.options import Output, wishes
 from callboard.cli.show import printing, screen, words
 from callboard.cli.show.plain import plain
-from callboard.cli.show.session import with_client
+from callboard.cli.show.session import connected, with_client
 from callboard.cli.watch.event_views import print_event
 from callboard.client.client import Client
 
 
-def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller: str, output: Output) -> None:
+def show(*, follow: bool, last: int, types: Sequence[str], job: str) -> None:
     """Shows events, and goes on with ``follow``."""
     subject = f"jobs/{job}" if job else ""
 
@@ -21,40 +21,37 @@ def show(*, follow: bool, last: int, types: Sequence[str], job: str, controller:
         events = await client.list_events(types=types, subject=subject, newest=last) if last else []
         if not events and not follow:
             screen.stderr().print(f"No such events at {client.address}.")
-        if output is Output.JSON and not follow:
+        if wishes.output is Output.JSON and not follow:
             printing.print_json([plain(event) for event in events])
             return
         for event in events:
-            print_event(event, output)
+            print_event(event)
         if follow:
             start = events[-1].revision + 1 if events else 0
             async for event in client.watch(start_revision=start, types=types, subject=subject):
-                print_event(event, output)
+                print_event(event)
 
-    with_client(controller, action)
+    with_client(action)
 
 
-def show_audit(*, last: int, who: str, controller: str, output: Output) -> None:
+@connected
+async def show_audit(client: Client, *, last: int, who: str) -> None:
     """Shows who changed what."""
-
-    async def action(client: Client) -> None:
-        entries = (await client.audit(last=last, who=who))[::-1]
-        if output in (Output.JSON, Output.YAML):
-            (printing.print_json if output is Output.JSON else printing.print_yaml)([plain(each) for each in entries])
-            return
-        columns = ["TIME", "WHO", "ROLE", "METHOD", "SUBJECT", "RESULT", "FROM"]
-        rows: list[list[Any]] = [
-            [
-                words.clock(each.time),
-                each.who,
-                each.role,
-                each.method,
-                each.subject,
-                f"{each.code}: {each.why}" if each.why else each.code,
-                each.peer,
-            ]
-            for each in entries
+    entries = (await client.audit(last=last, who=who))[::-1]
+    if wishes.for_program:
+        printing.print_data([plain(each) for each in entries])
+        return
+    columns = ["TIME", "WHO", "ROLE", "METHOD", "SUBJECT", "RESULT", "FROM"]
+    rows: list[list[Any]] = [
+        [
+            words.clock(each.time),
+            each.who,
+            each.role,
+            each.method,
+            each.subject,
+            f"{each.code}: {each.why}" if each.why else each.code,
+            each.peer,
         ]
-        screen.stdout().print(screen.table(columns, rows))
-
-    with_client(controller, action)
+        for each in entries
+    ]
+    screen.stdout().print(screen.table(columns, rows))

@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.text import Text
 
 from callboard.cli.jobs.pending import with_reasons
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
 from callboard.cli.show.failing import FAILED
 from callboard.cli.show.plain import plain
-from callboard.cli.show.session import with_client
-from callboard.cli.show.showing import show
+from callboard.cli.show.printing import show_result
+from callboard.cli.show.session import connected, with_client
 from callboard.cli.watch.looking_views import environment_view, findings_view, top_view
 from callboard.client.client import Client, ray_of
 from callboard.client.diagnosis import Evidence, diagnose
@@ -31,28 +31,25 @@ _RECENT_FAILURES = 20
 """Newest failed jobs whose story is looked at."""
 
 
-def top(*, job: str, once: bool, interval_s: float, controller: str, output: Output) -> None:
+@connected
+async def top(client: Client, *, job: str, once: bool, interval_s: float) -> None:
     """Shows loads, once or until Ctrl-C."""
-
-    async def action(client: Client) -> None:
-        if output in (Output.JSON, Output.YAML):
-            jobs, seen, silent = await _loads(client, job)
-            show(_plain_top(jobs, seen, silent), output, lambda _: "")
-            return
-        console = screen.stdout(wide=output is Output.WIDE)
-        if once or not console.is_terminal:
-            console.print(top_view(*await _loads(client, job)))
-            return
-        with Live(console=console, auto_refresh=False, screen=False) as live:
-            while True:
-                picture: RenderableType = top_view(*await _loads(client, job))
-                live.update(picture, refresh=True)
-                await asyncio.sleep(interval_s)
-
-    with_client(controller, action)
+    if wishes.for_program:
+        jobs, seen, silent = await _loads(client, job)
+        show_result(_plain_top(jobs, seen, silent), lambda _: "")
+        return
+    console = screen.stdout(wide=wishes.wide)
+    if once or not console.is_terminal:
+        console.print(top_view(*await _loads(client, job)))
+        return
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        while True:
+            picture: RenderableType = top_view(*await _loads(client, job))
+            live.update(picture, refresh=True)
+            await asyncio.sleep(interval_s)
 
 
-def doctor(*, controller: str, output: Output) -> None:
+def doctor() -> None:
     """Shows findings; ends with 1 if there are some."""
 
     async def action(client: Client) -> int:
@@ -74,63 +71,57 @@ def doctor(*, controller: str, output: Output) -> None:
                 {"kind": each.kind, "subject": each.subject, "what": each.what, "remedy": each.remedy} for each in found
             ],
         }
-        show(value, output, lambda _: findings_view(client.address, len(here), found))
+        show_result(value, lambda _: findings_view(client.address, len(here), found))
         return len(found)
 
-    if with_client(controller, action):
+    if with_client(action):
         raise typer.Exit(FAILED)
 
 
-def environment(name: str, *, component: str, rank: int, controller: str, output: Output) -> None:
+@connected
+async def environment(client: Client, name: str, *, component: str, rank: int) -> None:
     """Shows the variables of a job's workers, secret values masked."""
-
-    async def action(client: Client) -> None:
-        job = (await client.get_job(name)).job
-        chosen = [
-            worker
-            for worker in job.workers
-            if component in ("", worker.key.component, *worker.members)
-            and rank in (-1, worker.key.rank)
-            and words.may_run(worker)
-        ]
-        here = {worker.allocation.node_id for worker in chosen if worker.allocation.node_id}
-        one: dict[str, Any] = {"component": component, "rank": None if rank < 0 else rank}
-        seen, silent = await _inspected(client, sorted(here), job=job.uid, environment=True, **one)
-        untold = [f"{node_id}: {text}" for node_id, inspection in seen.items() for text in inspection.unknown]
-        if output in (Output.JSON, Output.YAML):
-            untold += [f"{node_id} could not be asked: {why}" for node_id, why in silent.items()]
-        for text in untold:
-            screen.stderr().print(text, markup=False, soft_wrap=True)
-        variables = {
-            (look.worker.component, look.worker.rank, look.generation): dict(look.environment)
-            for inspection in seen.values()
-            for look in inspection.workers
-        }
-        found = [
-            (worker, variables.get((worker.key.component, worker.key.rank, worker.generation), {})) for worker in chosen
-        ]
-        value = [
-            {"component": worker.key.component, "rank": worker.key.rank, "environment": dict(sorted(known.items()))}
-            for worker, known in found
-            if known
-        ]
-        show(value, output, lambda _: environment_view(job, found, silent))
-
-    with_client(controller, action)
+    job = (await client.get_job(name)).job
+    chosen = [
+        worker
+        for worker in job.workers
+        if component in ("", worker.key.component, *worker.members)
+        and rank in (-1, worker.key.rank)
+        and words.may_run(worker)
+    ]
+    here = {worker.allocation.node_id for worker in chosen if worker.allocation.node_id}
+    one: dict[str, Any] = {"component": component, "rank": None if rank < 0 else rank}
+    seen, silent = await _inspected(client, sorted(here), job=job.uid, environment=True, **one)
+    untold = [f"{node_id}: {text}" for node_id, inspection in seen.items() for text in inspection.unknown]
+    if wishes.for_program:
+        untold += [f"{node_id} could not be asked: {why}" for node_id, why in silent.items()]
+    for text in untold:
+        screen.stderr().print(text, markup=False, soft_wrap=True)
+    variables = {
+        (look.worker.component, look.worker.rank, look.generation): dict(look.environment)
+        for inspection in seen.values()
+        for look in inspection.workers
+    }
+    found = [
+        (worker, variables.get((worker.key.component, worker.key.rank, worker.generation), {})) for worker in chosen
+    ]
+    value = [
+        {"component": worker.key.component, "rank": worker.key.rank, "environment": dict(sorted(known.items()))}
+        for worker, known in found
+        if known
+    ]
+    show_result(value, lambda _: environment_view(job, found, silent))
 
 
-def ray_env(*, controller: str, output: Output) -> None:
+@connected
+async def ray_env(client: Client) -> None:
     """Prints the variables by which Ray's own tools find the cluster."""
-
-    async def action(client: Client) -> None:
-        address, token_path = ray_of(client.target, await client.stats())
-        variables = {"RAY_ADDRESS": address}
-        if token_path:
-            variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
-        lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
-        show(variables, output, lambda _: Text(lines, no_wrap=True, overflow="ignore"))
-
-    with_client(controller, action)
+    address, token_path = ray_of(client.target, await client.stats())
+    variables = {"RAY_ADDRESS": address}
+    if token_path:
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
+    lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
+    show_result(variables, lambda _: Text(lines, no_wrap=True, overflow="ignore"))
 
 
 _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, JobOption, Output, OutputOption, WatchOption
+from callboard.cli.options import JobOption, reads, takes
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,14 +29,13 @@ def add_to(app: typer.Typer) -> None:
     )(doctor)
 
 
+@takes("controller", "output")
 def top(
     job: JobOption = "",
     once: Annotated[bool, typer.Option("--once", help="Show it once, then exit.", show_default=False)] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Refresh interval.", min=0.5, max=3600)
     ] = 2.0,
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
 
@@ -44,21 +43,23 @@ def top(
     what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json, yaml, a pipe)
     it is shown once.
     """
-    actions.looking.top(job=job, once=once, interval_s=interval, controller=controller, output=output)
+    actions.looking.top(job=job, once=once, interval_s=interval)
 
 
-def doctor(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:
+@reads
+def doctor() -> None:
     """Say what is not as it should be: foreign users of GPUs, actors and placement groups that the ledger doesn't know,
     workers that don't use their GPU, calls that queue, workers lost for lack of memory, jobs that wait.
 
     Exit code 1: something was found. Nothing is changed.
     """
-    actions.looking.doctor(controller=controller, output=output)
+    actions.looking.doctor()
 
 
-def ray_env(controller: ControllerOption = "", output: OutputOption = Output.TABLE) -> None:
+@takes("controller", "output")
+def ray_env() -> None:
     """Print `export` lines for a shell, so that `ray status`, `ray list` and `ray.init()` use this cluster's Ray.
 
     The token of a cluster that runs on this machine is found; elsewhere set RAY_AUTH_TOKEN_PATH yourself.
     """
-    actions.looking.ray_env(controller=controller, output=output)
+    actions.looking.ray_env()

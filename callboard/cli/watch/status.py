@@ -11,12 +11,12 @@ from rich.text import Text
 from callboard.cli.jobs import views as job_views
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.nodes import views as node_views
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.pools import views as pool_views
 from callboard.cli.show import printing, screen, words
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
-from callboard.cli.show.session import with_client
+from callboard.cli.show.session import connected
 from callboard.client.client import Client
 from callboard.client.cluster_calls import ObjectStore
 from callboard.model.quantities import format_memory
@@ -36,33 +36,30 @@ _SHOWN_STORES = 6
 """Object stores on the screen, unless all are wanted."""
 
 
-def show(*, controller: str, output: Output) -> None:
+@connected
+async def show(client: Client) -> None:
     """Shows the cluster on one screen."""
-
-    async def action(client: Client) -> None:
-        # Beside everything else: what Ray says of itself is the slowest to come.
-        nodes = await client.list_nodes()
-        stats, pools, jobs, stores = await asyncio.gather(
-            client.stats(), client.list_pools(), client.list_jobs(states=words.LIVE_STATES), _stores(client, nodes)
+    # Beside everything else: what Ray says of itself is the slowest to come.
+    nodes = await client.list_nodes()
+    stats, pools, jobs, stores = await asyncio.gather(
+        client.stats(), client.list_pools(), client.list_jobs(states=words.LIVE_STATES), _stores(client, nodes)
+    )
+    if wishes.for_program:
+        everything = {
+            "controller": client.address,
+            "stats": plain(stats),
+            "nodes": [plain(node) for node in nodes],
+            "pools": [plain(pool) for pool in pools],
+            "jobs": [plain(job) for job in jobs],
+            "object_stores": None if isinstance(stores, str) else [asdict(store) for store in stores],
+            "object_stores_unknown": stores if isinstance(stores, str) else "",
+        }
+        printing.print_data(everything)
+    else:
+        jobs = await with_reasons(client, jobs)
+        screen.stdout(wide=wishes.wide).print(
+            _view(client.address, stats, nodes, pools, jobs, stores, wide=wishes.wide)
         )
-        if output in (Output.JSON, Output.YAML):
-            everything = {
-                "controller": client.address,
-                "stats": plain(stats),
-                "nodes": [plain(node) for node in nodes],
-                "pools": [plain(pool) for pool in pools],
-                "jobs": [plain(job) for job in jobs],
-                "object_stores": None if isinstance(stores, str) else [asdict(store) for store in stores],
-                "object_stores_unknown": stores if isinstance(stores, str) else "",
-            }
-            (printing.print_json if output is Output.JSON else printing.print_yaml)(everything)
-        else:
-            jobs = await with_reasons(client, jobs)
-            screen.stdout(wide=output is Output.WIDE).print(
-                _view(client.address, stats, nodes, pools, jobs, stores, wide=output is Output.WIDE)
-            )
-
-    with_client(controller, action)
 
 
 async def _stores(client: Client, nodes: list[Node]) -> list[ObjectStore] | str:

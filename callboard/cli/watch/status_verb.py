@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ControllerOption, Output, OutputOption, WatchOption
+from callboard.cli.options import reads
 
 
 def add_to(app: typer.Typer) -> None:
@@ -13,6 +13,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("status", epilog="Example: callboard status")(status)
 
 
-def status(controller: ControllerOption = "", output: OutputOption = Output.TABLE, _watch: WatchOption = False) -> None:
+@reads
+def status() -> None:
     """Show nodes with their GPUs, pools, jobs and why they wait."""
-    actions.status.show(controller=controller, output=output)
+    actions.status.show()

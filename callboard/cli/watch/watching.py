@@ -6,28 +6,25 @@ import typer
 from rich.live import Live
 
 from callboard.cli.jobs import views as job_views
-from callboard.cli.options import Output
+from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
 from callboard.cli.show.failing import FAILED
-from callboard.cli.show.session import with_client
+from callboard.cli.show.session import connected
 from callboard.cli.watch.event_views import print_event
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
 
 
-def watch(name: str, *, controller: str, output: Output) -> None:
+@connected
+async def watch(client: Client, name: str) -> None:
     """Follows a job until it ends; its outcome is the exit code."""
-
-    async def action(client: Client) -> None:
-        job = await client.get_job(name)
-        if output in (Output.TABLE, Output.WIDE) and screen.stdout().is_terminal:
-            await _draw(job, wide=output is Output.WIDE)
-        else:
-            await _tell(job, output)
-        if job.state != "SUCCEEDED":
-            raise typer.Exit(FAILED)
-
-    with_client(controller, action)
+    job = await client.get_job(name)
+    if not wishes.for_program and screen.stdout().is_terminal:
+        await _draw(job, wide=wishes.wide)
+    else:
+        await _tell(job)
+    if job.state != "SUCCEEDED":
+        raise typer.Exit(FAILED)
 
 
 async def _draw(job: JobHandle, *, wide: bool) -> None:
@@ -37,14 +34,14 @@ async def _draw(job: JobHandle, *, wide: bool) -> None:
             live.update(job_views.job_view(await job.refresh(), wide=wide), refresh=True)
 
 
-async def _tell(job: JobHandle, output: Output) -> None:
+async def _tell(job: JobHandle) -> None:
     """A line where it stands, then one per event."""
-    people = output in (Output.TABLE, Output.WIDE)
+    people = not wishes.for_program
     if job.state not in ENDED:
         if people:
             _say(job)
         async for event in job.events():
-            print_event(event, output)
+            print_event(event)
         await job.refresh()
     if people:
         _say(job)

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import ControllerOption, JobOption, Output, OutputOption, WatchOption
+from callboard.cli.options import JobOption, reads
 
 app = typer.Typer(help="Show workers: which process of which job runs where.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: callboard worker list --job train-00 -o wide")
+@reads
 def list_workers(
     job: JobOption = "",
     node: Annotated[
@@ -25,15 +26,12 @@ def list_workers(
             autocompletion=completing.nodes,
         ),
     ] = "",
-    controller: ControllerOption = "",
-    output: OutputOption = Output.TABLE,
-    _watch: WatchOption = False,
 ) -> None:
     """List the workers of every job that has not ended.
 
     With -o wide it says why a start was cold.
     """
-    actions.workers.show_list(job=job, node=node, controller=controller, output=output)
+    actions.workers.show_list(job=job, node=node)
 
 
 @app.callback()
