@@ -53,9 +53,17 @@ class Local:
 
 @asynccontextmanager
 async def local_cluster(
-    *, gpus: int = 2, cpus: str = "8", warm_spares: int = 1, runtime: str = "ray"
+    *, gpus: int = 2, cpus: str = "8", warm_spares: int = 1, runtime: str = "ray", machine_gpus: Sequence[str] = ()
 ) -> AsyncIterator[Local]:
-    """Starts it, connects this process to its Ray, and ends all of it."""
+    """Starts it, connects this process to its Ray, and ends all of it.
+
+    Args:
+        gpus: simulated GPUs of the node, unless there are ``machine_gpus``.
+        cpus: of the node.
+        warm_spares: spares that the node keeps.
+        runtime: "ray" or "process".
+        machine_gpus: ids of real GPUs, which become the node's.
+    """
     with tempfile.TemporaryDirectory(prefix="cb", dir="/tmp") as folder:
         plan = ClusterPlan(
             name="bench",
@@ -64,7 +72,9 @@ async def local_cluster(
             agents=1,
             cpus=cpus,
             memory="8GiB",
-            gpus=gpus,
+            gpus=len(machine_gpus) or gpus,
+            machine_gpus=tuple(machine_gpus),
+            real_gpus=bool(machine_gpus),
             warm_spares=warm_spares,
             runtime=runtime,
             block=free_block(()),

@@ -15,6 +15,7 @@ from callboard.autoplace.problem.problem import (
     Sync,
     Unplaceable,
 )
+from callboard.autoplace.solve.checker import predict
 from callboard.autoplace.solve.search import search, staleness_table
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Status",
     "Sync",
     "Unplaceable",
+    "predict",
     "search",
     "staleness_table",
 ]

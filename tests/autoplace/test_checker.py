@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from callboard.autoplace import NoPlan, Plan, Problem, search
+from callboard.autoplace import NoPlan, Plan, Problem, predict, search
 from callboard.autoplace.problem.plan import Spans
 from callboard.autoplace.solve.checker import CheckFailed, check_plan
 from tests.autoplace.instances import workflows
@@ -118,3 +118,39 @@ def test_a_million_pieces_are_played_through_in_coarser_ones() -> None:
     )
     assert found.iteration_seconds == pytest.approx(8.0, rel=1e-4)
     assert found.checked_seconds == pytest.approx(8.0, rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workflow=workflows())
+def test_what_is_predicted_of_a_layout_is_never_less_than_the_best_and_right_for_split_ones(
+    workflow: dict[str, Any],
+) -> None:
+    problem = Problem.from_mapping(workflow)
+    plan = search(problem)
+    placement = {span.component: span.gpu_ranks for span in plan.spans}
+    predicted = predict(problem, placement)
+    assert predicted >= plan.iteration_seconds * (1 - 1e-3)
+    apart = len({rank for ranks in placement.values() for rank in ranks}) == sum(map(len, placement.values()))
+    if apart:
+        assert predicted == pytest.approx(plan.iteration_seconds, rel=1e-3)
+
+
+def test_a_layout_is_predicted_with_its_turns_switches_and_weight_sync() -> None:
+    problem = Problem.from_mapping(
+        {
+            "workflow": {
+                "chunks": 8,
+                "components": {
+                    "rollout": {"seconds_by_gpus": {1: 24.0, 2: 12.0}, "switch_seconds": 3.0},
+                    "actor": {"seconds_by_gpus": {1: 18.0, 2: 9.0}, "switch_seconds": 2.0},
+                },
+                "edges": [["rollout", "actor", "stream"]],
+            },
+            "cluster": {"nodes": [{"gpus": 2}]},
+            "weight_sync_seconds": 1.5,
+        }
+    )
+    assert predict(problem, {"rollout": [0, 1], "actor": [0, 1]}) == pytest.approx(12 + 3 + 9 + 2 + 1.5)
+    assert predict(problem, {"rollout": [0], "actor": [1]}) == pytest.approx(24 + 18 / 8 + 1.5)
+    with pytest.raises(NoPlan, match="actor: it has no cost on 0 GPUs; measure it there"):
+        predict(problem, {"rollout": [0], "actor": []})

@@ -42,6 +42,11 @@ class TestAverages:
         (found,) = measured(read_timings(lines(*records), "t"), warmup=1)
         assert found.seconds == 6
 
+    def test_pieces_of_one_iteration_add_up(self) -> None:
+        records = [rollout(1 + n, iteration=n, rank=rank) for n in range(3) for rank in range(2) for _ in range(4)]
+        (found,) = measured(read_timings(lines(*records), "t"), warmup=1)
+        assert (found.seconds, found.iterations) == (4 * (2 + 3) / 2, 2)
+
     def test_a_new_start_has_a_warm_up_of_its_own(self) -> None:
         records = [rollout(s, attempt=g) for g in (1, 2) for s in (90, 60)]
         (found,) = measured(read_timings(lines(*records), "t"), warmup=1)

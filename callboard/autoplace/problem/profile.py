@@ -5,7 +5,8 @@ A recording is a JSON object per line::
     {"component": "rollout", "seconds": 59.9, "gpus": 8}
 
 ``gpus`` or ``envs_per_instance`` say what it was measured at, and may be missing. An iteration of a component takes as
-long as its slowest ``rank``. ``devices`` (what a worker's ``ctx.timed`` records) are counted over all ranks when
+long as its slowest ``rank``; what a rank recorded for the same ``iteration`` adds up, so one that works piece by piece
+records its pieces. ``devices`` (what a worker's ``ctx.timed`` records) are counted over all ranks when
 ``gpus`` is missing. A new ``attempt`` is a new start, with a warm-up of its own.
 """
 
@@ -254,11 +255,12 @@ class _Line:
 
 
 def _iterations(runs: Iterable[Timing]) -> Iterator[float]:
-    """Seconds of each iteration that every rank has ended: those of its slowest rank."""
+    """Seconds of each iteration that every rank has ended: those of its slowest rank. Pieces add up."""
     by_rank: dict[int, dict[int, float]] = {}
     for run in runs:
         own = by_rank.setdefault(run.rank, {})
-        own[len(own) if run.iteration is None else run.iteration] = run.seconds
+        iteration = len(own) if run.iteration is None else run.iteration
+        own[iteration] = own.get(iteration, 0.0) + run.seconds
     shared = set.intersection(*(set(own) for own in by_rank.values()))
     yield from (max(own[iteration] for own in by_rank.values()) for iteration in sorted(shared))
 

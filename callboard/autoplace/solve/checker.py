@@ -8,12 +8,12 @@ used for switching. A plan whose time is not met to a thousandth is not returned
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.autoplace.problem.graphs import stages_of
 from callboard.autoplace.problem.plan import Plan, Span
-from callboard.autoplace.problem.problem import Async, Edge, EdgeKind, Mode, Problem
+from callboard.autoplace.problem.problem import Async, Edge, EdgeKind, Mode, NoPlan, Problem, Unplaceable
 
 TOLERANCE = 1e-3
 """Relative difference between the plan's time and the simulation's that is still agreement."""
@@ -59,15 +59,53 @@ def check_plan(plan: Plan) -> Plan:
     _check_memory(plan)
     problem = plan.problem
     if isinstance(problem.objective, Async):
-        measured = _check_period(plan, _stages(plan, problem.chunks))
+        measured = _check_period(plan, _stages(problem, plan.spans, problem.chunks))
     else:
         played = replace(problem, chunks=min(problem.chunks, MOST_PIECES))
-        measured = _simulated(played, _stages(plan, played.chunks)) + problem.weight_sync_seconds
+        measured = _simulated(played, _stages(problem, plan.spans, played.chunks)) + problem.weight_sync_seconds
     if abs(measured - plan.iteration_seconds) > TOLERANCE * max(plan.iteration_seconds, _NOISE):
         raise CheckFailed(f"the plan says {plan.iteration_seconds} s and its simulation {measured} s")
     if plan.lower_bound_seconds > plan.iteration_seconds * (1 + _NOISE):
         raise CheckFailed(f"the bound {plan.lower_bound_seconds} s is above the plan's {plan.iteration_seconds} s")
     return replace(plan, checked_seconds=round(measured, 9))
+
+
+def predict(problem: Problem, placement: Mapping[str, Sequence[int]]) -> float:
+    """Seconds of one iteration of a synchronous problem with a given placement, by the model that the search uses.
+
+    Components that share GPUs take turns in the problem's order, and pay for switching and offloading.
+
+    Args:
+        problem: the costs.
+        placement: by component, the ranks of its GPUs; none: it runs on CPUs.
+
+    Raises:
+        NoPlan: a component has no cost on so many GPUs.
+    """
+    spans = []
+    for turn, component in enumerate(problem.components):
+        ranks = tuple(placement[component.name])
+        mode = next((each for each in component.modes if each.gpus == len(ranks)), None)
+        if mode is None:
+            why = f"it has no cost on {len(ranks)} GPUs; measure it there"
+            raise NoPlan((Unplaceable(component=component.name, gpus=(len(ranks),), reason=why),))
+        shares = any(set(ranks) & set(other) for name, other in placement.items() if name != component.name)
+        spans.append(
+            Span(
+                component=component.name,
+                start_seconds=turn,
+                end_seconds=turn,
+                gpu_ranks=ranks,
+                pool=mode.pool,
+                estimated=mode.estimated,
+                work_seconds=mode.seconds,
+                overhead_seconds=(component.switch_seconds if shares or problem.switch_always else 0.0)
+                + ((component.offload_seconds or 0.0) if shares else 0.0),
+                offloads=shares and component.offload_seconds is not None,
+            )
+        )
+    played = replace(problem, chunks=min(problem.chunks, MOST_PIECES))
+    return _simulated(played, _stages(problem, spans, played.chunks)) + problem.weight_sync_seconds
 
 
 def _check_ranges(plan: Plan) -> None:
@@ -106,12 +144,12 @@ def _check_memory(plan: Plan) -> None:
                     raise CheckFailed(f"GPU {rank} needs {total:g} GiB and has {pool.memory_gib:g}")
 
 
-def _stages(plan: Plan, chunks: int) -> list[_Stage]:
-    problem = plan.problem
+def _stages(problem: Problem, given: Sequence[Span], chunks: int) -> list[_Stage]:
+    by_name = {span.component: span for span in given}
     names = tuple(component.name for component in problem.components)
     found = []
     for members in stages_of(names, problem.edges):
-        spans = tuple(plan.span(name) for name in members)
+        spans = tuple(by_name[name] for name in members)
         pieces = [span.work_seconds / chunks for span in spans]
         sharing = [i for i, span in enumerate(spans) if any(_meet(span, o) for o in spans if o is not span)]
         if sharing:
