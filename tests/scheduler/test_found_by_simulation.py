@@ -135,3 +135,25 @@ def test_ql03_an_elastic_job_does_not_grow_before_running_work_is_counted() -> N
     (other,) = {"n1", "n2"} - {worker.node_id}
     world.join(other, 2)
     assert [worker.state for worker in world.workers("elastic")] == [WorkerState.READY] * 3
+
+
+def test_r4_a_port_starts_who_waits_for_it_beside_one_that_was_lost_with_its_group() -> None:
+    world = World({f"n{number}": 1 for number in range(1, 5)})
+    world.pool(gpu=4)
+    world.submit("j", workers=2, restart=RestartPolicy(max_restarts=3))
+    old = next(worker for worker in world.workers("j") if worker.rank == 1)
+    world.hold = lambda command: isinstance(command, cmd.ReservePort)
+    world.send(
+        ev.WorkerExited(
+            now_ms=world.now_ms, node_id=old.node_id, generation=old.generation, message="died", quarantined=True
+        )
+    )
+    world.tick(60_000)
+    world.lose(old.node_id)
+    assert world.state.workers[old.generation].state is WorkerState.LOST
+    assert old.group_id not in world.state.groups
+    (asked,) = (command for command in world.held if isinstance(command, cmd.ReservePort))
+    world.send(
+        ev.PortReserved(now_ms=world.now_ms, node_id=asked.node_id, generation=asked.worker.generation, port=20_001)
+    )
+    assert world.status("j") is JobState.RUNNING

@@ -41,7 +41,7 @@ class Spare:
     """A host that is ready, or coming up."""
 
     launch: Launch
-    host: asyncio.Task[Hosted]
+    host: asyncio.Future[Hosted]
 
     @property
     def is_ready(self) -> bool:
@@ -111,10 +111,10 @@ class Spares:
     def adopt(self, launch: Launch, hosted: Hosted) -> None:
         """Go on with a spare that an earlier agent made."""
 
-        async def there() -> Hosted:
-            return hosted
-
-        spare = Spare(launch, asyncio.create_task(there()))
+        # Done at once, and no task that has yet to run: its process may be gone, and what notices that may run first.
+        host: asyncio.Future[Hosted] = asyncio.get_running_loop().create_future()
+        host.set_result(hosted)
+        spare = Spare(launch, host)
         self._spares.append(spare)
         self._watch(spare, hosted.process)
 
