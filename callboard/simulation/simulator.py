@@ -14,7 +14,7 @@ from callboard.simulation.checks.audit import Audit
 from callboard.simulation.checks.ending import check_nothing_left, check_settled
 from callboard.simulation.checks.promises import Promises
 from callboard.simulation.checks.report import SimulationFailure, SimulationReport
-from callboard.simulation.checks.witness import LOOK_MS, unproved
+from callboard.simulation.checks.witness import LOOK_MS, is_unproved
 from callboard.simulation.options import Fault, SimulationOptions
 from callboard.simulation.programs.controller import Controller
 from callboard.simulation.programs.supervisor import Supervisor
@@ -37,6 +37,9 @@ PROGRESS_EVERY = 5_000
 
 STILL_MS = 3_600_000
 """Clients call all the time, and nothing that is wrong lasts for longer than minutes."""
+
+HEARD_MS = 10_000
+"""For a report to be acknowledged when nothing ails anybody."""
 
 Progress = Callable[[int, int], None]
 """Told the events decided and the virtual milliseconds passed."""
@@ -133,6 +136,7 @@ class Simulator:
         self._check_all()
         check_settled(self.controller.scheduler, self.controller.now_ms())
         self._check_processes()
+        self._check_heard()
 
     def _end(self) -> None:
         for supervisor in self.supervisors:
@@ -152,11 +156,20 @@ class Simulator:
 
     def _check_processes(self) -> None:
         """Whether what counts as running does; what just died may still be told."""
-        suspects = {worker.generation for worker in unproved(self.site, self.controller.scheduler.state)}
+        workers = self.controller.scheduler.state.workers
+        suspects = [worker.generation for worker in workers.values() if is_unproved(self.site, worker)]
         self._pass(10_000)
-        for worker in unproved(self.site, self.controller.scheduler.state):
-            if worker.generation in suspects:
+        for generation in suspects:
+            worker = self.controller.scheduler.state.workers.get(generation)
+            if worker is not None and is_unproved(self.site, worker):
                 raise RuleBroken("R4", f"g{worker.generation} is {worker.state} and nothing of it lives", worker.job)
+
+    def _check_heard(self) -> None:
+        """Whether everything that an agent said for long was taken in."""
+        for supervisor in self.supervisors:
+            for report_id, said_ms in supervisor.agent.said_ms.items() if supervisor.agent is not None else ():
+                if self.timeline.now_ms - said_ms > HEARD_MS:
+                    raise RuleBroken("R1", f"report {report_id} of {supervisor.node_id} was never acknowledged")
 
     def _pass(self, wait_ms: int) -> None:
         until_ms = self.timeline.now_ms + wait_ms

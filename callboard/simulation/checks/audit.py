@@ -65,6 +65,8 @@ class Audit:
                 nodes[change.record.node_id] = None
             elif change_kind(change) == "job":
                 jobs[str(change.record.key if isinstance(change, Put) else change.key)] = None
+            elif isinstance(change, Put) and isinstance(change.record, NodeRecord):
+                self._check_silent(change.record)
         for uid in jobs:
             _check_gang(state, uid)
         for node_id in nodes:
@@ -112,6 +114,8 @@ class Audit:
             raise RuleBroken("QL-03", f"g{new.generation} is placed while running work is still counted", new.job)
         if old is None:
             self._check_copies(state, new)
+            if unwanted := state.nodes[new.node_id].ghosts:
+                raise RuleBroken("R2", f"g{new.generation} is placed beside g{unwanted}, which nobody wants", new.job)
         if new.state is WorkerState.STOPPED and (old is None or old.state is not WorkerState.STOPPED):
             self._check_gone(new)
         if new.state is WorkerState.STOPPING and not new.deadline_ms:
@@ -141,6 +145,15 @@ class Audit:
         for generation in before:
             if generation not in node.ghosts and self._site.machines.alive(generation) is not None:
                 raise RuleBroken("R2/I4", f"{node.node_id} awaits g{generation} no more, whose processes live there")
+
+    def _check_silent(self, node: NodeRecord) -> None:
+        """When a node is given up for its silence, strict workers there have ended: their copies may start at once."""
+        if node.state is not NodeState.LOST:
+            return
+        machine, now_ms = self._site.machines.by_node[node.node_id], self._site.timeline.now_ms
+        for tree in machine.trees.values():
+            if tree.strict and not tree.is_stuck(now_ms):
+                raise RuleBroken("R5", f"{node.node_id} is given up, and g{tree.generation}, which is strict, lives there")
 
     def _check_gone(self, worker: WorkerRecord) -> None:
         machine = self._site.machines.alive(worker.generation)

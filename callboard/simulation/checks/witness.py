@@ -37,6 +37,9 @@ HELD = "a device of it is still held by"
 BACK_MS = 30_000
 """For a node whose agent is connected and heard of to count as there again; one that leaves takes about as long."""
 
+PROOF_MS = 30_000
+"""For the end of a worker to be known while its agent is well; a report that was lost costs its stream first."""
+
 TASKS, TASKS_PER_NODE = 60, 20
 """Most that the controller may be at work on at one time, beside the calls of clients."""
 
@@ -62,6 +65,8 @@ class Witness:
         self._epochs: dict[Stream, int] = {}
         self._well_ms: dict[str, int] = {}
         """Since when nothing speaks against a node that counts as silent or gone."""
+        self._unproved_ms: dict[str, dict[int, int]] = {}
+        """By node: since when workers count as running there that don't."""
         self._unwell_ms = -1
         """When the controller last served nobody."""
         self._since_ms = 0
@@ -169,7 +174,9 @@ class Witness:
         connected = {(stream.node_id, epoch) for stream, epoch in self._epochs.items()}
         for node_id, node in self._state().nodes.items():
             silent_ms = now_ms - max(self._since_ms, self._heard_ms.get(node_id, 0))
-            self._check_back(node, well=(node_id, node.epoch) in connected and silent_ms < options.heartbeat_ms * 2)
+            well = (node_id, node.epoch) in connected and silent_ms < options.heartbeat_ms * 2
+            self._check_back(node, well=well)
+            self._check_proved(node, well=well)
             if node.state not in _GONE and silent_ms > options.lease_ms + SILENCE_MS:
                 raise RuleBroken("R5", f"{node_id} has been silent for {silent_ms} ms and is {node.state}")
 
@@ -180,6 +187,20 @@ class Witness:
         now_ms = self._site.timeline.now_ms
         if now_ms - self._well_ms.setdefault(node.node_id, now_ms) > BACK_MS:
             raise RuleBroken("R5", f"{node.node_id} is {node.state}, and its agent has been heard of for {BACK_MS} ms")
+
+    def _check_proved(self, node: NodeRecord, *, well: bool) -> None:
+        now_ms, before = self._site.timeline.now_ms, self._unproved_ms.pop(node.node_id, {})
+        if not well:
+            return
+        unproved = self._unproved_ms[node.node_id] = {
+            worker.generation: before.get(worker.generation, now_ms)
+            for worker in self._state().workers_on(node.node_id)
+            if is_unproved(self._site, worker)
+        }
+        for generation, since_ms in unproved.items():
+            if now_ms - since_ms > PROOF_MS:
+                message = f"g{generation} is READY, its agent is well, and nothing of it lives for {PROOF_MS} ms"
+                raise RuleBroken("R4", message, self._state().workers[generation].job)
 
     def check_history(self, most: int) -> None:
         """Whether ended jobs are forgotten.
@@ -193,10 +214,6 @@ class Witness:
             raise RuleBroken("R8", f"{len(ended)} jobs that ended are kept, {most} are allowed")
 
 
-def unproved(site: Site, state: State) -> list[WorkerRecord]:
-    """Workers that count as running and have no process."""
-    return [
-        worker
-        for worker in state.workers.values()
-        if worker.state is WorkerState.READY and site.machines.alive(worker.generation) is None
-    ]
+def is_unproved(site: Site, worker: WorkerRecord) -> bool:
+    """Whether a worker counts as running and has no process."""
+    return worker.state is WorkerState.READY and site.machines.alive(worker.generation) is None

@@ -42,6 +42,8 @@ class Agent:
         self.site = site
         self.machine = machine
         self.process = Process(f"agent of {machine.node_id}")
+        self.said_ms: dict[str, int] = {}
+        """When it first said the reports that nobody has acknowledged."""
         self._is_head = is_head
         self._on_exit = on_exit
         self._call: _Call | None = None
@@ -114,18 +116,20 @@ class Agent:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Stream]:
-        self._call = _Call(self.site, self.machine.node_id, self.process)
+        self._call = _Call(self.site, self.machine.node_id, self.process, self.said_ms)
         yield self._call
 
 
 class _Call:
     """A stream as the agent's session sees it: what it uses of ``grpc.aio.StreamStreamCall``."""
 
-    def __init__(self, site: Site, node_id: str, process: Process) -> None:
+    def __init__(self, site: Site, node_id: str, process: Process, said_ms: dict[str, int]) -> None:
         assert site.controller is not None
         self._network = site.network
         self._machines = site.machines
         self._process = process
+        self._timeline = site.timeline
+        self._said_ms = said_ms
         self._answers: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue()
         self._status: asyncio.Future[tuple[grpc.StatusCode, str]] = site.timeline.create_future()
         self.stream = site.network.open(node_id, self, site.controller)
@@ -134,6 +138,9 @@ class _Call:
         """A message came."""
         if message[0] == "command" and message[1].start_worker.strict:
             self._machines.strict[message[1].start_worker.generation] = None
+        known = {"ack": "report_ids", "welcome": "known_report_ids"}.get(message[0])
+        for report_id in getattr(message[1], known) if known else ():
+            self._said_ms.pop(report_id, None)
         self._answers.put_nowait(agent_pb2.SessionResponse(**{message[0]: message[1]}))
 
     def broken(self, stream: network.Stream, why: str) -> None:  # noqa: ARG002 - it is ours
@@ -148,6 +155,8 @@ class _Call:
             raise asyncio.InvalidStateError("the stream is over")
         kind = request.WhichOneof("message")
         assert kind is not None
+        if kind == "report":
+            self._said_ms.setdefault(request.report.report_id, self._timeline.now_ms)
         self._network.send(self.stream, "up", (kind, getattr(request, kind)))
 
     async def read(self) -> agent_pb2.SessionResponse | Any:
