@@ -24,7 +24,7 @@ class Fault(StrEnum):
             trees that can't be killed for a while.
         CLIENT: answers of calls get lost, and calls are repeated.
         CLOCK: the wall clock jumps.
-        DISK: the controller's disk is full for a while.
+        DISK: the controller's disk is full for a while, or slow.
         SCHEDULE: tasks of one program that could go on at the same moment do so in any order.
     """
 

@@ -109,6 +109,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
     ),
     Mutant(
+        "skip-epoch-check",
+        "what an earlier session of a node says counts",
+        "scheduler",
+        "    return node if node is not None and node.epoch == epoch else None\n",
+        "    return node\n",
+    ),
+    Mutant(
         "forget-owed",
         "commands that were not answered are not sent again to an agent that joins",
         "scheduler",

@@ -10,7 +10,14 @@ from collections import Counter
 
 from callboard.model.specs import Fencing
 from callboard.scheduler import Outcome, Scheduler, State, check_invariants
-from callboard.scheduler.records.events import ControllerStarted, Event
+from callboard.scheduler.records.events import (
+    ControllerStarted,
+    Event,
+    NodeLeft,
+    NodeLost,
+    NodeRayChanged,
+    NodeSuspected,
+)
 from callboard.scheduler.records.job_records import Change, Drop, PreemptionRecord, Put, WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import ENDED, HOLDING, LIVE, JobState, NodeState, Rule, WorkerState
@@ -33,6 +40,8 @@ class Audit:
         self._devices: Counter[tuple[str, int]] = Counter()
         self._ghosts: dict[str, tuple[int, ...]] = {}
         self._reconciling = False
+        self._stale = ""
+        """The node whose earlier session the event is about that is being decided."""
         self.full_checks = 0
 
     def started(self, state: State) -> None:
@@ -48,6 +57,7 @@ class Audit:
     def before(self, state: State, event: Event) -> None:
         """An event is about to be decided."""
         self._reconciling = state.meta.reconcile_until_ms > 0 or isinstance(event, ControllerStarted)
+        self._stale = _about_an_earlier_session(state, event)
 
     def decided(self, state: State, outcome: Outcome) -> None:
         """Checks what an event led to.
@@ -102,6 +112,8 @@ class Audit:
         if isinstance(record, WorkerRecord):
             self._check_worker(state, record, still_reconciling=still_reconciling)
         elif isinstance(record, NodeRecord):
+            if record.node_id == self._stale:
+                raise RuleBroken("I9", f"{record.node_id} is {record.state} by what is said of an earlier session of it")
             self._check_ghosts(record)
             if record.state is NodeState.LOST:
                 _check_given_up(state, record)
@@ -182,6 +194,14 @@ class Audit:
         use = state.node_use(node_id)
         if use.used + use.held + use.free + use.quarantined != node.capacity:
             raise RuleBroken("I10", f"{node_id}: {use} does not add up to {node.capacity}")
+
+
+def _about_an_earlier_session(state: State, event: Event) -> str:
+    """The node that it is about; empty: it is about something else, or about how things are."""
+    if isinstance(event, NodeSuspected | NodeLost | NodeLeft | NodeRayChanged):
+        node = state.nodes.get(event.node_id)
+        return event.node_id if node is not None and node.epoch != event.epoch else ""
+    return ""
 
 
 def _check_given_up(state: State, node: NodeRecord) -> None:

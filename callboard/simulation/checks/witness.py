@@ -61,7 +61,6 @@ class Witness:
         self._workers: dict[int, WorkerRecord] = {}
         """As they are on disk."""
         self._reports: dict[str, agent_pb2.Report] = {}
-        self._heard_ms: dict[str, int] = {}
         self._epochs: dict[Stream, int] = {}
         self._well_ms: dict[str, int] = {}
         """Since when nothing speaks against a node that counts as silent or gone."""
@@ -90,7 +89,7 @@ class Witness:
     def received(self, stream: Stream, message: Message) -> None:
         """The controller was told something."""
         kind, content = message
-        self._heard_ms[stream.node_id] = self._site.timeline.now_ms
+        self._site.heard_ms[stream.node_id] = self._site.timeline.now_ms
         if kind == "report":
             self._reports[content.report_id] = content
             if HELD in content.worker_start_failed.message:
@@ -173,7 +172,7 @@ class Witness:
             raise RuleBroken("R8", f"the controller is at work on {tasks} things at once for {calls} calls")
         connected = {(stream.node_id, epoch) for stream, epoch in self._epochs.items()}
         for node_id, node in self._state().nodes.items():
-            silent_ms = now_ms - max(self._since_ms, self._heard_ms.get(node_id, 0))
+            silent_ms = now_ms - max(self._since_ms, self._site.heard_ms.get(node_id, 0))
             well = (node_id, node.epoch) in connected and silent_ms < options.heartbeat_ms * 2
             self._check_back(node, well=well)
             self._check_proved(node, well=well)

@@ -9,8 +9,9 @@ from callboard.simulation.programs.controller import Controller
 from callboard.simulation.programs.supervisor import Supervisor
 from callboard.simulation.world.site import Site
 
-LAG_MS = 6_000
-"""By how much answers are late before their node is cut off; above the shortest kill and the controller's margin."""
+LAG_MS = 9_000
+"""By how much answers are late before their node is cut off: above the longest kill and the controller's margin, so
+that a lease which counts from their arrival outlives the node; with a heartbeat to spare below the lease."""
 
 
 class Chaos:
@@ -39,6 +40,7 @@ class Chaos:
             (Fault.CONTROLLER, False, 240, self._crash_controller),
             (Fault.CLOCK, False, 300, self._jump),
             (Fault.DISK, False, 400, self._fill_disk),
+            (Fault.DISK, False, 150, self._slow_disk_down),
         ):
             mean_ms = gap_s * 1_000 * (10 / nodes if per_node else 1)
             if fault in self._site.faults:
@@ -52,7 +54,7 @@ class Chaos:
         for supervisor in self._supervisors:
             self._site.network.heal(supervisor.node_id)
             supervisor.power_on()
-        self._controller.disk.full_until_ms = 0
+        self._controller.disk.full_until_ms = self._controller.disk.slow_until_ms = 0
         self._controller.start()
 
     def _again(self, do: Callable[[], None], what: str, mean_ms: float, number: int) -> None:
@@ -92,7 +94,7 @@ class Chaos:
         size = self._chance.choice([1, 1, 1, 2, 3])
         ways: tuple[str, ...] = self._chance.choice([("up", "down"), ("up", "down"), ("up",), ("up",), ("down",)])
         # Its last answers may be slow to come: the agent hears them when it is heard no more.
-        lag_ms = self._chance.choice([0, LAG_MS]) if ways == ("up",) else 0
+        lag_ms = self._chance.choice([0, LAG_MS, LAG_MS]) if ways == ("up",) else 0
         wait_ms = self._chance.choice([500, 5_000, 20_000, 60_000, 200_000])
         for place in range(first, first + size):
             node_id = self._supervisors[place % len(self._supervisors)].node_id
@@ -144,6 +146,11 @@ class Chaos:
         self._site.count("disk full")
         wait_ms = self._chance.choice([1, 1_000, 20_000, 60_000])
         self._controller.disk.full_until_ms = self._site.timeline.now_ms + wait_ms
+
+    def _slow_disk_down(self) -> None:
+        self._site.count("spell of a slow disk")
+        wait_ms = self._chance.choice([5_000, 20_000, 60_000])
+        self._controller.disk.slow_until_ms = self._site.timeline.now_ms + wait_ms
 
     def _jump(self) -> None:
         self._site.count("wall clock jumped")

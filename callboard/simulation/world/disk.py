@@ -25,6 +25,9 @@ from callboard.simulation.world.site import Site
 SNAPSHOT_AFTER = 4_000
 """Changes in the log until a snapshot pays."""
 
+SLOW_MS = (200, 2_500)
+"""For a batch while the disk is slow: long enough for silence to be noticed while a join is being written."""
+
 EVENTS_KEPT = 2_000
 
 Batch = tuple[Sequence[Change], Sequence[EventRecord]]
@@ -41,6 +44,8 @@ class Disk:
         self.changes = 0
         self.full_until_ms = 0
         """Nothing can be written before."""
+        self.slow_until_ms = 0
+        """Everything takes long before."""
 
     @property
     def digest(self) -> str:
@@ -151,6 +156,8 @@ class SimulatedJournal:
         if chance.random() < 0.01 and Fault.DELAY in self._site.faults and self._site.happens("slow disk"):
             self._site.count("slow disk")
             wait_ms = chance.randint(100, 3_000)
+        if self._site.timeline.now_ms < self._disk.slow_until_ms:
+            wait_ms = max(wait_ms, chance.randint(*SLOW_MS))
         await asyncio.sleep(wait_ms / 1000)
         if self._site.timeline.now_ms < self._disk.full_until_ms:
             self._site.count("written to a full disk")

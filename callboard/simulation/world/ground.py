@@ -28,6 +28,7 @@ from callboard.agents.worker.ports import Ports
 from callboard.simulation.options import Fault
 from callboard.simulation.world.driver import Driver
 from callboard.simulation.world.machines import Machine, Running, Tree
+from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.site import Site
 from callboard.simulation.world.timeline import EPOCH_MS, Process, in_dead_process
 from callboard.v1 import agent_pb2
@@ -214,7 +215,8 @@ class GroundRunDir(RunDir):
 class GroundLease:
     """The lease as a machine remembers it."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, site: Site, machine: Machine) -> None:
+        self._site = site
         self._machine = machine
 
     def read(self) -> HeardLease | None:
@@ -222,7 +224,15 @@ class GroundLease:
         return self._machine.lease
 
     def write(self, heard: HeardLease) -> None:
-        """Write it down."""
+        """Write it down.
+
+        Raises:
+            RuleBroken: it counts from later than the controller's own count of the node's silence.
+        """
+        heard_ms = self._site.heard_ms.get(self._machine.node_id, -1)
+        if heard.heard_s * 1_000 > heard_ms and not in_dead_process():
+            message = f"the lease of {self._machine.node_id} counts from {heard.heard_s} s, it was heard at {heard_ms} ms"
+            self._site.timeline.fail(RuleBroken("R5", message))
         self._machine.lease = heard
 
     def close(self) -> None:
@@ -334,7 +344,7 @@ class Ground:
     def __init__(self, site: Site, machine: Machine, agent: Process, connect: Connect) -> None:
         self.run_dir: RunDir = GroundRunDir(machine)
         self.processes: Processes = GroundProcesses(site, machine, agent)
-        self.lease_file: LeaseStore = GroundLease(machine)
+        self.lease_file: LeaseStore = GroundLease(site, machine)
         self.ports = Ports(clock=site.timeline.time, claim=lambda _: _Claim(), is_free=lambda _: True)
         self.outputs: Outputs = NoOutput()
         self.packages: Packages | None = None

@@ -151,7 +151,8 @@ class Network:
         for way in ways:
             self.cut[node_id, way] = None
         for stream in [stream for stream in self._streams if stream.node_id == node_id]:
-            wait_ms = self._chance.randint(1_000, KEEPALIVE_MS)
+            # What is late is still on its way, and a sign of life.
+            wait_ms = self.lag_ms.get(node_id, 0) + self._chance.randint(1_000, KEEPALIVE_MS)
             self._timeline.after(wait_ms, lambda stream=stream: self.cut_off(stream, "cut off"))  # type: ignore[misc]
 
     def heal(self, node_id: str) -> None:

@@ -20,6 +20,7 @@ class Site:
     Attributes:
         faults: what may go wrong at the moment; emptied when everything heals.
         counts: how often what happened.
+        heard_ms: when the controller last heard of each node.
         controller: where agents' streams lead.
         happened: names of the faults and of the users' acts so far, in order; of a shrunk run, those that were kept.
     """
@@ -31,6 +32,7 @@ class Site:
     ray: RayWorld
     network: Network
     faults: frozenset[Fault]
+    heard_ms: dict[str, int] = field(default_factory=dict)
     controller: End | None = None
     counts: Counter[str] = field(default_factory=Counter)
     happened: list[str] = field(default_factory=list)
