@@ -113,7 +113,9 @@ class Audit:
             self._check_worker(state, record, still_reconciling=still_reconciling)
         elif isinstance(record, NodeRecord):
             if record.node_id == self._stale:
-                raise RuleBroken("I9", f"{record.node_id} is {record.state} by what is said of an earlier session of it")
+                raise RuleBroken(
+                    "I9", f"{record.node_id} is {record.state} by what is said of an earlier session of it"
+                )
             self._check_ghosts(record)
             if record.state is NodeState.LOST:
                 _check_given_up(state, record)
@@ -165,7 +167,9 @@ class Audit:
         machine, now_ms = self._site.machines.by_node[node.node_id], self._site.timeline.now_ms
         for tree in machine.trees.values():
             if tree.strict and not tree.is_stuck(now_ms):
-                raise RuleBroken("R5", f"{node.node_id} is given up, and g{tree.generation}, which is strict, lives there")
+                raise RuleBroken(
+                    "R5", f"{node.node_id} is given up, and g{tree.generation}, which is strict, lives there"
+                )
 
     def _check_gone(self, worker: WorkerRecord) -> None:
         machine = self._site.machines.alive(worker.generation)

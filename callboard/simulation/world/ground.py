@@ -231,7 +231,9 @@ class GroundLease:
         """
         heard_ms = self._site.heard_ms.get(self._machine.node_id, -1)
         if heard.heard_s * 1_000 > heard_ms and not in_dead_process():
-            message = f"the lease of {self._machine.node_id} counts from {heard.heard_s} s, it was heard at {heard_ms} ms"
+            message = (
+                f"the lease of {self._machine.node_id} counts from {heard.heard_s} s, it was heard at {heard_ms} ms"
+            )
             self._site.timeline.fail(RuleBroken("R5", message))
         self._machine.lease = heard
 
