@@ -245,6 +245,7 @@ class Simulator:
             processes=self.site.machines.spawned,
             full_checks=self.audit.full_checks,
             choices=self.timeline.choices,
+            order=self.timeline.order,
             journal_digest=self.disk.digest,
             journal_changes=self.disk.changes,
             failure=failure,

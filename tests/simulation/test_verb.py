@@ -66,6 +66,8 @@ def test_schedules_are_tried_one_after_the_other_and_one_of_them_replays(monkeyp
         "callboard simulate --seed 9 --nodes 2 --events 60 --schedule 2 --faults all",
     )
     assert last["choices"] > 0
+    no_order = [*arguments, "--faults", "drop", "--schedules", "3"]
+    assert json.loads(CliRunner().invoke(app, no_order).stdout)["schedules"] == 1
     third = json.loads(CliRunner().invoke(app, [*arguments, "--schedule", "2"]).stdout)
     assert third["journal_digest"] == last["journal_digest"]
     seen = []

@@ -23,7 +23,7 @@ from callboard.simulation import (
     shrink,
     simulate,
 )
-from callboard.simulation.options import UnknownFault
+from callboard.simulation.options import Fault, UnknownFault
 
 DEFAULT_EVENTS = 10_000
 PROGRESS_S = 2.0
@@ -51,15 +51,19 @@ def run(
             raise CommandFailed(
                 Failure("The faults are not clear.", f"{error}.", "Name some, or say all or none.", BAD_INPUT)
             ) from error
+    if Fault.SCHEDULE not in chosen:
+        schedules = schedules[:1]  # The others would be the same.
     options = SimulationOptions(seed=seed, hours=hours, events=events, jobs=jobs, nodes=nodes, faults=chosen)
     shrunk: Shrunk | None = None
     progress = None if wishes.quiet else _progress()
     try:
         tried = choices = 0
+        orders: dict[int, None] = {}
         while True:
             options = replace(options, schedule=schedules[tried])
             report = simulate(options, progress)
             tried, choices = tried + 1, choices + report.choices
+            orders[report.order] = None
             if report.failure is not None or tried == len(schedules):
                 break
         if report.failure is not None and shrink_s:
@@ -69,10 +73,14 @@ def run(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if wishes.for_program:
-        plain = {**report.as_plain(), "schedules": tried, "scenario": shrunk.scenario if shrunk is not None else ""}
+        plain = {
+            **report.as_plain(),
+            "schedules": len(orders),
+            "scenario": shrunk.scenario if shrunk is not None else "",
+        }
         printing.print_data(plain)
     else:
-        _show(report, tried, choices)
+        _show(report, len(orders), choices)
         if report.failure is not None:
             _show_failure(report.failure, shrunk)
     if report.failure is not None:
@@ -106,7 +114,10 @@ def _show(report: SimulationReport, schedules: int, choices: int) -> None:
         ("preemptions", str(report.preemptions)),
         ("processes", f"{report.processes} started"),
         ("promises", f"{report.promises} answers given and kept"),
-        ("schedules", f"{schedules} tried; {choices} times several tasks could go on, and their order was drawn"),
+        (
+            "schedules",
+            f"{schedules} different tried; {choices} times several tasks could go on, and their order was drawn",
+        ),
         ("checks", f"every invariant {report.full_checks} times, what was touched each time"),
         ("journal", f"{report.journal_changes} changes, sha256 {report.journal_digest}"),
         ("faults", ", ".join(f"{what} {count}" for what, count in report.faults) or "none"),

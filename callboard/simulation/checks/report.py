@@ -45,6 +45,7 @@ class SimulationReport:
         processes: process trees that were started.
         full_checks: how often every invariant was checked.
         choices: how often several tasks could go on at once, and their order was drawn.
+        order: stands for all that was drawn so; equal for equal interleavings of one history.
         journal_digest: SHA-256 of everything committed.
         journal_changes: changes committed.
         failure: the broken rule; None: every rule held.
@@ -64,6 +65,7 @@ class SimulationReport:
     processes: int
     full_checks: int
     choices: int
+    order: int
     journal_digest: str
     journal_changes: int
     failure: SimulationFailure | None = None

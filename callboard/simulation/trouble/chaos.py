@@ -73,9 +73,13 @@ class Chaos:
     def _crash_agent(self) -> None:
         # Back before anybody noticed, before its lease is over, and after its node was given up.
         supervisor, wait_ms = self._some(), self._chance.choice([200, 1_000, 3_000, 8_000, 40_000])
+        alone = self._chance.random() < 0.8
         if supervisor.agent is not None:
             self._site.count("agent crashed")
             supervisor.crash(wait_ms)
+            if not alone:
+                # As when memory runs out: what the next agent finds on record is gone.
+                self._site.timeline.after(wait_ms // 2, lambda: self._kill_workers(supervisor))
 
     def _freeze_agent(self) -> None:
         supervisor, for_ms = self._some(), self._chance.choice([500, 5_000, 20_000, 45_000])
@@ -127,6 +131,10 @@ class Chaos:
 
     def _kill_worker(self) -> None:
         self._kill(self._some(), "worker", "worker killed")
+
+    def _kill_workers(self, supervisor: Supervisor) -> None:
+        for tree in list(supervisor.machine.trees.values()):
+            self._site.machines.kill(supervisor.machine, tree.leader)
 
     def _kill(self, supervisor: Supervisor, name: str, what: str) -> None:
         """Kills a process of a machine, if there is one of this name."""

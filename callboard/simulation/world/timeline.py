@@ -177,6 +177,8 @@ class Timeline(asyncio.BaseEventLoop):
         self.chance = chance
         self.choices = 0
         """How often several tasks could go on at once, and which was first was drawn."""
+        self.order = 0
+        """Stands for all that was drawn: two runs of one history are the same interleaving if it is equal."""
         self.programs: dict[Process, None] = {}
         """Every run of a program that did anything."""
         self._now_us = 0
@@ -263,8 +265,10 @@ class Timeline(asyncio.BaseEventLoop):
         batch, self.ready = self.ready, deque()
         if self.chance is not None and len(batch) > 1:
             places = [place for place, handle in enumerate(batch) if handle.task]
-            self.choices += len(places) > 1
             drawn = self.chance.sample(places, len(places))
+            if len(places) > 1:
+                self.choices += 1
+                self.order = hash((self.order, *drawn))
             return [batch[drawn.pop()] if handle.task else handle for handle in batch]
         return batch
 
