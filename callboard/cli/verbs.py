@@ -26,30 +26,28 @@ MODULE_OF = MappingProxyType(
         "autoscale": "cli.cluster.growing_verbs",
         "demo": "demo.verbs",
         "run": "cli.jobs.run_verb",
-        "status": "cli.watch.status_verb",
-        "top": "cli.watch.looking_verbs",
-        "doctor": "cli.watch.looking_verbs",
-        "ray-env": "cli.watch.looking_verbs",
+        "status": "cli.watch.verbs",
+        "top": "cli.watch.verbs",
+        "doctor": "cli.watch.verbs",
+        "ray-env": "cli.watch.verbs",
         "job": "cli.jobs.verbs",
         "pool": "cli.pools.verbs",
-        "pg": "cli.pools.group_verbs",
+        "pg": "cli.pools.verbs",
         "node": "cli.nodes.verbs",
-        "worker": "cli.watch.worker_verbs",
-        "policy": "cli.pools.policy_verbs",
-        "placement": "cli.layouts.placement_verbs",
-        "plan": "cli.layouts.plan_verbs",
-        "events": "cli.watch.event_verbs",
-        "audit": "cli.watch.event_verbs",
+        "worker": "cli.watch.verbs",
+        "policy": "cli.pools.verbs",
+        "placement": "cli.layouts.verbs",
+        "plan": "cli.layouts.verbs",
+        "events": "cli.watch.verbs",
+        "audit": "cli.watch.verbs",
         "token": "cli.cluster.token_verbs",
         "autoplace": "cli.autoplace.verbs",
         "profile": "cli.autoplace.verbs",
-        "simulate": "cli.offline.simulate_verb",
-        "replay": "cli.offline.replay_verb",
+        "simulate": "cli.offline.verbs",
+        "replay": "cli.offline.verbs",
     }
 )
-"""Verb, or group of verbs → module below `callboard`, in the order of the help.
-A module has ``add_to`` for the verbs it
-adds to the program, or ``app`` for a group of them."""
+"""Verb, or group of verbs → module below `callboard` whose ``app`` has it, in the order of the help."""
 
 
 class Verbs(TyperGroup):
@@ -89,12 +87,9 @@ class _Commands(MutableMapping[str, Any]):
 
 
 def _command(name: str) -> Any:
-    module = import_module(f"callboard.{MODULE_OF[name]}")
+    found = import_module(f"callboard.{MODULE_OF[name]}").app
+    # Its neighbours in the module are made when they are asked for themselves.
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    if hasattr(module, "app"):
-        alone.add_typer(module.app, name=name)
-    else:
-        module.add_to(alone)
-        # Its neighbours in the module are made when they are asked for themselves.
-        alone.registered_commands = [info for info in alone.registered_commands if info.name == name]
+    alone.registered_commands = [info for info in found.registered_commands if info.name == name]
+    alone.registered_groups = [info for info in found.registered_groups if info.name == name]
     return get_group(alone).commands[name]

@@ -12,7 +12,7 @@ from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.demo import elastic as elastic_demo
-from callboard.demo.prologue import DoesNotFit
+from callboard.demo.acts import DoesNotFit
 from callboard.demo.rlhf import DemoOptions, as_plain, play
 from callboard.demo.story import Story, Verdict
 from callboard.demo.training_story import TrainingStory

@@ -1,16 +1,24 @@
-"""The six acts that README.md tells of, each with the figures that show whether it went as it must."""
+"""The demonstration as README.md tells it: a prologue and six acts, each with the figures that show whether it went as
+it must.
+
+The prologue sets policy and pool at the largest scale that fits, and proves that a worker without a GPU sees none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from callboard.cli.show import words
-from callboard.demo.responsiveness import Responsiveness
-from callboard.demo.setting import CANCEL_TIMEOUT_S, KILL_TIMEOUT_S, POOL
-from callboard.demo.stage import START_S, Stage, waits_for, where
+from callboard.client.client import Client
+from callboard.demo.setting import CANCEL_TIMEOUT_S, KILL_TIMEOUT_S, POLICY, POOL, Setting, cpu_only, settings
+from callboard.demo.stage import END_S, START_S, Responsiveness, Stage, waits_for, where
 from callboard.demo.story import Verdict
 from callboard.v1.job_pb2 import Job, JobState, Preemption
+from callboard.v1.placement_group_pb2 import PlacementGroupState
+from callboard.wire.errors import QuotaExceeded, Unschedulable
 
 STATS_LIMIT_MS = 50.0
 ORDER_SLACK_MS = 1_500
@@ -269,3 +277,135 @@ def _yield_text(victim: Preemption | None) -> str:
 
 def _since(began: float) -> int:
     return round((time.monotonic() - began) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One act.
+
+    Attributes:
+        title: its title.
+        scene: what the audience should know before.
+        play: plays it.
+    """
+
+    title: str
+    scene: str
+    play: Callable[[Stage], Awaitable[Verdict]]
+
+
+ACTS = (
+    Act(
+        "Rollouts fill the house",
+        "Two rollouts of low priority want a GPU each. Reserved placement groups are not for them, "
+        "so two dynamic ones are made.",
+        rollouts_start,
+    ),
+    Act(
+        "The reward model finds its reserved place",
+        "A reward model of priority 8.5 arrives. A reserved placement group was made for such jobs in advance: "
+        "nobody has to yield.",
+        reward_starts,
+    ),
+    Act(
+        "The trainer needs room",
+        "A trainer of priority 9 arrives. The second reserved group is idle, but the pool has too few CPUs left of "
+        "its quota. Somebody must yield: by the rules, train goes before reward and rollout.",
+        train_preempts,
+    ),
+    Act(
+        "A more urgent rollout",
+        "A rollout of priority 4.5 arrives; plain ones have 3. No label rule ranks rollouts, but within a pool "
+        "a gap of 1.5 is enough. The group that the trainer's victim left is idle and of the right size.",
+        extra_reuses,
+    ),
+    Act(
+        "Somebody does not want to go",
+        "A rollout whose cancel() hangs for 8 seconds must yield to an urgent one. "
+        f"It gets {CANCEL_TIMEOUT_S} s, then its process tree is killed. "
+        "Meanwhile the controller has to answer others.",
+        slow_cancel,
+    ),
+    Act(
+        "Curtain",
+        "Everything ends. Nothing may be left: not in the controller, not in Ray, not on this machine.",
+        curtain,
+    ),
+)
+
+
+_REHEARSAL = "rehearsal"
+
+
+class DoesNotFit(Exception):
+    """The demonstration fits the cluster at no scale.
+
+    Attributes:
+        tried: (scale, why not) of each.
+    """
+
+    def __init__(self, tried: list[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"at {factor}: {why}" for factor, why in tried))
+        self.tried = tuple(tried)
+
+
+async def choose_scale(client: Client) -> tuple[Setting, list[tuple[str, str]]]:
+    """The largest scale at which `validate_only` places everything at once.
+
+    Returns:
+        The setting, and (scale, why not) of those that were too large.
+
+    Raises:
+        DoesNotFit: it fits at no scale.
+    """
+    await client.create_pool({"name": _REHEARSAL})
+    too_large: list[tuple[str, str]] = []
+    try:
+        for setting in settings():
+            why = await _why_not(client, setting)
+            if not why:
+                return setting, too_large
+            too_large.append((setting.factor, why))
+    finally:
+        await client.delete_pool(_REHEARSAL)
+    raise DoesNotFit(too_large)
+
+
+async def open_house(stage: Stage, verdict: Verdict) -> None:
+    """Sets the policy, lets a worker without a GPU look around, and makes the pool with its reserved groups."""
+    await stage.client.set_policy(POLICY)
+    await _cpu_worker_sees_nothing(stage, verdict)
+    revision = (await stage.client.stats()).revision
+    await stage.client.create_pool(stage.setting.pool())
+    async with asyncio.timeout(START_S):
+        if not await _reserved_ready(stage.client):
+            async for _ in stage.client.watch(start_revision=revision + 1):
+                if await _reserved_ready(stage.client):
+                    break
+
+
+async def _why_not(client: Client, setting: Setting) -> str:
+    try:
+        plan = await client.validate(setting.everything_at_once(_REHEARSAL))
+    except (Unschedulable, QuotaExceeded) as error:
+        return str(error)
+    return "" if plan.verdict == "START" else plan.summary or plan.verdict
+
+
+async def _cpu_worker_sees_nothing(stage: Stage, verdict: Verdict) -> None:
+    await stage.client.create_pool({"name": _REHEARSAL})
+    job = await stage.client.submit(cpu_only(_REHEARSAL))
+    await stage.running(job)
+    answer = await stage.ray.call(job.workers()[0], "run", 1)
+    seen = answer["visible_devices"]
+    verdict.check(f"a worker without a GPU sees {seen!r}, expected ''", seen == "")
+    stage.story.measured(f"a worker that asked for no GPU sees CUDA_VISIBLE_DEVICES={seen!r}")
+    await job.complete()
+    await job.finished(END_S)
+    await stage.client.delete_pool(_REHEARSAL)
+
+
+async def _reserved_ready(client: Client) -> bool:
+    groups = await client.list_placement_groups(pool=POOL)
+    ready = [group for group in groups if group.state == PlacementGroupState.PLACEMENT_GROUP_STATE_READY]
+    return len(ready) >= 2

@@ -26,9 +26,8 @@ from callboard.cli.show.failing import Failure
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
 from callboard.client.clusters import cluster_directory, recorded_clusters
+from callboard.demo.acts import ACTS, choose_scale, open_house
 from callboard.demo.data_plane import DataPlane, RayFailed
-from callboard.demo.programme import ACTS
-from callboard.demo.prologue import choose_scale, open_house
 from callboard.demo.stage import Stage
 from callboard.demo.story import Story, Verdict
 from callboard.security.places import run_directory

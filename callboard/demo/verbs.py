@@ -10,7 +10,9 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import takes
 
-app = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)
+app = typer.Typer()
+demo_verbs = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)
+app.add_typer(demo_verbs, name="demo")
 
 
 class Role(StrEnum):
@@ -21,12 +23,12 @@ class Role(StrEnum):
     ENVIRONMENT = "environment"
 
 
-@app.callback()
+@demo_verbs.callback()
 def _group() -> None:
     """Watch callboard at work on a cluster of its own."""
 
 
-@app.command("rlhf", epilog="Example: callboard demo rlhf --json")
+@demo_verbs.command("rlhf", epilog="Example: callboard demo rlhf --json")
 @takes("quiet")
 def rlhf(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON with the verdicts.")] = False,
@@ -62,7 +64,7 @@ def rlhf(
     )
 
 
-@app.command("elastic", epilog="Example: callboard demo elastic --json")
+@demo_verbs.command("elastic", epilog="Example: callboard demo elastic --json")
 @takes("quiet")
 def elastic(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON at the end.")] = False,

@@ -13,8 +13,8 @@ import pytest
 
 from callboard.cli.local.ending import marked
 from callboard.cli.local.ports import listening_in
-from callboard.demo.responsiveness import Responsiveness
 from callboard.demo.setting import FACTORS, Setting
+from callboard.demo.stage import Responsiveness
 from callboard.demo.story import Verdict
 from callboard.demo.workers import RLHFWorker
 from callboard.model.inputs import job_spec, pool_spec

@@ -17,8 +17,7 @@ import pytest
 from callboard.cli.local.cluster import PortTaken
 from callboard.cli.local.growth import _check_ports, running_workers
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
-from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan
-from callboard.cli.local.plan_file import read_plan, write_plan
+from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan, read_plan, write_plan
 from callboard.cli.local.ports import free_port
 from callboard.cli.local.turns import LOCK_NAME
 from callboard.client.clusters import ClusterRecord

@@ -46,7 +46,7 @@ def test_a_verb_that_is_named_imports_no_other() -> None:
     loaded = imported_by(GET_COMMAND)
     assert not {f"callboard.{module}" for module in MODULE_OF.values()} & loaded
     loaded = imported_by(PLAN)
-    assert {f"callboard.{module}" for module in MODULE_OF.values()} & loaded == {"callboard.cli.layouts.plan_verbs"}
+    assert {f"callboard.{module}" for module in MODULE_OF.values()} & loaded == {"callboard.cli.layouts.verbs"}
 
 
 def test_a_plan_imports_what_it_needs_and_no_more() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from callboard.cli.local.plan import ClusterPlan, NodeShape
-from callboard.cli.local.plan_file import read_plan, write_plan
+from callboard.cli.local.plan import ClusterPlan, NodeShape, read_plan, write_plan
 from callboard.cli.local.ports import free_port
 from callboard.cli.main import app
 from callboard.model.inputs import read_yaml

@@ -26,20 +26,14 @@ PlanOutputOption = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs to the program."""
-    app.command(
-        "autoplace",
-        epilog="Example: callboard autoplace train.yaml --nodes 8+8 --apply",
-        short_help="Find the fastest placement of a workflow, with its proof.",
-    )(autoplace)
-    app.command(
-        "profile",
-        epilog="Example: callboard profile runs.jsonl --warmup 2",
-        short_help="Turn measured timings into profile_data.",
-    )(profile)
+app = typer.Typer()
 
 
+@app.command(
+    "autoplace",
+    epilog="Example: callboard autoplace train.yaml --nodes 8+8 --apply",
+    short_help="Find the fastest placement of a workflow, with its proof.",
+)
 def autoplace(
     config: Annotated[
         str,
@@ -111,6 +105,11 @@ def autoplace(
     )
 
 
+@app.command(
+    "profile",
+    epilog="Example: callboard profile runs.jsonl --warmup 2",
+    short_help="Turn measured timings into profile_data.",
+)
 def profile(
     source: Annotated[
         str,

@@ -15,7 +15,7 @@ from callboard.cli.cluster.growing import cluster_to_grow
 from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.local.growth import NotGrowable
 from callboard.cli.local.interrupts import Interrupts, run_interruptible
-from callboard.cli.local.plan_file import read_plan
+from callboard.cli.local.plan import read_plan
 from callboard.cli.local.turns import ClusterGone
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words

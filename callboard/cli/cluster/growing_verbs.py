@@ -16,26 +16,7 @@ ClusterOption = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs to the program."""
-    app.command(
-        "add-worker", epilog="Example: callboard add-worker", short_help="Add a node to a cluster of this machine."
-    )(add_worker)
-    app.command(
-        "remove-worker",
-        epilog="Example: callboard remove-worker node-3",
-        short_help="Remove a node from a cluster of this machine.",
-    )(remove_worker)
-    app.command(
-        "demand",
-        epilog="Example: callboard demand -o json",
-        short_help="Show the demand that the cluster can't serve yet.",
-    )(demand)
-    app.command(
-        "autoscale",
-        epilog="Example: callboard autoscale --provider local --min 1 --max 4",
-        short_help="Add and remove nodes as demand changes.",
-    )(autoscale)
+app = typer.Typer()
 
 
 class ProviderName(StrEnum):
@@ -45,6 +26,9 @@ class ProviderName(StrEnum):
     COMMAND = "command"
 
 
+@app.command(
+    "add-worker", epilog="Example: callboard add-worker", short_help="Add a node to a cluster of this machine."
+)
 @takes("quiet", "output")
 def add_worker(
     name: ClusterOption = "",
@@ -60,6 +44,11 @@ def add_worker(
     actions.growing.add(name=name, timeout_s=timeout, lock_pause_s=lock_pause)
 
 
+@app.command(
+    "remove-worker",
+    epilog="Example: callboard remove-worker node-3",
+    short_help="Remove a node from a cluster of this machine.",
+)
 @takes("quiet", "output")
 def remove_worker(
     node: Annotated[
@@ -79,12 +68,22 @@ def remove_worker(
     actions.growing.remove(node, deadline=deadline, name=name)
 
 
+@app.command(
+    "demand",
+    epilog="Example: callboard demand -o json",
+    short_help="Show the demand that the cluster can't serve yet.",
+)
 @reads
 def demand() -> None:
     """Show workers that have no place: their shapes, how many, of which pools, since when. For autoscalers."""
     actions.autoscaling.show_demand()
 
 
+@app.command(
+    "autoscale",
+    epilog="Example: callboard autoscale --provider local --min 1 --max 4",
+    short_help="Add and remove nodes as demand changes.",
+)
 @takes("controller", "quiet")
 def autoscale(
     provider: Annotated[

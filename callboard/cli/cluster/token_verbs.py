@@ -11,7 +11,9 @@ from callboard.cli import actions
 from callboard.cli.options import takes
 from callboard.security.roles import Role
 
-app = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)
+app = typer.Typer()
+token_verbs = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)
+app.add_typer(token_verbs, name="token")
 
 StateDirOption = Annotated[
     Path | None,
@@ -24,7 +26,7 @@ StateDirOption = Annotated[
 ]
 
 
-@app.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
+@token_verbs.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
 @takes("output")
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
@@ -45,14 +47,14 @@ def create(
     actions.tokens.create(name, role=role, file=file, lasts=lasts, replace=replace, state_dir=state_dir)
 
 
-@app.command("list", epilog="Example: callboard token list")
+@token_verbs.command("list", epilog="Example: callboard token list")
 @takes("output")
 def list_tokens(state_dir: StateDirOption = None) -> None:
     """List the clients with their roles."""
     actions.tokens.show_list(state_dir=state_dir)
 
 
-@app.command("revoke", epilog="Example: callboard token revoke alice")
+@token_verbs.command("revoke", epilog="Example: callboard token revoke alice")
 @takes("output")
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")], state_dir: StateDirOption = None

@@ -74,26 +74,14 @@ ExitWithOption = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the verbs to the program."""
-    app.command(
-        "up",
-        epilog="Example: callboard up --agents 3 --gpus-per-node 2 --detach",
-        short_help="Start a whole cluster on this machine.",
-    )(up)
-    app.command("down", epilog="Example: callboard down", short_help="End a cluster of this machine.")(down)
-    app.command(
-        "controller",
-        epilog="Example: callboard controller --listen 127.0.0.1:7700",
-        short_help="Run the controller: one per cluster.",
-    )(controller)
-    app.command(
-        "agent",
-        epilog="Example: callboard agent --controller 10.0.0.1:7700 --node-id node-7",
-        short_help="Run the agent of one node.",
-    )(agent)
+app = typer.Typer()
 
 
+@app.command(
+    "up",
+    epilog="Example: callboard up --agents 3 --gpus-per-node 2 --detach",
+    short_help="Start a whole cluster on this machine.",
+)
 @takes("quiet", "output")
 def up(
     context: typer.Context,
@@ -216,6 +204,7 @@ def up(
     )
 
 
+@app.command("down", epilog="Example: callboard down", short_help="End a cluster of this machine.")
 @takes("quiet", "output")
 def down(
     name: Annotated[
@@ -227,6 +216,11 @@ def down(
     actions.local.down(name=name, every=every)
 
 
+@app.command(
+    "controller",
+    epilog="Example: callboard controller --listen 127.0.0.1:7700",
+    short_help="Run the controller: one per cluster.",
+)
 def controller(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on.")
@@ -327,6 +321,11 @@ def controller(
     )
 
 
+@app.command(
+    "agent",
+    epilog="Example: callboard agent --controller 10.0.0.1:7700 --node-id node-7",
+    short_help="Run the agent of one node.",
+)
 def agent(
     controller: Annotated[
         str,

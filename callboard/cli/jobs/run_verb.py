@@ -11,17 +11,15 @@ import typer
 from callboard.cli import actions
 from callboard.cli.options import takes
 
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the verb to the program."""
-    app.command(
-        "run",
-        epilog="Example: callboard run --pool research --nodes 2 --gpus-per-node 4 -- torchrun train.py --lr 1e-5",
-        short_help="Run a program on the cluster and follow it.",
-        context_settings={"allow_interspersed_args": False},
-    )(run)
+app = typer.Typer()
 
 
+@app.command(
+    "run",
+    epilog="Example: callboard run --pool research --nodes 2 --gpus-per-node 4 -- torchrun train.py --lr 1e-5",
+    short_help="Run a program on the cluster and follow it.",
+    context_settings={"allow_interspersed_args": False},
+)
 @takes("controller", "quiet")
 def run(
     command: Annotated[

@@ -11,7 +11,9 @@ from typer.core import TyperCommand
 from callboard.cli import actions, completing
 from callboard.cli.options import ConfigPathOption, PoolOption, TimeoutOption, reads, takes, writes
 
-app = typer.Typer(help="Submit, follow, change and end jobs; ask why they wait.", no_args_is_help=True)
+app = typer.Typer()
+job_verbs = typer.Typer(help="Submit, follow, change and end jobs; ask why they wait.", no_args_is_help=True)
+app.add_typer(job_verbs, name="job")
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completing.jobs)]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)]
@@ -27,7 +29,7 @@ class _Submit(TyperCommand):
         return super().parse_args(ctx, [written.get(each, each) for each in args])
 
 
-@app.command("submit", cls=_Submit, epilog="Example: callboard job submit train.yaml --wait")
+@job_verbs.command("submit", cls=_Submit, epilog="Example: callboard job submit train.yaml --wait")
 @takes("controller", "output", "quiet")
 def submit(
     arguments: Annotated[
@@ -123,7 +125,7 @@ def submit(
     )
 
 
-@app.command("list", epilog="Example: callboard job list --pool rlhf --state RUNNING")
+@job_verbs.command("list", epilog="Example: callboard job list --pool rlhf --state RUNNING")
 @reads
 def list_jobs(
     pool: PoolOption = "",
@@ -137,14 +139,14 @@ def list_jobs(
     actions.jobs.show_list(pool=pool, states=state or [], every=every)
 
 
-@app.command("get", epilog="Example: callboard job get train-00 -o yaml")
+@job_verbs.command("get", epilog="Example: callboard job get train-00 -o yaml")
 @reads
 def get(job: JobArgument) -> None:
     """Show one job: its workers, its past, what it waits for."""
     actions.jobs.show(job)
 
 
-@app.command("cancel", epilog="Example: callboard job cancel rollout-00 --wait")
+@job_verbs.command("cancel", epilog="Example: callboard job cancel rollout-00 --wait")
 @writes
 def cancel(
     job: JobArgument,
@@ -171,7 +173,7 @@ def cancel(
     )
 
 
-@app.command("complete", epilog="Example: callboard job complete train-00")
+@job_verbs.command("complete", epilog="Example: callboard job complete train-00")
 @writes
 def complete(
     job: JobArgument, reason: ReasonOption = "", wait: WaitOption = False, timeout: TimeoutOption = 60.0
@@ -180,7 +182,7 @@ def complete(
     actions.jobs.complete(job, reason=reason, wait=wait, timeout_s=timeout)
 
 
-@app.command("preempt", epilog="Example: callboard job preempt rollout-00 --for train-00")
+@job_verbs.command("preempt", epilog="Example: callboard job preempt rollout-00 --for train-00")
 @writes
 def preempt(
     job: JobArgument,
@@ -199,14 +201,14 @@ def preempt(
     actions.jobs.preempt(job, for_job=for_job, reason=reason)
 
 
-@app.command("explain", epilog="Example: callboard job explain rollout-00")
+@job_verbs.command("explain", epilog="Example: callboard job explain rollout-00")
 @reads
 def explain(job: JobArgument) -> None:
     """Say why a job is where it is, and what would unblock it."""
     actions.jobs.explain(job)
 
 
-@app.command("watch", epilog="Example: callboard job watch train-00")
+@job_verbs.command("watch", epilog="Example: callboard job watch train-00")
 @takes("controller", "output")
 def watch(job: JobArgument) -> None:
     """Follow a job until it ends: state, workers, what it waits for.
@@ -216,14 +218,14 @@ def watch(job: JobArgument) -> None:
     actions.watching.watch(job)
 
 
-@app.command("result", epilog="Example: callboard job result train-00 -o json")
+@job_verbs.command("result", epilog="Example: callboard job result train-00 -o json")
 @takes("controller", "output")
 def result(job: JobArgument, timeout: TimeoutOption = 60.0) -> None:
     """Wait until a job ends, and show what its `entry` methods returned."""
     actions.jobs.result(job, timeout_s=timeout)
 
 
-@app.command("logs", epilog="Example: callboard job logs train-00 --component actor --rank 0 --follow")
+@job_verbs.command("logs", epilog="Example: callboard job logs train-00 --component actor --rank 0 --follow")
 @takes("controller")
 def logs(
     job: JobArgument,
@@ -264,7 +266,7 @@ def logs(
     actions.job_logs.show(job, component=component, rank=rank, attempt=attempt, follow=follow, since=since, tail=tail)
 
 
-@app.command("env", epilog="Example: callboard job env train-00 --component trainer --rank 0")
+@job_verbs.command("env", epilog="Example: callboard job env train-00 --component trainer --rank 0")
 @reads
 def env(
     name: JobArgument,
@@ -282,7 +284,7 @@ def env(
     actions.looking.environment(name, component=component, rank=rank)
 
 
-@app.command("scale", epilog="Example: callboard job scale train-00 rollout 4")
+@job_verbs.command("scale", epilog="Example: callboard job scale train-00 rollout 4")
 @writes
 def scale(
     job: JobArgument,

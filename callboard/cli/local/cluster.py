@@ -20,8 +20,7 @@ from typing import Protocol
 
 from callboard.agents.ray.ray_command import DASHBOARD_HOST
 from callboard.cli.local.children import Child, unless_ended
-from callboard.cli.local.plan import ClusterPlan
-from callboard.cli.local.plan_file import write_plan
+from callboard.cli.local.plan import ClusterPlan, write_plan
 from callboard.cli.local.ports import is_taken
 from callboard.cli.local.records import UP_ROLE, check_free, claim_directory
 from callboard.cli.local.taking_down import end_cluster, sweep

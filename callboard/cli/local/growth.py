@@ -19,8 +19,7 @@ from typing import Protocol
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.cluster import NotReady, PortTaken
 from callboard.cli.local.ending import end_politely, kill_trees, marked
-from callboard.cli.local.plan import ClusterPlan
-from callboard.cli.local.plan_file import read_plan
+from callboard.cli.local.plan import ClusterPlan, read_plan
 from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE
 from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK

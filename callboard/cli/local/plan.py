@@ -6,9 +6,10 @@ replaces 127.0.0.1 by an interface's address (docs/agents.md), and two clusters 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from callboard.cli.local.ports import listening_in
@@ -235,3 +236,24 @@ def free_block(taken: Iterable[int]) -> int:
         if block not in used and not listening_in(network_of(block)):
             return block
     raise NoFreeBlock
+
+
+PLAN_NAME = "plan.json"
+
+
+def write_plan(plan: ClusterPlan) -> None:
+    """Writes the plan into the directory of its cluster; a reader sees all of it or nothing."""
+    temporary = plan.directory / f"{PLAN_NAME}.new"
+    temporary.write_text(json.dumps(asdict(plan) | {"directory": str(plan.directory)}, indent=2), encoding="utf-8")
+    temporary.replace(plan.directory / PLAN_NAME)
+
+
+def read_plan(directory: Path) -> ClusterPlan | None:
+    """The plan of the cluster in ``directory``; None: it was not made by `up`, or is gone."""
+    try:
+        plain = json.loads((directory / PLAN_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    lists = {name: tuple(plain.get(name, ())) for name in ("machine_gpus", "resources", "interpreters")}
+    shapes = tuple(NodeShape(**shape) for shape in plain["shapes"])
+    return ClusterPlan(**(plain | lists | {"directory": directory, "shapes": shapes}))

@@ -9,12 +9,14 @@ import typer
 from callboard.cli import actions, completing
 from callboard.cli.options import reads, writes
 
-app = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
+app = typer.Typer()
+node_verbs = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
+app.add_typer(node_verbs, name="node")
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", autocompletion=completing.nodes)]
 
 
-@app.command("list", epilog="Example: callboard node list")
+@node_verbs.command("list", epilog="Example: callboard node list")
 @reads
 def list_nodes(
     every: Annotated[bool, typer.Option("--all", "-a", help="Also nodes that have left.", show_default=False)] = False,
@@ -23,28 +25,28 @@ def list_nodes(
     actions.nodes.show_list(every=every)
 
 
-@app.command("get", epilog="Example: callboard node get node-0 -o yaml")
+@node_verbs.command("get", epilog="Example: callboard node get node-0 -o yaml")
 @reads
 def get(node: NodeArgument) -> None:
     """Show one node: what it has, and who is on which device."""
     actions.nodes.show(node)
 
 
-@app.command("cordon", epilog="Example: callboard node cordon node-0")
+@node_verbs.command("cordon", epilog="Example: callboard node cordon node-0")
 @writes
 def cordon(node: NodeArgument) -> None:
     """Start nothing new on a node; what runs there goes on."""
     actions.nodes.cordon(node)
 
 
-@app.command("uncordon", epilog="Example: callboard node uncordon node-0")
+@node_verbs.command("uncordon", epilog="Example: callboard node uncordon node-0")
 @writes
 def uncordon(node: NodeArgument) -> None:
     """Take a cordon or a drain back."""
     actions.nodes.uncordon(node)
 
 
-@app.command("drain", epilog="Example: callboard node drain node-0 --deadline 30s")
+@node_verbs.command("drain", epilog="Example: callboard node drain node-0 --deadline 30s")
 @writes
 def drain(
     node: NodeArgument,
@@ -65,7 +67,7 @@ def drain(
     actions.nodes.drain(node, within=within, reason=reason, wait=wait)
 
 
-@app.command("remove", epilog="Example: callboard node remove node-0")
+@node_verbs.command("remove", epilog="Example: callboard node remove node-0")
 @writes
 def remove(node: NodeArgument) -> None:
     """Forget a node that is lost or has left."""

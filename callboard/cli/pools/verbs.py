@@ -1,4 +1,4 @@
-"""`callboard pool …`: named quotas and their placement-group pools."""
+"""`callboard pool`, `pg` and `policy`: quotas, placement groups, and when a job must yield."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import reads, takes, writes
+from callboard.cli.options import PoolOption, reads, takes, writes
 
-app = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
+app = typer.Typer()
 
 
-@app.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
+pool_verbs = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
+app.add_typer(pool_verbs, name="pool")
+
+
+@pool_verbs.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
 @takes("controller", "output", "quiet")
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool; may stand in the file instead.")] = "",
@@ -65,14 +69,14 @@ def create(
     )
 
 
-@app.command("list", epilog="Example: callboard pool list")
+@pool_verbs.command("list", epilog="Example: callboard pool list")
 @reads
 def list_pools() -> None:
     """List pools with what is used of their quota."""
     actions.pools.show_list()
 
 
-@app.command("get", epilog="Example: callboard pool get rlhf -o yaml")
+@pool_verbs.command("get", epilog="Example: callboard pool get rlhf -o yaml")
 @reads
 def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
@@ -81,7 +85,7 @@ def get(
     actions.pools.show(name)
 
 
-@app.command("set", epilog="Example: callboard pool set rlhf nominal.cpu=8 pg_pool.max_dynamic=4")
+@pool_verbs.command("set", epilog="Example: callboard pool set rlhf nominal.cpu=8 pg_pool.max_dynamic=4")
 @takes("controller", "output", "quiet")
 def set_pool(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
@@ -103,10 +107,10 @@ def set_pool(
     ] = False,
 ) -> None:
     """Change a pool: as a whole from a file, or single fields. What runs goes on."""
-    actions.pool_changes.change(name, changes, etag=etag, validate=validate)
+    actions.pools.change(name, changes, etag=etag, validate=validate)
 
 
-@app.command("delete", epilog="Example: callboard pool delete rlhf --force")
+@pool_verbs.command("delete", epilog="Example: callboard pool delete rlhf --force")
 @writes
 def delete(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
@@ -115,4 +119,73 @@ def delete(
     ] = False,
 ) -> None:
     """End a pool. Refused while jobs are in it, unless forced."""
-    actions.pool_changes.delete(name, force=force)
+    actions.pools.delete(name, force=force)
+
+
+pg_verbs = typer.Typer(help="Show and remove placement groups, which book room in Ray.", no_args_is_help=True)
+app.add_typer(pg_verbs, name="pg")
+
+GroupArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.", autocompletion=completing.groups
+    ),
+]
+
+
+@pg_verbs.command("list", epilog="Example: callboard pg list --pool rlhf -o wide")
+@reads
+def list_groups(pool: PoolOption = "") -> None:
+    """List placement groups."""
+    actions.groups.show_list(pool=pool)
+
+
+@pg_verbs.command("get", epilog="Example: callboard pg get pg-7")
+@reads
+def get_group(group: GroupArgument) -> None:
+    """Show one placement group: what it books where, and who uses it."""
+    actions.groups.show(group)
+
+
+@pg_verbs.command("delete", epilog="Example: callboard pg delete pg-7")
+@writes
+def delete_group(
+    group: GroupArgument,
+    when_free: Annotated[
+        bool, typer.Option("--when-free", help="Also remove a group that is in use, once its job has left it.")
+    ] = False,
+) -> None:
+    """Remove an idle placement group.
+
+    A reserved one stays away until its pool is changed.
+    """
+    actions.groups.delete(group, when_free=when_free)
+
+
+policy_verbs = typer.Typer(help="Read and set the preemption policy: who yields to whom.", no_args_is_help=True)
+app.add_typer(policy_verbs, name="policy")
+
+
+@policy_verbs.command("get", epilog="Example: callboard policy get -o yaml > policy.yaml")
+@reads
+def get_policy() -> None:
+    """Show the policy, every default filled in. The YAML form can be given to `policy set`."""
+    actions.policy.show()
+
+
+@policy_verbs.command("set", epilog="Example: callboard policy set cancel_timeout=500ms aggressiveness=HIGH")
+@takes("controller", "output", "quiet")
+def set_policy(
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE | KEY=VALUE…",
+            help="A YAML file with the whole policy, or single fields to change; values are YAML.",
+        ),
+    ],
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
+    ] = False,
+) -> None:
+    """Set the policy: as a whole from a file, or single fields."""
+    actions.policy.change(changes, validate=validate)

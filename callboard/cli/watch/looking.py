@@ -1,4 +1,4 @@
-"""What `callboard top`, `callboard doctor` and `callboard job env` do: nodes are asked what they see now."""
+"""What `callboard top`, `doctor`, `worker` and `job env` do: nodes are asked what they see now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from callboard.cli.show.failing import FAILED
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected, with_client
-from callboard.cli.watch.looking_views import environment_view, findings_view, top_view
+from callboard.cli.watch.looking_views import environment_view, findings_view, top_view, worker_list
 from callboard.client.client import Client, ray_of
 from callboard.client.diagnosis import Evidence, diagnose
 from callboard.v1.inspection_pb2 import NodeInspection
@@ -175,3 +175,11 @@ def _plain_top(jobs: list[Job], seen: dict[str, NodeInspection], silent: dict[st
         "gauges": {job.spec.name: dict(sorted(job.gauges.items())) for job in jobs if job.gauges},
         "silent": silent,
     }
+
+
+@connected
+async def list_workers(client: Client, *, job: str, node: str) -> None:
+    """Lists workers."""
+    found = await client.list_workers(job=job, node=node)
+    value = [{"job": owner.spec.name, **plain(worker)} for owner, worker in found]
+    show_result(value, lambda wide: worker_list(found, wide=wide), empty=f"No workers at {client.address}.")

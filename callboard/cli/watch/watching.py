@@ -10,7 +10,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
 from callboard.cli.show.failing import FAILED
 from callboard.cli.show.session import connected
-from callboard.cli.watch.event_views import print_event
+from callboard.cli.watch.events import print_event
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
 

@@ -6,25 +6,8 @@ Two of them need an extra: the message about a missing one is made here, before 
 import gc
 from importlib import import_module
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING
 
 import typer
-
-if TYPE_CHECKING:
-    from callboard.cli.autoplace import actions as autoplace
-    from callboard.cli.autoplace import profile
-    from callboard.cli.autoscale import actions as autoscaling
-    from callboard.cli.jobs import actions as jobs
-    from callboard.cli.jobs import logs as job_logs
-    from callboard.cli.jobs import running
-    from callboard.cli.layouts import placement, plan
-    from callboard.cli.nodes import actions as nodes
-    from callboard.cli.offline import replaying, simulation
-    from callboard.cli.pools import actions as pools
-    from callboard.cli.pools import changes as pool_changes
-    from callboard.cli.pools import groups, policy
-    from callboard.cli.watch import events, looking, status, watching, workers
-    from callboard.demo import actions as demos
 
 _PLACES = MappingProxyType(
     {
@@ -44,7 +27,6 @@ _PLACES = MappingProxyType(
         "placement": ("cli.layouts.placement", ""),
         "plan": ("cli.layouts.plan", ""),
         "policy": ("cli.pools.policy", ""),
-        "pool_changes": ("cli.pools.changes", ""),
         "pools": ("cli.pools.actions", ""),
         "profile": ("cli.autoplace.profile", ""),
         "replaying": ("cli.offline.replaying", "controller"),
@@ -53,39 +35,9 @@ _PLACES = MappingProxyType(
         "status": ("cli.watch.status", ""),
         "tokens": ("cli.cluster.tokens", "controller"),
         "watching": ("cli.watch.watching", ""),
-        "workers": ("cli.watch.workers", ""),
     }
 )
 """Name → the module below `callboard`, and the extra that it needs."""
-
-__all__ = [
-    "agent",
-    "autoplace",
-    "autoscaling",
-    "controller",
-    "demos",
-    "events",
-    "groups",
-    "growing",
-    "job_logs",
-    "jobs",
-    "local",
-    "looking",
-    "nodes",
-    "placement",
-    "plan",
-    "policy",
-    "pool_changes",
-    "pools",
-    "profile",
-    "replaying",
-    "running",
-    "simulation",
-    "status",
-    "tokens",
-    "watching",
-    "workers",
-]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,0 +1,136 @@
+"""`callboard status`, `top`, `doctor`, `ray-env`, `worker`, `events`, `audit`: what is there, what it does, what changed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions, completing
+from callboard.cli.options import JobOption, reads, takes
+
+app = typer.Typer()
+
+
+@app.command(
+    "top",
+    epilog="Example: callboard top --once -o json",
+    short_help="Show CPU, memory, GPU, calls and gauges of workers.",
+)
+@takes("controller", "output")
+def top(
+    job: JobOption = "",
+    once: Annotated[bool, typer.Option("--once", help="Show it once, then exit.", show_default=False)] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", help="Refresh interval.", min=0.5, max=3600)
+    ] = 2.0,
+) -> None:
+    """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
+
+    GPU is how busy the worker's devices are, as their driver says, whoever uses them; - where it says nothing. CALLS is
+    what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json, yaml, a pipe)
+    it is shown once.
+    """
+    actions.looking.top(job=job, once=once, interval_s=interval)
+
+
+@app.command(
+    "doctor",
+    epilog="Example: callboard doctor --controller 10.0.0.1:7700",
+    short_help="Compare the ledger with what nodes, Ray and GPUs say.",
+)
+@reads
+def doctor() -> None:
+    """Say what is not as it should be: foreign users of GPUs, actors and placement groups that the ledger doesn't know,
+    workers that don't use their GPU, calls that queue, workers lost for lack of memory, jobs that wait.
+
+    Exit code 1: something was found. Nothing is changed.
+    """
+    actions.looking.doctor()
+
+
+@app.command(
+    "ray-env",
+    epilog="Example: callboard ray-env > ray.env && . ./ray.env && ray status",
+    short_help="Print the variables by which Ray's own tools find the cluster.",
+)
+@takes("controller", "output")
+def ray_env() -> None:
+    """Print `export` lines for a shell, so that `ray status`, `ray list` and `ray.init()` use this cluster's Ray.
+
+    The token of a cluster that runs on this machine is found; elsewhere set RAY_AUTH_TOKEN_PATH yourself.
+    """
+    actions.looking.ray_env()
+
+
+@app.command("events", epilog="Example: callboard events --follow --type preemption.")
+@takes("controller", "output")
+def events(
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", "--watch", help="Keep printing new events until Ctrl-C.", show_default=False),
+    ] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", metavar="N", help="Start with the last N events.", min=0, max=1000)
+    ] = 20,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Only events of this type; a trailing dot selects a family (job.). May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    job: JobOption = "",
+) -> None:
+    """Show what changed in the cluster, oldest first."""
+    actions.events.show(follow=follow, last=last, types=kind or [], job=job)
+
+
+@app.command("audit", epilog="Example: callboard audit --who alice")
+@takes("controller", "output")
+def audit(
+    last: Annotated[int, typer.Option("--last", "-n", metavar="N", help="The last N.", min=1, max=1000)] = 20,
+    who: Annotated[str, typer.Option("--who", metavar="NAME", help="Only what this client did.")] = "",
+) -> None:
+    """Show who changed what, when and from where."""
+    actions.events.show_audit(last=last, who=who)
+
+
+@app.command("status", epilog="Example: callboard status")
+@reads
+def status() -> None:
+    """Show nodes with their GPUs, pools, jobs and why they wait."""
+    actions.status.show()
+
+
+worker_verbs = typer.Typer(help="Show workers: which process of which job runs where.", no_args_is_help=True)
+app.add_typer(worker_verbs, name="worker")
+
+
+@worker_verbs.command("list", epilog="Example: callboard worker list --job train-00 -o wide")
+@reads
+def list_workers(
+    job: JobOption = "",
+    node: Annotated[
+        str,
+        typer.Option(
+            "--node",
+            metavar="NODE",
+            help="Only workers on this node.",
+            show_default=False,
+            autocompletion=completing.nodes,
+        ),
+    ] = "",
+) -> None:
+    """List the workers of every job that has not ended.
+
+    With -o wide it says why a start was cold.
+    """
+    actions.looking.list_workers(job=job, node=node)
+
+
+@worker_verbs.callback()
+def _worker_group() -> None:
+    """Show workers: which process of which job runs where."""
