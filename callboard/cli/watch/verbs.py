@@ -1,4 +1,4 @@
-"""`callboard status`, `top`, `doctor`, `ray-env`, `worker`, `events`, `audit`: what is there, what it does, what changed."""
+"""`callboard status`, `top`, `doctor`, `ray-env`, `worker`, `events`, `audit`: what there is, does, and changed."""
 
 from __future__ import annotations
 
