@@ -114,19 +114,6 @@ class FoundGroup:
     ray_session: str
 
 
-@dataclass(frozen=True)
-class NodePlace:
-    """Where a runtime keeps its things on this node."""
-
-    cluster: str
-    node_id: str
-    logs: str
-    """Folder for logs of workers."""
-    marker: str
-    """"NAME=value" that every process started for this node carries in its environment."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
 class Runtime(Protocol):
     """Hosts workers and books placement groups on one node."""
 

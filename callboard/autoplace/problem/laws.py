@@ -58,31 +58,3 @@ def envs_per_instance(env_num: int, instances: int) -> int | None:
     ``ceil``, not floor: 40 environments on 3 instances make one of them step 14 (AP-10).
     """
     return math.ceil(env_num / instances) if instances <= env_num else None
-
-
-def legal_training_gpus(
-    gpus: int, *, model_parallel: int, batch_size: int, group_size: int, n_minibatches: int
-) -> tuple[int, ...]:
-    """GPU counts that a Megatron component may have, ascending.
-
-    Multiples of the model-parallel size whose data-parallel ranks get whole groups of each minibatch. Every count
-    passes this, the full size included.
-
-    Args:
-        gpus: GPUs of the cluster.
-        model_parallel: tensor × pipeline parallel size.
-        batch_size: prompts of one iteration, ``rollout_batch_size``.
-        group_size: sequences per prompt.
-        n_minibatches: optimizer steps of one iteration; divides ``batch_size · group_size``.
-    """
-    minibatch = batch_size * group_size // n_minibatches
-    return tuple(
-        ranks * model_parallel
-        for ranks in range(1, gpus // model_parallel + 1)
-        if minibatch % (ranks * group_size) == 0
-    )
-
-
-def legal_engine_gpus(gpus: int, *, model_parallel: int) -> tuple[int, ...]:
-    """GPU counts that generation engines may have: whole engines, ascending."""
-    return tuple(range(model_parallel, gpus + 1, model_parallel))
