@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard._version import __version__
-from callboard.cli.options import wishes
+from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, keep_tls, wishes
 from callboard.cli.verbs import Verbs
 
 app = typer.Typer(
@@ -35,9 +35,13 @@ def _global_options(
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
 ) -> None:
     """A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom."""
     wishes.reset()
+    keep_tls(tls_ca, tls_cert, tls_key)
 
 
 def main() -> None:

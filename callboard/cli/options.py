@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from callboard.cli import completing
+from callboard.security.places import TLS_VARIABLES
 
 
 class Output(StrEnum):
@@ -87,6 +89,27 @@ WatchOption = Annotated[
         show_default=False,
         callback=_kept("watch"),
     ),
+]
+
+StateDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        help="State directory of the controller. Default: that of the only cluster on this machine, else "
+        "$CALLBOARD_STATE_DIR.",
+    ),
+]
+
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="Authorities (PEM) that the other end's certificate must be from."),
+]
+TlsCertOption = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate (PEM) to show to the other end.")
+]
+TlsKeyOption = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of --tls-cert (PEM, mode 0600).")
 ]
 
 ControllerOption = Annotated[
@@ -182,3 +205,11 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 reads = takes("controller", "output", "watch")
 writes = takes("controller", "quiet", "output")
+
+
+def keep_tls(ca: Path | None, cert: Path | None, key: Path | None) -> None:
+    """Says to all of this program what to connect with; what the environment says besides is not used."""
+    stated = {"ca": ca, "cert": cert, "key": key}
+    if any(stated.values()):
+        for part, path in stated.items():
+            os.environ[TLS_VARIABLES[part]] = str(path.absolute()) if path is not None else ""

@@ -41,6 +41,7 @@ MODULE_OF = MappingProxyType(
         "events": "cli.watch.verbs",
         "audit": "cli.watch.verbs",
         "token": "cli.cluster.token_verbs",
+        "certs": "cli.access.certs",
         "autoplace": "cli.autoplace.verbs",
         "profile": "cli.autoplace.verbs",
         "simulate": "cli.offline.verbs",

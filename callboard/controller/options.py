@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from callboard.model.roles import PRESETS, RolePreset
+from callboard.security.certificates import CERTS_NAME
+from callboard.security.tls import TlsFiles
 
 DEFAULT_METRICS = "127.0.0.1:8080"
 DEFAULT_LISTEN = "127.0.0.1:7700"
@@ -88,8 +90,9 @@ MAX_LIMIT = 1 << 30
 
 def option_of(field_name: str) -> str:
     """The option of `callboard controller` that sets a field of :class:`ControllerOptions`."""
-    if field_name in ("limits", "metrics_required"):
-        return {"limits": "--limit", "metrics_required": "--metrics"}[field_name]
+    named_otherwise = {"limits": "--limit", "metrics_required": "--metrics", "tls": "--tls-cert"}
+    if field_name in named_otherwise:
+        return named_otherwise[field_name]
     return f"--{field_name.removesuffix('_ms').replace('_', '-')}"
 
 
@@ -111,6 +114,10 @@ class ControllerOptions:
         run_dir: where ``controller.json`` goes; None: the state directory.
         metrics: address "host:port" of the Prometheus figures; port 0 takes a free one; empty: none.
         metrics_required: end if that address can't be listened on, instead of going without.
+        tls: what it listens with; none: what lies in ``certs`` of the state directory, if something does. With an
+            authority, callers of ``listen`` must show a certificate of it.
+        token_listen: address "host:port" of the port for callers that show a token and no certificate, where those of
+            ``listen`` must show one; empty: the port after ``listen``'s; "none": there is none.
         metrics_open: show the figures to callers without a token.
         insecure: answer every caller, with or without a token, at any address.
         lease_ms: how long an agent may act without hearing from the controller. Three heartbeats, so that one lost
@@ -135,6 +142,8 @@ class ControllerOptions:
     run_dir: Path | None = None
     metrics: str = ""
     metrics_required: bool = True
+    tls: TlsFiles = TlsFiles()
+    token_listen: str = ""
     metrics_open: bool = False
     insecure: bool = False
     lease_ms: int = 15_000
@@ -152,18 +161,7 @@ class ControllerOptions:
     roles: Mapping[str, RolePreset] = field(default_factory=lambda: PRESETS)
 
     def __post_init__(self) -> None:
-        host, _ = split_address(self.listen)
-        if not self.insecure and not is_loopback(host):
-            raise BadOption(
-                "--listen",
-                f"{self.listen} can be reached from other machines, and a token sent there can be read on the way. "
-                f"Listen on 127.0.0.1, or give up all protection with --insecure.",
-            )
-        if self.metrics and not self.insecure and not is_loopback(split_address(self.metrics, "--metrics")[0]):
-            raise BadOption(
-                "--metrics",
-                f"{self.metrics} can be reached from other machines; listen on 127.0.0.1, or allow it with --insecure.",
-            )
+        self._check_tls()
         for name in ("lease_ms", "heartbeat_ms", "stop_grace_ms", "call_timeout_ms", "progress_ms"):
             if getattr(self, name) <= 0:
                 raise BadOption(option_of(name), "must be longer than nothing")
@@ -181,6 +179,44 @@ class ControllerOptions:
             raise BadOption(
                 "--lease", f"{self.lease_ms} ms is shorter than two heartbeats of {self.heartbeat_ms} ms; raise it"
             )
+
+    def _check_tls(self) -> None:
+        if (self.tls.cert is None) != (self.tls.key is None) or (self.tls.ca is not None and self.tls.cert is None):
+            raise BadOption("--tls-cert", "name a certificate and its key; an authority only besides them")
+        open_ones = {"--listen": self.listen, "--metrics": self.metrics}
+        if self.tokens_at:
+            open_ones["--token-listen"] = self.tokens_at
+        for option, address in open_ones.items():
+            if option == "--metrics" and not address:
+                continue
+            if not is_loopback(split_address(address, option)[0]) and not self.insecure and not self.secure:
+                raise BadOption(
+                    option,
+                    f"{address} can be reached from other machines, and what is sent there can be read on the way. "
+                    "Make certificates with `callboard certs init` or name them with --tls-cert, listen on 127.0.0.1, "
+                    "or give up all protection with --insecure.",
+                )
+
+    @property
+    def certs(self) -> Path:
+        """Directory where an authority is looked for."""
+        return self.state_dir / CERTS_NAME
+
+    @property
+    def secure(self) -> TlsFiles | None:
+        """What it listens with by TLS; None: without. --insecure turns off what is found, not what is named."""
+        if self.tls.cert is not None:
+            return self.tls
+        found = TlsFiles(*(self.certs / name for name in ("ca.pem", "server.pem", "server.key")))
+        return None if self.insecure or found.cert is None or not found.cert.exists() else found
+
+    @property
+    def tokens_at(self) -> str:
+        """Where callers without a certificate connect; empty: nowhere else."""
+        if self.secure is None or self.secure.ca is None or self.token_listen == "none":  # noqa: S105
+            return ""
+        host, port = split_address(self.listen)
+        return self.token_listen or f"{f'[{host}]' if ':' in host else host}:{port + 1 if port else 0}"
 
     @property
     def record_path(self) -> Path:

@@ -9,12 +9,13 @@ from pathlib import Path
 from callboard.controller.journal.state_dir import StoreFailed
 
 
-def write_record(path: Path, *, address: str, started_ms: int, term: int) -> None:
+def write_record(path: Path, *, address: str, started_ms: int, term: int, tokens_at: str = "") -> None:
     """Writes ``controller.json``; a reader sees the old file or the new one, nothing between.
 
     Args:
         path: where.
         address: "host:port" that clients use.
+        tokens_at: where clients without a certificate connect, if not there.
         started_ms: start of the term in milliseconds since 1970.
         term: the controller's term.
 
@@ -22,6 +23,7 @@ def write_record(path: Path, *, address: str, started_ms: int, term: int) -> Non
         StoreFailed: the directory can't be written.
     """
     plain = {"address": address, "pid": os.getpid(), "started_ms": started_ms, "term": term}
+    plain |= {"tokens_at": tokens_at} if tokens_at else {}
     temporary = path.with_suffix(".new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -35,10 +35,12 @@ from callboard.controller.services.scheduler import SchedulerService
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
 from callboard.scheduler.records.states import ENDED
-from callboard.security.access import Access
+from callboard.security.access import LOOK_EVERY_S, Access
 from callboard.security.audit import AUDIT_NAME, AuditLog
 from callboard.security.gate import ClientLimits, Gate
+from callboard.security.joining import Joining
 from callboard.security.places import UnsafeFile
+from callboard.security.tls import ServerTls, TlsFiles
 from callboard.security.tokens import TOKEN_NAME, Registration
 from callboard.v1 import (
     agent_pb2,
@@ -117,7 +119,12 @@ class Controller:
         self._health = health.aio.HealthServicer()
         self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
         self.audit = AuditLog(options.state_dir / AUDIT_NAME)
-        self.access = Access(options.state_dir, insecure=options.insecure)
+        tls = options.secure
+        self._certs = tls.ca.parent if tls is not None and tls.ca is not None else None
+        self.access = Access(options.state_dir, insecure=options.insecure, certs=self._certs)
+        self._tls: ServerTls | None = None
+        self.tokens_at = ""
+        """Where callers without a certificate connect, if not at :attr:`address`."""
         self._registration: Registration | None = None
         self._guard = Guard(
             gate=Gate(
@@ -130,6 +137,7 @@ class Controller:
         )
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
+        self._reviewing: asyncio.Task[None]
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = options.listen
 
@@ -152,12 +160,14 @@ class Controller:
                 required=self.options.metrics_required,
                 pages={"/demand": lambda: demand_page(self.driver.state)},
                 admits=None if self.options.metrics_open else self.access.may_read_figures,
+                tls=self._tls,
             )
             write_record(
                 self.options.record_path,
                 address=self.address,
                 started_ms=self.driver.started_ms,
                 term=self.driver.state.meta.term,
+                tokens_at=self.tokens_at,
             )
         except BaseException:
             await self._journal.close()
@@ -168,6 +178,9 @@ class Controller:
                 await self._server.stop(0)
             raise
         self._running = asyncio.create_task(self.driver.run())
+        reviewing = asyncio.create_task(self._review())
+        self._tasks.add(reviewing)
+        self._reviewing = reviewing
 
     async def stop(self, hurried: asyncio.Event | None = None) -> None:
         """Ends calls, sessions and watches, takes a snapshot and lets go of everything.
@@ -198,6 +211,7 @@ class Controller:
             log.error("handlers still run at the end")
         await self.sessions.shut_down()
         await running
+        self._reviewing.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._directory.close()
@@ -209,6 +223,24 @@ class Controller:
         assert self._running is not None
         await asyncio.shield(self._running)
 
+    async def _review(self) -> None:
+        """Ends the streams of clients that were revoked, and makes a rotated token known."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._guard.review()
+            self.metrics.look()
+            if self._registration is not None and self._registration.token != self.access.token:
+                self._registration.close()
+                self._registration = self._registered()
+
+    def _registered(self) -> Registration:
+        tls = None
+        if self._tls is not None:
+            own = [self.options.certs / name for name in ("local.pem", "local.key")]
+            ca = self._tls.files.ca or self._tls.files.cert
+            tls = TlsFiles(ca, *own) if own[0].exists() else TlsFiles(ca)
+        return Registration(self.address, self.access.token, tls=tls)
+
     def _open_access(self) -> None:
         """Makes the token known to the programs of this account."""
         try:
@@ -219,7 +251,7 @@ class Controller:
             remedy = "Remove it for a new one, or make it private."
             raise StoreFailed(path, f"can't be used ({error})", remedy) from error
         if self.access.token:
-            self._registration = Registration(self.address, self.access.token)
+            self._registration = self._registered()
             for why in self._registration.refused:
                 log.warning("programs of this account may need CALLBOARD_TOKEN_FILE to find the token", why=why)
 
@@ -249,12 +281,26 @@ class Controller:
         )
         self._add_services(server)
         try:
-            port = server.add_insecure_port(self.options.listen)
-        except RuntimeError as error:
-            raise PortTaken(self.options.listen) from error
-        host, _ = split_address(self.options.listen)
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._tls = ServerTls(self.options.secure) if self.options.secure is not None else None
+        except UnsafeFile as error:
+            raise StoreFailed(error.path, error.why, "See `callboard certs`.") from error
+        asks = self._tls is not None and self._tls.files.ca is not None
+        self.address = self._listen(server, self.options.listen, asks=asks)
+        if self.options.tokens_at:
+            self.tokens_at = self._listen(server, self.options.tokens_at, asks=False)
         return server
+
+    def _listen(self, server: grpc.aio.Server, address: str, *, asks: bool) -> str:
+        """Listens at an address, and returns it with the port that it got."""
+        try:
+            if self._tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._tls.credentials(ask=asks))
+        except RuntimeError as error:
+            raise PortTaken(address) from error
+        host, _ = split_address(address)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         driver, options = self.driver, self.options
@@ -263,6 +309,7 @@ class Controller:
         pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(driver, options), server)
         jobs = JobService(driver, self.outputs, options)
         jobs.packages = self.agents.packages = Packages(options.state_dir / "packages", self._needed_packages)
+        self.agents.joining = Joining(options.state_dir, self._certs, self.access)
         job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
         placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(
             PlacementGroupService(driver, options), server
@@ -322,7 +369,10 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
         return EXIT_FAILED
     if listening is not None:
         listening(controller.address)
-    log.info("listening", address=controller.address, state_dir=str(options.state_dir))
+    more = {"tokens_at": controller.tokens_at} if controller.tokens_at else {}
+    log.info(
+        "listening", address=controller.address, state_dir=str(options.state_dir), tls=bool(options.secure), **more
+    )
     asked = asyncio.create_task(endings.asked.wait())
     ended = asyncio.create_task(controller.ended())
     try:

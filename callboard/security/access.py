@@ -1,7 +1,8 @@
-"""Access: who makes a call, as its metadata shows.
+"""Access: who makes a call, as its metadata and its certificate show.
 
 The controller's own token stands for the account that started it (the owner), which may do everything; a token of a
-grant stands for its client. Tokens are compared in constant time or by their hashes. Files that change are read again
+grant stands for its client, and so does a certificate of the controller's authority. A token comes before a
+certificate. Tokens are compared in constant time or by their hashes. Files that change are read again
 within :data:`LOOK_EVERY_S`, so that a rotation or a revocation needs no restart.
 """
 
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import structlog
 
+from callboard.security.certificates import ISSUED_NAME, LOCAL, read_issued
 from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants
 from callboard.security.places import UnsafeFile
 from callboard.security.roles import ANYBODY, OWNER, Identity, Role
+from callboard.security.tls import Peers, version
 from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, same
 from callboard.wire.refusals import NotAuthenticated
 
@@ -42,6 +45,7 @@ class Access:
         state_dir: Path,
         *,
         insecure: bool,
+        certs: Path | None = None,
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -49,11 +53,15 @@ class Access:
         Args:
             state_dir: where the controller's token and its grants lie.
             insecure: everybody is let in, with or without a token.
+            certs: directory of the authority, with the list of what it took back; None: there is none.
             now_s: a clock that never goes back.
             wall_s: seconds since 1970.
         """
         self._state_dir = state_dir
         self._insecure = insecure
+        self._certs = certs
+        self._peers = Peers()
+        self._revoked: frozenset[str] = frozenset()
         self._now_s = now_s
         self._wall_s = wall_s
         self._looked_s = now_s()
@@ -74,8 +82,8 @@ class Access:
         if not self._insecure:
             self._read()
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Identity:
-        """Who shows this metadata.
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, certificate: bytes = b"") -> Identity:
+        """Who shows this metadata and this certificate, which gRPC has verified; empty: none.
 
         Raises:
             NotAuthenticated: nobody who is known.
@@ -83,6 +91,9 @@ class Access:
         if self._insecure:
             return ANYBODY
         shown = _bearer(metadata or ())
+        certified = self._certified(certificate) if certificate else None
+        if not shown and certified is not None:
+            return certified
         if not shown:
             raise NotAuthenticated(
                 f"the call carries no token, and this controller asks every caller for one. {REMEDY}"
@@ -90,6 +101,10 @@ class Access:
         if (known := self._known(shown)) is None:
             raise NotAuthenticated(f"the token of the call is not valid here, or no longer. {REMEDY}")
         return known
+
+    def look_again(self) -> None:
+        """A token was made just now: it counts at once."""
+        self._looked_s = -LOOK_EVERY_S
 
     def may_read_figures(self, token: str) -> bool:
         """Whether the figures for Prometheus are for the bearer of a token."""
@@ -109,7 +124,25 @@ class Access:
         found = self._grants.get(fingerprint(token))
         if found is None or (found.expires_ms and self._wall_s() * 1000 >= found.expires_ms):
             return None
-        return Identity(found.name, found.role)
+        return Identity(found.name, found.role, found.node)
+
+    def _certified(self, certificate: bytes) -> Identity | None:
+        """Who a certificate is; None: somebody who has to show a token besides.
+
+        Raises:
+            NotAuthenticated: it was taken back, or it ended while the connection is open.
+        """
+        self._look()
+        found = self._peers.certified(certificate)
+        if found is None:
+            return None
+        if found.serial in self._revoked or self._wall_s() >= found.expires_s:
+            what = "was revoked" if found.serial in self._revoked else "has expired"
+            raise NotAuthenticated(
+                f"the certificate of {found.identity.name} {what}. Ask whoever runs the controller for a new one "
+                "(`callboard certs renew`)"
+            )
+        return None if found.identity.name == LOCAL else found.identity
 
     def _look(self) -> None:
         """Takes what changed; keeps what it has while a file can't be used."""
@@ -129,11 +162,14 @@ class Access:
 
     def _read(self) -> None:
         token, grants = controller_token(self._state_dir), read_grants(self._state_dir)
+        issued = read_issued(self._certs) if self._certs is not None else []
+        self._revoked = frozenset(each.serial for each in issued if each.revoked_ms)
         self.token, self._grants = token, {each.sha256: each for each in grants}
         self._seen, self.trouble = self._versions(), ""
 
     def _versions(self) -> list[tuple[int, int] | None]:
-        return [_version(self._state_dir / name) for name in (TOKEN_NAME, GRANTS_NAME)]
+        paths = [self._state_dir / name for name in (TOKEN_NAME, GRANTS_NAME)]
+        return [version(path) for path in (*paths, *([self._certs / ISSUED_NAME] if self._certs else []))]
 
 
 def bearer_of(header: str) -> str:
@@ -146,11 +182,3 @@ def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str:
         if key == AUTHORIZATION and isinstance(value, str):
             return bearer_of(value)
     return ""
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_ino, found.st_mtime_ns)

@@ -11,7 +11,7 @@ from typing import Any
 
 from callboard.security.audit import AuditLog
 from callboard.security.roles import OPEN, Identity, Role, check_role, handle_for
-from callboard.wire.refusals import LimitReached
+from callboard.wire.refusals import LimitReached, NotAuthenticated
 
 READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "Inspect", "Resolve", "Search")
 """First parts of the names of methods that change nothing; every other call is written to the audit log."""
@@ -42,7 +42,7 @@ class Gate:
 
     def __init__(
         self,
-        identify: Callable[[Any], Identity],
+        identify: Callable[[Any, bytes], Identity],
         *,
         limits: ClientLimits | None = None,
         audit: AuditLog | None = None,
@@ -50,7 +50,7 @@ class Gate:
     ) -> None:
         """
         Args:
-            identify: tells who shows some metadata, or raises.
+            identify: tells who shows some metadata and a certificate, or raises.
             limits: of each client; None: the usual ones.
             audit: where changes are written down; None: nowhere.
             now_s: a clock that never goes back.
@@ -63,15 +63,24 @@ class Gate:
         """Calls that a client may still make, and when that was reckoned."""
         self._streams: Counter[str] = Counter()
 
-    def identify(self, method: str, metadata: Any) -> Identity:
-        """Who makes a call of ``method`` and shows this metadata; services find it by ``caller()``.
+    def identify(self, method: str, metadata: Any, certificate: bytes = b"") -> Identity:
+        """Who makes a call of ``method`` and shows this metadata and certificate; services find it by ``caller()``.
 
         Raises:
             NotAuthenticated: nobody knows who it is.
         """
-        who = PROBE if method in OPEN else self._identify(metadata)
+        who = PROBE if method in OPEN else self._identify(metadata, certificate)
         handle_for(who)
         return who
+
+    def check_still(self, who: Identity, metadata: Any, certificate: bytes) -> None:
+        """Checks that what a stream showed when it began still stands for the same client.
+
+        Raises:
+            NotAuthenticated: it was revoked, replaced or expired, or has another role now.
+        """
+        if who is not PROBE and self._identify(metadata, certificate) != who:
+            raise NotAuthenticated(f"{who.name} has another role now. Call again")
 
     @contextmanager
     def passing(self, who: Identity, method: str, *, stream: bool) -> Iterator[None]:

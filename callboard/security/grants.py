@@ -7,9 +7,7 @@ within a second and without a restart. The tokens themselves are kept nowhere.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from callboard.model.names import is_name
-from callboard.security.places import UnsafeFile, read_private, write_private
+from callboard.security.places import UnsafeFile, locked, read_private, write_private
 from callboard.security.roles import OWNER, Role
 from callboard.security.tokens import fingerprint, new_token
 
@@ -39,6 +37,7 @@ class Grant:
         sha256: hash of its token.
         made_ms: when it was made, in milliseconds since 1970.
         expires_ms: from when on it doesn't count; 0: never.
+        node: the only node that an agent may be; empty: any.
     """
 
     name: str
@@ -46,6 +45,7 @@ class Grant:
     sha256: str
     made_ms: int
     expires_ms: int = 0
+    node: str = ""
 
 
 def read_grants(state_dir: Path) -> list[Grant]:
@@ -64,7 +64,7 @@ def read_grants(state_dir: Path) -> list[Grant]:
         raise UnsafeFile(path, f"is broken ({error}). Put a backup in its place, or remove it.") from error
 
 
-def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace: bool = False) -> str:
+def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace: bool = False, node: str = "") -> str:
     """Makes a grant and returns its token, which is not kept.
 
     Args:
@@ -72,12 +72,15 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
         name: of the client.
         role: what it may do.
         lasts_ms: how long it counts; 0: for ever.
+        node: the only node that it is for; empty: any.
         replace: whether one of that name goes: its old token counts no longer.
 
     Raises:
         BadGrant: the name is none or is taken.
         UnsafeFile, OSError: the file can't be used.
     """
+    if node and not is_name(node):
+        raise BadGrant(f"{node!r} can't be the id of a node")
     if not is_name(name) or name == OWNER.name:
         raise BadGrant(
             f"{name!r} can't be the name of a client; take letters, digits, '.', '_' and '-', a letter first"
@@ -89,14 +92,21 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
         sha256=fingerprint(token),
         made_ms=now_ms,
         expires_ms=now_ms + lasts_ms if lasts_ms else 0,
+        node=node,
     )
     with _changing(state_dir) as grants:
+        for gone in [each.name for each in grants.values() if each.role is Role.JOINER and _is_over(each, now_ms)]:
+            del grants[gone]  # a join token that nobody used
         if name in grants and not replace:
             raise BadGrant(f"there is a client {name} already; add --replace to give it a new token")
         if len(grants) >= MAX_GRANTS:
             raise BadGrant(f"there are {MAX_GRANTS} clients already; revoke some")
         grants[name] = made
     return token
+
+
+def _is_over(known: Grant, now_ms: int) -> bool:
+    return bool(known.expires_ms) and now_ms >= known.expires_ms
 
 
 def revoke(state_dir: Path, name: str) -> None:
@@ -111,15 +121,21 @@ def revoke(state_dir: Path, name: str) -> None:
             raise BadGrant(f"there is no client {name}; `callboard token list` shows those there are")
 
 
+def consume(state_dir: Path, name: str) -> bool:
+    """Takes a grant that counts once; False: somebody was faster.
+
+    Raises:
+        UnsafeFile, OSError: the file can't be used.
+    """
+    with _changing(state_dir) as grants:
+        return grants.pop(name, None) is not None
+
+
 @contextmanager
 def _changing(state_dir: Path) -> Iterator[dict[str, Grant]]:
     """The grants by name, written back at the end; one program at a time."""
-    descriptor = os.open(state_dir / f"{GRANTS_NAME}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(state_dir / GRANTS_NAME):
         grants = {each.name: each for each in read_grants(state_dir)}
         yield grants
         plain = {"clients": [asdict(grants[name]) for name in sorted(grants)]}
         write_private(state_dir / GRANTS_NAME, json.dumps(plain, indent=1) + "\n")
-    finally:
-        os.close(descriptor)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 MAX_SECRET_BYTES = 64 << 10
 """Above any token, key or certificate chain; a larger file is another kind of file."""
+
+TLS_VARIABLES = {"ca": "CALLBOARD_TLS_CA", "cert": "CALLBOARD_TLS_CERT", "key": "CALLBOARD_TLS_KEY"}
+"""Variables that name the files with which a program connects."""
 
 
 class UnsafeRunDirectory(Exception):
@@ -84,6 +89,17 @@ def write_private(path: Path, text: str) -> None:
         file.flush()
         os.fsync(descriptor)
     temporary.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other programs from changing a file, as long as the block runs."""
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_private(path: Path, *, most_bytes: int = MAX_SECRET_BYTES) -> str:

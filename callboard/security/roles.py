@@ -21,6 +21,8 @@ class Role(StrEnum):
     OPERATOR = "operator"
     TRAINER = "trainer"
     VIEWER = "viewer"
+    JOINER = "joiner"
+    """Whoever holds a join token: may exchange it, and nothing else."""
 
 
 _AGENT = frozenset({Role.AGENT})
@@ -30,7 +32,12 @@ _READERS = _OPERATOR | {Role.VIEWER}
 _PEOPLE = _TRAINER | {Role.VIEWER}
 
 _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
-    "callboard.v1.AgentService": {"Session": _AGENT, "SendOutput": _AGENT, "GetPackage": _AGENT},
+    "callboard.v1.AgentService": {
+        "Session": _AGENT,
+        "SendOutput": _AGENT,
+        "GetPackage": _AGENT,
+        "Join": frozenset({Role.JOINER}),
+    },
     "callboard.v1.NodeService": {
         "GetNode": _PEOPLE,
         "ListNodes": _PEOPLE,
@@ -98,10 +105,12 @@ class Identity:
     Attributes:
         name: unique among the clients of a controller; pools name their members by it, and the audit log says it.
         role: what it may do; None: everything.
+        node: the only node that an agent may be or join as; empty: any.
     """
 
     name: str
     role: Role | None
+    node: str = ""
 
     @property
     def in_pools_only(self) -> bool:
@@ -143,3 +152,17 @@ def check_role(identity: Identity, method: str) -> None:
         f"{name} is not for {identity.name}, whose role is {identity.role}; it is for {needed}. "
         "Ask an operator for it, or for a token with that role"
     )
+
+
+def check_node(node_id: str, who: Identity | None = None) -> None:
+    """Whether the caller may act for a node: an agent that is bound to one acts for no other.
+
+    Raises:
+        NotAllowed: it is the agent of another node.
+    """
+    who = who or caller()
+    if who.node and who.node != node_id:
+        raise NotAllowed(
+            f"{who.name} is the agent of node {who.node}, and the call is about {node_id[:63]!r}. Start the agent with "
+            f"--node-id {who.node}, or give it a certificate or token of its own"
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from callboard.security.places import (
     UnsafeFile,
@@ -28,6 +30,7 @@ from callboard.security.places import (
     run_directory,
     write_private,
 )
+from callboard.security.tls import TlsFiles, TlsParts
 
 TOKEN_NAME = "token"  # noqa: S105 - a file's name
 TOKEN_VARIABLE = "CALLBOARD_TOKEN"  # noqa: S105 - a variable's name
@@ -38,6 +41,8 @@ REGISTRY = ".tokens"
 
 MAX_TOKEN_CHARS = 4096
 """Above any signed token; what is longer is not one, and gRPC cuts off headers at 8 KiB."""
+
+MAX_REGISTRATION_BYTES = 64 << 10
 
 _SENDABLE = re.compile(rf"[\x21-\x7e]{{16,{MAX_TOKEN_CHARS}}}")
 
@@ -115,11 +120,44 @@ def find_token(address: str, token_file: Path | None = None, environ: Mapping[st
 
 def registered_token(address: str, environ: Mapping[str, str] = os.environ) -> str:
     """The token that a running controller of this account registered for ``address``; empty: there is none."""
+    return str(_registration(address, environ).get("token", ""))
+
+
+def _registration(address: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What a running controller registered; empty: none did."""
     for registry in _registries(environ):
         for name in _names(address):
-            if token := _registered(registry / name):
-                return token
-    return ""
+            if said := _registered(registry / name):
+                return said
+    return {}
+
+
+def find_tls(address: str, environ: Mapping[str, str] = os.environ) -> TlsParts | None:
+    """What to connect to the controller at ``address`` with: the files that CALLBOARD_TLS_CA, _CERT and _KEY name, or
+    those that a controller of this account registered; None: without TLS.
+
+    Raises:
+        BadToken: a file can't be used.
+    """
+    files = TlsFiles.stated(environ)
+    if files is None:
+        said = _registration(address, environ).get("tls")
+        files = TlsFiles(*(Path(each) for each in said)) if isinstance(said, list) and len(said) == 3 else None
+    try:
+        return files.read() if files is not None else None
+    except UnsafeFile as error:
+        raise BadToken(str(error.path), error.why) from error
+
+
+def is_loopback_address(address: str) -> bool:
+    """Whether what is sent to "host:port" stays on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost" or address.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def forget_stated_token() -> None:
@@ -132,18 +170,23 @@ def forget_stated_token() -> None:
 class Registration:
     """Address and token of a running controller, where programs of the same account look for them."""
 
-    def __init__(self, address: str, token: str, environ: Mapping[str, str] = os.environ) -> None:
-        """Registers it.
+    def __init__(
+        self, address: str, token: str, environ: Mapping[str, str] = os.environ, *, tls: TlsFiles | None = None
+    ) -> None:
+        """Registers it, with what to connect with.
 
         Attributes:
+            token: the one that is registered.
             refused: directories that can't be used, with the reason; the others are.
         """
         self._held: list[tuple[Path, int]] = []
+        self.token = token
         self.refused: list[str] = []
         for registry in _registries(environ):
             try:
                 for name in _names(address):
-                    self._held.append((registry / name, _register(registry / name, address, token)))
+                    plain = {"address": address, "token": token, "tls": [str(path) for path in tls] if tls else None}
+                    self._held.append((registry / name, _register(registry / name, plain)))
             except (OSError, UnsafeRunDirectory) as error:
                 self.refused.append(str(error))
 
@@ -191,14 +234,14 @@ def _names(address: str) -> list[str]:
     return [f"{each.replace('/', '_')}:{port}" for each in hosts]
 
 
-def _register(path: Path, address: str, token: str) -> int:
+def _register(path: Path, plain: Mapping[str, Any]) -> int:
     """Makes the directory and puts a registration there."""
     while True:
         make_private(path.parent.parent)
         make_private(path.parent)
         # The last other controller removes the directory when it stops, at any time.
         with suppress(FileNotFoundError):
-            return _write_locked(path, address, token)
+            return _write_locked(path, plain)
 
 
 def _is_left_over(path: Path) -> bool:
@@ -221,31 +264,33 @@ def _is_free(descriptor: int) -> bool:
     return True
 
 
-def _write_locked(path: Path, address: str, token: str) -> int:
+def _write_locked(path: Path, plain: Mapping[str, Any]) -> int:
     """Puts a registration there, locked as long as the descriptor is open."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.write(descriptor, json.dumps({"address": address, "token": token}).encode() + b"\n")
+    os.write(descriptor, json.dumps(plain).encode() + b"\n")
     temporary.replace(path)
     return descriptor
 
 
-def _registered(path: Path) -> str:
+def _registered(path: Path) -> dict[str, Any]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return ""
+        return {}
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            return ""
+            return {}
         if _is_free(descriptor):
-            return ""  # its controller is gone; somebody else may listen there
-        said = json.loads(os.read(descriptor, MAX_TOKEN_CHARS * 2))
-        return _checked(str(said["token"]), path)
+            return {}  # its controller is gone; somebody else may listen there
+        said: dict[str, Any] = json.loads(os.read(descriptor, MAX_REGISTRATION_BYTES))
+        _checked(str(said["token"]), path)
     except (OSError, ValueError, KeyError, TypeError, UnsafeFile):
-        return ""
+        return {}
+    else:
+        return said
     finally:
         os.close(descriptor)

@@ -2198,3 +2198,59 @@ class GetPackageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPackageResponse: _TypeAlias = GetPackageResponse  # noqa: Y015
+
+@_typing.final
+class JoinRequest(_message.Message):
+    """An agent that has a join token asks for credentials of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_REQUEST_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Id of its node."""
+    certificate_request: _builtins.bytes
+    """Request for a certificate (PKCS #10, PEM), signed by the key that the agent keeps."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        certificate_request: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_request", b"certificate_request", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
+
+@_typing.final
+class JoinResponse(_message.Message):
+    """Credentials of an agent: a certificate if the controller has an authority, else a token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    AUTHORITY_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.str
+    """The certificate, PEM; empty: there is none."""
+    authority: _builtins.str
+    """Who signed the certificate of the controller, PEM; empty: it has none."""
+    token: _builtins.str
+    """The token; empty: the certificate says who the agent is."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.str = ...,
+        authority: _builtins.str = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authority", b"authority", "certificate", b"certificate", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015

@@ -50,6 +50,11 @@ class AgentServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_agent__pb2.GetPackageRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_agent__pb2.GetPackageResponse.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/callboard.v1.AgentService/Join',
+                request_serializer=callboard_dot_v1_dot_agent__pb2.JoinRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_agent__pb2.JoinResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -80,6 +85,13 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request, context):
+        """Exchanges a join token, which the call shows as its bearer token, for credentials that last. The token is used up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +109,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.GetPackage,
                     request_deserializer=callboard_dot_v1_dot_agent__pb2.GetPackageRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_agent__pb2.GetPackageResponse.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=callboard_dot_v1_dot_agent__pb2.JoinRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_agent__pb2.JoinResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +198,33 @@ class AgentService(object):
             '/callboard.v1.AgentService/GetPackage',
             callboard_dot_v1_dot_agent__pb2.GetPackageRequest.SerializeToString,
             callboard_dot_v1_dot_agent__pb2.GetPackageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.AgentService/Join',
+            callboard_dot_v1_dot_agent__pb2.JoinRequest.SerializeToString,
+            callboard_dot_v1_dot_agent__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class AgentServiceStub:
     """
     GetPackage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetPackageRequest, _agent_pb2.GetPackageResponse]
     """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
+    Join: _grpc.UnaryUnaryMultiCallable[_agent_pb2.JoinRequest, _agent_pb2.JoinResponse]
+    """Exchanges a join token, which the call shows as its bearer token, for credentials that last. The token is used up."""
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -61,6 +63,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     GetPackage: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetPackageRequest, _agent_pb2.GetPackageResponse]  # type: ignore[assignment]
     """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
+    Join: _aio.UnaryUnaryMultiCallable[_agent_pb2.JoinRequest, _agent_pb2.JoinResponse]  # type: ignore[assignment]
+    """Exchanges a join token, which the call shows as its bearer token, for credentials that last. The token is used up."""
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     """What an agent and the controller say to each other: one stream per agent, opened by the agent."""
@@ -93,5 +97,13 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.GetPackageResponse, _abc.Awaitable[_agent_pb2.GetPackageResponse]]:
         """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
+
+    @_abc_1.abstractmethod
+    def Join(
+        self,
+        request: _agent_pb2.JoinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.JoinResponse, _abc.Awaitable[_agent_pb2.JoinResponse]]:
+        """Exchanges a join token, which the call shows as its bearer token, for credentials that last. The token is used up."""
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

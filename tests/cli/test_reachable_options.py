@@ -20,6 +20,7 @@ from callboard.cli.main import app
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.options import option_of as controller_option
 from callboard.model.roles import PRESETS
+from callboard.security.tls import TlsFiles
 from tests.cli.machine import Machine
 
 AGENT: dict[str, tuple[list[str], Any]] = {
@@ -72,6 +73,8 @@ CONTROLLER: dict[str, tuple[list[str], Any]] = {
     "metrics_required": (["127.0.0.1:9999"], True),
     "metrics_open": ([], True),
     "insecure": ([], True),
+    "tls": (["/tmp/a.pem", "--tls-key", "/tmp/a.key"], TlsFiles(None, Path("/tmp/a.pem"), Path("/tmp/a.key"))),
+    "token_listen": (["127.0.0.1:7702"], "127.0.0.1:7702"),
     "lease_ms": (["40s"], 40_000),
     "heartbeat_ms": (["2s"], 2_000),
     "orphan_grace_ms": (["2h"], 7_200_000),

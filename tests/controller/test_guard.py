@@ -25,7 +25,7 @@ Behaviour = Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[byte
 @asynccontextmanager
 async def serving(behaviour: Behaviour, *, stream: bool = False, timeout_s: float = 30) -> AsyncIterator[Any]:
     """A guarded server with one method; gives (call, guard, server)."""
-    guard = Guard(gate=Gate(lambda _: ANYBODY), call_timeout_s=timeout_s)
+    guard = Guard(gate=Gate(lambda *_: ANYBODY), call_timeout_s=timeout_s)
     server = grpc.aio.server(interceptors=(guard,))
     make: Any = grpc.unary_stream_rpc_method_handler if stream else grpc.unary_unary_rpc_method_handler
     handlers = grpc.method_handlers_generic_handler("t.S", {"Do": make(behaviour)})

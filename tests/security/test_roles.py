@@ -368,7 +368,9 @@ def add(log: AuditLog, subject: str) -> None:
 class TestLimits:
     def test_a_client_that_calls_too_often_is_told_and_others_are_not(self) -> None:
         now = [0.0]
-        gate = Gate(lambda name: Identity(name, Role.VIEWER), limits=ClientLimits(requests_s=5), now_s=lambda: now[0])
+        gate = Gate(
+            lambda name, _: Identity(name, Role.VIEWER), limits=ClientLimits(requests_s=5), now_s=lambda: now[0]
+        )
         method = "/callboard.v1.PoolService/GetPool"
 
         def call(name: str) -> None:
@@ -386,7 +388,7 @@ class TestLimits:
             call("busy")
 
     def test_open_streams_are_counted_until_they_end(self) -> None:
-        gate = Gate(lambda name: Identity(name, Role.VIEWER), limits=ClientLimits(streams=1))
+        gate = Gate(lambda name, _: Identity(name, Role.VIEWER), limits=ClientLimits(streams=1))
         method = "/callboard.v1.EventService/Watch"
         who = gate.identify(method, "busy")
         with (
@@ -399,7 +401,7 @@ class TestLimits:
             pass
 
     def test_the_owner_has_no_limit(self) -> None:
-        gate = Gate(lambda _: OWNER, limits=ClientLimits(requests_s=1, streams=1))
+        gate = Gate(lambda *_: OWNER, limits=ClientLimits(requests_s=1, streams=1))
         for _ in range(100):
             with gate.passing(OWNER, "/callboard.v1.EventService/Watch", stream=True):
                 pass

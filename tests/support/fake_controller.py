@@ -109,6 +109,10 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self.sessions[session.hello.node_id] = session
         self.opened.append(session)
 
+    async def Join(self, request: agent_pb2.JoinRequest, context: Any) -> agent_pb2.JoinResponse:  # noqa: N802
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "nobody joins here")
+        raise AssertionError
+
     async def GetPackage(  # noqa: N802
         self, request: agent_pb2.GetPackageRequest, context: Any
     ) -> agent_pb2.GetPackageResponse:

@@ -11,16 +11,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc.aio
 import typer
 
 from callboard.agents.agent import run_agent
 from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError, option_of
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.show import screen
+from callboard.cli.show.failing import FAILED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import find_controller
 from callboard.model.durations import parse_duration_ms
+from callboard.model.names import is_name
 from callboard.model.quantities import QuantityError, parse_memory, parse_milli
+from callboard.security.joining import AgentCredentials, JoinToken
+from callboard.security.places import UnsafeFile, UnsafeRunDirectory
+from callboard.security.tls import TlsFiles
 from callboard.security.tokens import BadToken, read_token
 
 Parsed = TypeVar("Parsed")
@@ -31,6 +37,7 @@ def run(
     controller: str,
     cluster: str,
     token_file: Path | None,
+    join_token_file: Path | None,
     node_id: str,
     rank: int | None,
     cpus: str,
@@ -71,12 +78,14 @@ def run(
     """Runs the agent until it is told to end."""
     with failing_in_words():
         address = find_controller(controller or None).address
+        node_id = node_id or _own_node_id()
+        token_file = token_file or _joined(cluster, node_id, address, join_token_file)
     dashboard_port = usable_port(dashboard_port, starts_head=ray_head, tell=_tell)
     stated: dict[str, Any] = {"ray_port": ray_port} if ray_port is not None else {}
     choices: dict[str, Any] = {"runtime": runtime, "log_format": _log_format(log_format)}
     try:
         options = AgentOptions(
-            node_id=node_id or _own_node_id(),
+            node_id=node_id,
             controller=address,
             cluster=cluster,
             token_file=_token_file(token_file),
@@ -194,6 +203,24 @@ def _token_file(path: Path | None) -> str:
     except BadToken as error:
         raise typer.BadParameter(str(error), param_hint=option_of("token_file")) from error
     return str(path.absolute())
+
+
+def _joined(cluster: str, node_id: str, controller: str, join_token_file: Path | None) -> Path | None:
+    """Credentials of the agent's own, if it has joined; returns the file with its token, if it has one."""
+    if TlsFiles.stated() is not None or not (is_name(cluster) and is_name(node_id)):
+        return None  # something else is stated, or will be refused
+    own = AgentCredentials(cluster, node_id)
+    if join_token_file is not None and not own.exist():
+        try:
+            asyncio.run(own.obtain(controller, JoinToken.read(join_token_file), node_id))
+        except grpc.aio.AioRpcError as error:
+            raise CommandFailed(
+                Failure("The agent can't join.", f"{error.details()}.", "Make another join token.", FAILED)
+            ) from error
+        except (BadToken, UnsafeFile, UnsafeRunDirectory, OSError) as error:
+            raise typer.BadParameter(str(error), param_hint="--join-token-file") from error
+    os.environ.update(own.environment())
+    return own.token_file if own.token_file.exists() else None
 
 
 def _log_format(stated: str) -> str:

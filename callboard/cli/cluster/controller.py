@@ -21,6 +21,7 @@ from callboard.model.durations import parse_duration_ms
 from callboard.model.inputs.roles import read_role_file
 from callboard.model.quantities import QuantityError
 from callboard.security.places import run_directory
+from callboard.security.tls import TlsFiles
 
 
 def run(
@@ -32,6 +33,8 @@ def run(
     roles: Path | None,
     metrics_open: bool,
     insecure: bool,
+    tls: tuple[Path | None, Path | None, Path | None],
+    token_listen: str,
     times: Mapping[str, str],
     limits: Sequence[str],
     loop: str,
@@ -54,6 +57,8 @@ def run(
             run_dir=run_dir,
             metrics_open=metrics_open,
             insecure=insecure,
+            tls=TlsFiles(*(path.absolute() if path else None for path in tls)),
+            token_listen=token_listen,
             exit_with_parent=exit_with_parent is not None,
             limits=_limits(limits),
             **choices,

@@ -8,22 +8,12 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import takes
+from callboard.cli.options import StateDirOption, takes
 from callboard.security.roles import Role
 
 app = typer.Typer()
 token_verbs = typer.Typer(help="Make, list and revoke tokens, on the controller's machine.", no_args_is_help=True)
 app.add_typer(token_verbs, name="token")
-
-StateDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--state-dir",
-        metavar="DIR",
-        help="State directory of the controller. Default: that of the only cluster on this machine, else "
-        "$CALLBOARD_STATE_DIR.",
-    ),
-]
 
 
 @token_verbs.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
@@ -59,5 +49,5 @@ def list_tokens(state_dir: StateDirOption = None) -> None:
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")], state_dir: StateDirOption = None
 ) -> None:
-    """Take a client's token back. It counts no longer within a second; a stream that is open goes on until it ends."""
+    """Take a client's token back. It counts no longer within two seconds, and its open streams end."""
     actions.tokens.revoke(name, state_dir=state_dir)

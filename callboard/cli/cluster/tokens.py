@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +21,9 @@ from callboard.controller.options import default_state_dir
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError
 from callboard.security import grants
+from callboard.security.certificates import CERTS_NAME
 from callboard.security.grants import BadGrant, read_grants
+from callboard.security.joining import new_join_token
 from callboard.security.places import UnsafeFile, run_directory, write_private
 from callboard.security.roles import Role
 
@@ -32,11 +35,13 @@ def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: boo
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--lasts") from error
     with _of_controller(state_dir) as directory:
+        if role is Role.JOINER:
+            raise BadGrant("join tokens are made by `callboard node token create`")
         token = grants.grant(directory, name, role, lasts_ms=lasts_ms, replace=replace)
         if file is not None:
             write_private(file, token + "\n")
     where = {"token": token} if file is None else {"file": str(file)}
-    if _printed({"name": name, "role": str(role)} | where):
+    if printed({"name": name, "role": str(role)} | where):
         return
     if file is None:
         typer.echo(token)
@@ -44,13 +49,45 @@ def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: boo
         screen.stdout().print(f"Client {name}, role {role}. Its token is in {file}; name it in CALLBOARD_TOKEN_FILE.")
 
 
+def create_join(*, lasts: str, node: str, file: Path, state_dir: Path | None) -> None:
+    """Makes a join token."""
+    try:
+        lasts_ms = parse_duration_ms(lasts)
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint="--ttl") from error
+    with _of_controller(state_dir) as directory:
+        ca = directory / CERTS_NAME / "ca.pem"
+        name, made = new_join_token(
+            directory,
+            lasts_ms=lasts_ms,
+            node=node,
+            port=_port_for_tokens(directory),
+            authority=ca.read_text(encoding="ascii") if ca.exists() else "",
+        )
+        write_private(file, made.text() + "\n")
+    if not printed({"name": name, "node": node, "file": str(file)}):
+        screen.stdout().print(
+            f"Join token {name} is in {file}; it counts once, for {lasts}. Take it to the node by a way that nobody "
+            "reads, and start the agent there with --join-token-file."
+        )
+
+
+def _port_for_tokens(directory: Path) -> int:
+    """Of the controller that runs there; 0: none says so."""
+    try:
+        found = json.loads((directory / "controller.json").read_text(encoding="utf-8"))
+        return int(str(found["tokens_at"]).rpartition(":")[2])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
 def show_list(*, state_dir: Path | None) -> None:
     """Shows the clients."""
     with _of_controller(state_dir) as directory:
         found = sorted(read_grants(directory), key=lambda each: each.name)
     plain = [asdict(each) | {"role": str(each.role)} for each in found]
-    if not _printed([{key: value for key, value in each.items() if key != "sha256"} for each in plain]):
-        rows = [[each.name, str(each.role), _day(each.made_ms), _day(each.expires_ms)] for each in found]
+    if not printed([{key: value for key, value in each.items() if key != "sha256"} for each in plain]):
+        rows = [[each.name, str(each.role), day(each.made_ms), day(each.expires_ms)] for each in found]
         screen.stdout().print(screen.table(["NAME", "ROLE", "MADE", "EXPIRES"], rows))
 
 
@@ -58,23 +95,28 @@ def revoke(name: str, *, state_dir: Path | None) -> None:
     """Takes a client's token back."""
     with _of_controller(state_dir) as directory:
         grants.revoke(directory, name)
-    if not _printed({"name": name, "revoked": True}):
+    if not printed({"name": name, "revoked": True}):
         screen.stdout().print(f"The token of {name} counts no longer.")
 
 
-def _printed(value: Any) -> bool:
+def printed(value: Any) -> bool:
     """Prints a value for a program, if it asked for that."""
     if wishes.for_program:
         printing.print_data(value)
     return wishes.for_program
 
 
+def state_directory(stated: Path | None) -> Path:
+    """The state directory that is meant: as stated, else that of the only cluster here, else the usual one."""
+    running = running_clusters(run_directory())
+    local = [each.directory / "controller" for each in running if (each.directory / "controller").is_dir()]
+    return stated or (local[0] if len(local) == 1 else default_state_dir())
+
+
 @contextmanager
 def _of_controller(state_dir: Path | None) -> Iterator[Path]:
     """The state directory that is meant; what can be wrong with it is told in words."""
-    running = running_clusters(run_directory())
-    local = [each.directory / "controller" for each in running if (each.directory / "controller").is_dir()]
-    directory = state_dir or (local[0] if len(local) == 1 else default_state_dir())
+    directory = state_directory(state_dir)
     with failing_in_words():
         if not directory.is_dir():
             raise CommandFailed(
@@ -93,5 +135,5 @@ def _of_controller(state_dir: Path | None) -> Iterator[Path]:
             ) from error
 
 
-def _day(at_ms: int) -> str:
+def day(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC") if at_ms else ""

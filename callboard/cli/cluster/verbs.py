@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import takes, wishes
+from callboard.cli.options import (
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    keep_tls,
+    takes,
+    wishes,
+)
 
 
 class Runtime(StrEnum):
@@ -249,6 +256,18 @@ def controller(
     ] = None,
     metrics_open: MetricsOpenOption = False,
     insecure: InsecureOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_listen: Annotated[
+        str,
+        typer.Option(
+            "--token-listen",
+            metavar="HOST:PORT",
+            help="With --tls-ca: where callers with a token and without a certificate connect; none: nowhere. "
+            "Default: the port after --listen's.",
+        ),
+    ] = "",
     lease: Annotated[
         str, typer.Option("--lease", metavar="TIME", help="How long an agent may act without hearing from it.")
     ] = "15s",
@@ -304,6 +323,8 @@ def controller(
         roles=roles,
         metrics_open=metrics_open,
         insecure=insecure,
+        tls=(tls_ca, tls_cert, tls_key),
+        token_listen=token_listen,
         times={
             "lease_ms": lease,
             "heartbeat_ms": heartbeat,
@@ -348,6 +369,18 @@ def agent(
             "controller that this account runs on this machine.",
         ),
     ] = None,
+    join_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--join-token-file",
+            metavar="FILE",
+            help="Private file with a join token (`callboard node token create`): the agent exchanges it for "
+            "credentials of its own and keeps those. Once it has some, the file is not read.",
+        ),
+    ] = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
     node_id: Annotated[
         str, typer.Option("--node-id", metavar="ID", help="Stable id of the node. Default: the host name.")
     ] = "",
@@ -488,10 +521,12 @@ def agent(
     exit_with: ExitWithOption = "",
 ) -> None:
     """Run the agent of one node: it joins the controller and hosts workers. Ctrl-C leaves the cluster."""
+    keep_tls(tls_ca, tls_cert, tls_key)
     actions.agent.run(
         controller=controller,
         cluster=cluster,
         token_file=token_file,
+        join_token_file=join_token_file,
         node_id=node_id,
         rank=rank,
         cpus=cpus,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import reads, writes
+from callboard.cli.options import StateDirOption, reads, takes, writes
 
 app = typer.Typer()
 node_verbs = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
@@ -72,3 +73,21 @@ def drain(
 def remove(node: NodeArgument) -> None:
     """Forget a node that is lost or has left."""
     actions.nodes.remove(node)
+
+
+token_app = typer.Typer(help="Make tokens by which agents on other machines join.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
+
+
+@token_app.command("create", epilog="Example: callboard node token create --ttl 1h --node node-7 --file join.token")
+@takes("output")
+def create_token(
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="Where the token goes (mode 0600).")],
+    ttl: Annotated[str, typer.Option("--ttl", metavar="TIME", help="How long it counts.")] = "1h",
+    node: Annotated[
+        str, typer.Option("--node", metavar="ID", help="The only node that may join with it. Default: any.")
+    ] = "",
+    state_dir: StateDirOption = None,
+) -> None:
+    """Make a join token, on the controller's machine. It counts once; `callboard token list` and `revoke` know it."""
+    actions.tokens.create_join(lasts=ttl, node=node, file=file, state_dir=state_dir)

@@ -134,7 +134,8 @@ def _unreachable(error: Unreachable) -> Failure:
     return Failure(
         f"No controller answers at {error.address}.",
         error.detail or "The connection was refused.",
-        "Check that it runs (`callboard up` starts one here), or name another with --controller.",
+        "Check that it runs (`callboard up` starts one here), or name another with --controller. If it listens with "
+        "TLS, name its authority with --tls-ca, and a certificate of your own or a token.",
         UNREACHABLE,
     )
 
@@ -238,7 +239,7 @@ def _not_allowed(error: CallboardError) -> Failure:
 
 def _bad_token(error: BadToken) -> Failure:
     return Failure(
-        "The token can't be used; nothing was sent.",
+        "The token or certificate can't be used; nothing was sent.",
         str(error),
         "Correct it, or leave it out to use the token of a controller that this account runs on this machine.",
         BAD_INPUT,

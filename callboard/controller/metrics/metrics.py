@@ -15,6 +15,7 @@ from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.observations import Observations
 from callboard.controller.metrics.server import Build, LoopCollector, MetricsServer
 from callboard.controller.options import split_address
+from callboard.security.tls import ServerTls
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,7 @@ class Metrics:
         required: bool,
         pages: Mapping[str, Build] | None = None,
         admits: Callable[[str], bool] | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """Listens at ``listen`` ("host:port"; empty: nowhere).
 
@@ -55,6 +57,7 @@ class Metrics:
             required: fail if it can't be listened on, instead of going without.
             pages: further pages, by path.
             admits: whether a bearer token may read; None: everybody may.
+            tls: what to listen with; None: plain HTTP.
 
         Raises:
             MetricsPortTaken: it can't, and is ``required``.
@@ -65,14 +68,19 @@ class Metrics:
         host, port = split_address(listen)
         self._registry.register(LoopCollector(loop, self._gauges))
         try:
-            self._server = MetricsServer(host, port, self._registry, loop, pages or {}, admits=admits)
+            self._server = MetricsServer(host, port, self._registry, loop, pages or {}, admits=admits, tls=tls)
         except OSError as error:
             if required:
                 raise MetricsPortTaken(f"{listen} can't be listened on for metrics: {error.strerror}") from error
             log.warning("metrics are not served: the port is taken; choose one with --metrics", address=listen)
             return
         self.address = f"{host}:{self._server.port}"
-        log.info("metrics", url=f"http://{self.address}/metrics")
+        log.info("metrics", url=f"http{'s' if tls else ''}://{self.address}/metrics")
+
+    def look(self) -> None:
+        """Reads the certificate again if it changed."""
+        if self._server is not None:
+            self._server.look()
 
     async def stop(self) -> None:
         """Listens no more."""

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from callboard.security.access import bearer_of
+from callboard.security.tls import ServerTls
 
 READ_S = 5.0
 """How long a scrape waits for the loop; a stuck controller is told by a failed scrape."""
@@ -73,6 +74,7 @@ class MetricsServer:
         pages: Mapping[str, Build],
         *,
         admits: Callable[[str], bool] | None,
+        tls: ServerTls | None = None,
     ) -> None:
         """Listens from now on.
 
@@ -82,6 +84,7 @@ class MetricsServer:
             registry: what ``/metrics`` shows.
             loop: where the state may be read.
             pages: path → what makes its JSON, called on the loop.
+            tls: what to listen with; None: plain HTTP.
             admits: whether a bearer token may read; None: everybody may. Figures carry names of jobs.
 
         Raises:
@@ -92,10 +95,22 @@ class MetricsServer:
         self._pages = pages
         self._admits = admits
         # It answers from now on: with nothing, until it asks for the token.
-        self._server, self._thread = start_http_server(port, host, CollectorRegistry())
+        files: dict[str, Any] = (
+            {"certfile": str(tls.files.cert), "keyfile": str(tls.files.key)} if tls is not None else {}
+        )
+        self._server, self._thread = start_http_server(port, host, CollectorRegistry(), **files)
+        self._tls, self._versions = tls, tls.files.versions() if tls is not None else ()
         self._server.RequestHandlerClass = _Patient
         self._server.set_app(self._answer)
         self.port = self._server.server_port
+
+    def look(self) -> None:
+        """Reads the certificate again if it changed; connections from now on see the new one."""
+        if self._tls is None or self._tls.files.versions() == self._versions or not self._tls.look():
+            return
+        self._versions = self._tls.files.versions()
+        socket: Any = self._server.socket
+        socket.context.load_cert_chain(self._tls.files.cert, self._tls.files.key)
 
     def close(self) -> None:
         """Stops listening. Not to be called on the loop, which a scrape may be waiting for."""

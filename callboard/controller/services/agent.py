@@ -19,9 +19,15 @@ from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
 from callboard.model.backoff import Backoff
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.names import is_name
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import Event, NodeLeft
+from callboard.security.certificates import BadCertificate
+from callboard.security.grants import BadGrant
+from callboard.security.joining import Joining
+from callboard.security.places import UnsafeFile
+from callboard.security.roles import caller, check_node
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 from callboard.wire.refusals import InternalError, InvalidRequest, Unavailable
 
@@ -49,6 +55,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._options = options
         self.resend_first_s = RESEND_FIRST_S
         self.packages: Packages | None = None
+        self.joining: Joining | None = None
 
     # A coroutine that writes, not a generator: a generator stuck in a write could not be told to end.
     async def Session(  # type: ignore[override]
@@ -59,6 +66,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """One session of one agent."""
         self._driver.check_serving()
         hello = await self._hello(request_iterator)
+        check_node(hello.node_id)
         session = AgentSession(
             hello.node_id,
             hello.instance,
@@ -92,6 +100,21 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         assert self.packages is not None, "this controller has no state directory"
         size, data = self.packages.read(request.package, request.offset)
         return agent_pb2.GetPackageResponse(size_bytes=size, data=data)
+
+    async def Join(
+        self, request: agent_pb2.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> agent_pb2.JoinResponse:
+        """Credentials for an agent that has a join token."""
+        assert self.joining is not None, "this controller has no state directory"
+        if not is_name(request.node_id):
+            raise InvalidRequest.of(InvalidInput([Fault("node_id", f"{request.node_id[:63]!r} can't be a node's id")]))
+        try:
+            return await asyncio.to_thread(self.joining.join, caller(), request)
+        except (BadGrant, BadCertificate) as error:
+            raise InvalidRequest(str(error)) from error
+        except (OSError, UnsafeFile) as error:
+            log.exception("an agent can't join", node=request.node_id)
+            raise Unavailable("the controller can't write its credentials; its log says why") from error
 
     async def _hello(self, requests: AsyncIterator[agent_pb2.SessionRequest]) -> agent_pb2.Hello:
         try:

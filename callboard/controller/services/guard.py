@@ -30,7 +30,7 @@ from callboard.controller.services.answers import error_of
 from callboard.model.faults import InvalidInput
 from callboard.scheduler.records.refusals import Refusal
 from callboard.security.gate import Gate, changes
-from callboard.security.roles import Identity
+from callboard.security.roles import Identity, caller
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import (
     CallboardError,
@@ -38,6 +38,7 @@ from callboard.wire.refusals import (
     ErrorReason,
     InternalError,
     InvalidRequest,
+    NotAuthenticated,
     Unavailable,
 )
 
@@ -139,6 +140,9 @@ class Guard(grpc.aio.ServerInterceptor):
         self._call_timeout_s = call_timeout_s
         self._called = called
         self._running: set[asyncio.Task[Any]] = set()
+        self._streams: dict[asyncio.Task[Any], tuple[Identity, Any, bytes]] = {}
+        """Who opened each stream, and what they showed."""
+        self._ending: dict[asyncio.Task[Any], CallboardError] = {}
         self._refusals = _RefusalLog()
         self._undecodable = 0
         self._logged_undecodable_s = -LOG_UNDECODABLE_S
@@ -165,6 +169,15 @@ class Guard(grpc.aio.ServerInterceptor):
         if (streams := handler.stream_stream) is not None:
             return grpc.stream_stream_rpc_method_handler(self._stream(streams, method, decode), **serializers)
         return handler
+
+    def review(self) -> None:
+        """Ends the streams of those who may not call any more. To be called now and then."""
+        for task, (who, metadata, certificate) in list(self._streams.items()):
+            try:
+                self._gate.check_still(who, metadata, certificate)
+            except NotAuthenticated as error:
+                self._ending[task] = error
+                task.cancel()
 
     async def idle(self, within_s: float) -> bool:
         """Waits until no handler runs; False if some still do after ``within_s`` seconds."""
@@ -205,6 +218,9 @@ class Guard(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: Context) -> None:
             writes = _Writes(context)
             result = behaviour(request, writes)
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams[task] = (caller(), context.invocation_metadata(), _certificate(context))
             try:
                 if isinstance(result, AsyncIterator):
                     async for response in result:
@@ -212,6 +228,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 else:
                     await result
             finally:
+                del self._streams[task]
                 await writes.settled()
 
         return self._counted(guarded, method, decode, stream=True)
@@ -237,14 +254,14 @@ class Guard(grpc.aio.ServerInterceptor):
                 await context.abort(status.code, status.message, status.trailing_metadata)
 
             try:
-                who = self._gate.identify(method, context.invocation_metadata())
+                who = self._gate.identify(method, context.invocation_metadata(), _certificate(context))
                 message = self._readable(request, context, method, decode)
                 with self._gate.passing(who, method, stream=stream):
                     answer = await behaviour(message, context)
             except asyncio.CancelledError:
-                if task.cancelling():
-                    raise  # the call itself was cancelled: its caller went away, nobody waits for a status
-                await refuse(Unavailable("the call was cut off inside the controller; try again"))
+                if (ended := self._why_cut_off(task)) is None:
+                    raise
+                await refuse(ended)
             except (CallboardError, Refusal, InvalidInput) as error:
                 await refuse(error if isinstance(error, CallboardError) else error_of(error))
             except grpc.aio.AbortError:
@@ -263,8 +280,16 @@ class Guard(grpc.aio.ServerInterceptor):
                 return answer
             finally:
                 self._running.discard(task)
+                self._ending.pop(task, None)
 
         return counted
+
+    def _why_cut_off(self, task: asyncio.Task[Any]) -> CallboardError | None:
+        """What to tell the caller of a call that was cancelled; None: it was the caller, who waits for no status."""
+        if (error := self._ending.get(task)) is not None and task.cancelling() == 1:
+            task.uncancel()
+            return error
+        return None if task.cancelling() else Unavailable("the call was cut off inside the controller; try again")
 
     def _readable(self, request: Any, context: Context, method: str, decode: Decode) -> Any:
         """The request; for a stream its messages."""
@@ -298,6 +323,12 @@ def _note_end(writing: asyncio.Future[None]) -> None:
         writing.exception()
 
 
+def _certificate(context: Context) -> bytes:
+    """The certificate that the caller showed, in PEM; empty: none."""
+    shown = context.auth_context().get("x509_pem_cert")
+    return next(iter(shown), b"") if shown else b""
+
+
 def _as_it_is(message: Any) -> Any:
     return message
 
@@ -305,4 +336,5 @@ def _as_it_is(message: Any) -> Any:
 def _subject(request: Any) -> str:
     """What a request is about, for the audit: its resource name, or the name of what it makes."""
     spec = getattr(request, "spec", None)
-    return str(getattr(request, "name", "") or getattr(request, "pool_id", "") or getattr(spec, "name", ""))
+    stated = (getattr(request, field, "") for field in ("name", "pool_id", "node_id"))
+    return next((str(text) for text in stated if text), str(getattr(spec, "name", "")))

@@ -16,7 +16,7 @@ from callboard.controller.sessions.session import AgentSession
 from callboard.controller.views.nodes import node_message
 from callboard.scheduler import State
 from callboard.scheduler.records.events import NodeCordoned, NodeDrained, NodeRemoved
-from callboard.security.roles import caller
+from callboard.security.roles import caller, check_node
 from callboard.v1 import node_pb2, node_pb2_grpc
 from callboard.wire.refusals import NotFound, Unavailable
 
@@ -78,6 +78,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def DrainNode(self, request: node_pb2.DrainNodeRequest, context: Context) -> node_pb2.DrainNodeResponse:
         """Nothing new starts on the node and what runs there yields."""
         node_id, reason = id_of(request.name, "nodes"), text_of(request.reason, "reason")
+        check_node(node_id)
         if not 0 <= request.within_ms <= MAX_DRAIN_MS:
             raise invalid("within_ms", f"{request.within_ms} ms; 0 to {MAX_DRAIN_MS} are allowed")
         node = await self._driver.ask(

@@ -1,0 +1,1 @@
+"""Access to controllers: certificates and contexts."""

@@ -1,0 +1,386 @@
+"""Certificates: the authority of one cluster, what it issued, and what it took back.
+
+All lies in one directory: the authority (``ca.pem``, ``ca.key``), the controller's own certificate (``server.pem``,
+``server.key``), one that programs of the controller's account connect with (``local.pem``, ``local.key``), and the list
+of all that was issued (``issued.json``), which the controller reads again when it changes. The name of a certificate's
+subject is the client's, its organizational unit the client's role.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from callboard.model.names import is_name
+from callboard.security.places import UnsafeFile, locked, read_private, write_private
+from callboard.security.roles import OWNER, Role
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+
+CERTS_NAME = "certs"
+"""Directory below the state directory where the controller looks for certificates."""
+
+ISSUED_NAME = "issued.json"
+SERVER, LOCAL = "server", "local"
+AUTHORITY_LASTS_MS = 10 * 365 * 86_400_000
+LASTS_MS = 365 * 86_400_000
+
+_MAX_ISSUED_BYTES = 16 << 20
+_SKEW = timedelta(minutes=5)
+"""Clocks of machines differ."""
+
+
+class BadCertificate(Exception):
+    """A certificate can't be made or taken back; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """One certificate.
+
+    Attributes:
+        serial: its number, hexadecimal.
+        name: of the client, or "server".
+        role: of the client; empty: the controller.
+        folder: where it and its key were put; empty: nowhere here, an agent asked for it.
+        made_ms: in milliseconds since 1970.
+        expires_ms: from when on it doesn't count.
+        revoked_ms: when it was taken back; 0: it was not.
+    """
+
+    serial: str
+    name: str
+    role: str
+    folder: str
+    made_ms: int
+    expires_ms: int
+    revoked_ms: int = 0
+
+
+def read_issued(directory: Path) -> list[Issued]:
+    """All that was issued, oldest first.
+
+    Raises:
+        UnsafeFile: the list is not private or is broken.
+    """
+    path = directory / ISSUED_NAME
+    if not path.exists():
+        return []
+    try:
+        return [Issued(**each) for each in json.loads(read_private(path, most_bytes=_MAX_ISSUED_BYTES))["issued"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnsafeFile(path, f"is broken ({error}). Put a backup in its place.") from error
+
+
+def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LASTS_MS) -> None:
+    """Makes an authority and the controller's certificate.
+
+    Args:
+        directory: where; made if there is none.
+        hosts: names and addresses by which the controller is called, besides this machine's own.
+        lasts_ms: how long the controller's certificate counts.
+
+    Raises:
+        BadCertificate: there is an authority already, or a host is neither a name nor an address.
+        OSError: the files can't be written.
+    """
+    from cryptography import x509  # noqa: PLC0415 - an extra, and slow to import
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    if (directory / "ca.pem").exists():
+        raise BadCertificate(
+            f"there is an authority in {directory} already, and its certificates would count no longer; "
+            "to replace it, move the directory away first"
+        )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _subject("callboard authority", "")
+    certificate = (
+        _built(name, name, key.public_key(), AUTHORITY_LASTS_MS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    signed = _signed(certificate, key)
+    _write_pair(directory / "ca.pem", directory / "ca.key", signed, key)
+    own = {"localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts}
+    with _changing(directory) as issued:
+        hosts = sorted(own - {""})
+        _issue(directory, issued, _Wanted(name=SERVER, hosts=hosts, folder=directory, stem=SERVER, lasts_ms=lasts_ms))
+        # Known by their token; this only opens the connection.
+        local = _Wanted(name=LOCAL, role=Role.VIEWER, folder=directory, stem=LOCAL, lasts_ms=LASTS_MS)
+        _issue(directory, issued, local)
+
+
+def issue(directory: Path, name: str, role: Role, folder: Path, *, lasts_ms: int = LASTS_MS) -> Issued:
+    """Issues a certificate with a new key: ``cert.pem``, ``cert.key`` and the authority's ``ca.pem``.
+
+    Args:
+        directory: of the authority.
+        name: of the client; an agent's is the id of its node.
+        role: what it may do.
+        folder: where the files go; made if there is none.
+        lasts_ms: how long it counts.
+
+    Raises:
+        BadCertificate: there is no authority, or the name can't be one.
+        UnsafeFile, OSError: files can't be used.
+    """
+    _check_name(name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _changing(directory) as issued:
+        wanted = _Wanted(name=name, role=role, folder=folder.absolute(), lasts_ms=lasts_ms)
+        made = _issue(directory, issued, wanted)
+    write_private(folder / "ca.pem", (directory / "ca.pem").read_text())
+    return made
+
+
+def sign_request(directory: Path, request: bytes, name: str, role: Role, *, lasts_ms: int = LASTS_MS) -> str:
+    """A certificate for a key that its holder made and keeps (a signing request in PEM); returns it in PEM.
+
+    Raises:
+        BadCertificate: it is no such request, or there is no authority.
+        UnsafeFile, OSError: files can't be used.
+    """
+    from cryptography import x509  # noqa: PLC0415
+
+    _check_name(name)
+    try:
+        asked = x509.load_pem_x509_csr(request)
+        valid = asked.is_signature_valid
+        public = asked.public_key()
+    except ValueError as error:
+        raise BadCertificate(f"the request for a certificate can't be read ({error})") from error
+    if not valid:
+        raise BadCertificate("the request for a certificate is not signed by its own key")
+    with _changing(directory) as issued:
+        signed, known = _certified(directory, public, _Wanted(name=name, role=role, lasts_ms=lasts_ms))
+        issued.append(known)
+    return _pem(signed)
+
+
+def new_request(name: str) -> tuple[str, str]:
+    """A new key and a request to certify it, both in PEM."""
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(_subject(name, "")).sign(key, hashes.SHA256())
+    return _key_pem(key), request.public_bytes(Encoding.PEM).decode()
+
+
+def renew(directory: Path, name: str, *, lasts_ms: int = LASTS_MS) -> Issued:
+    """Puts a new certificate with a new key in the place of one; who reads the files next uses it. The old one counts
+    until it expires or is revoked.
+
+    Raises:
+        BadCertificate: there is none of that name, or its key is not here.
+        UnsafeFile, OSError: files can't be used.
+    """
+    with _changing(directory) as issued:
+        living = [each for each in issued if each.name == name and not each.revoked_ms]
+        if not living:
+            raise BadCertificate(f"there is no certificate of {name}; `callboard certs list` shows those there are")
+        last = living[-1]
+        if not last.folder:
+            raise BadCertificate(
+                f"{name} made its key itself when it joined; let it join again, with `callboard node token create`"
+            )
+        if name == SERVER:
+            hosts, stem = _hosts_of(directory / f"{SERVER}.pem"), SERVER
+        else:
+            hosts, stem = [], LOCAL if name == LOCAL else "cert"
+        folder = Path(last.folder)
+        wanted = _Wanted(name=name, role=last.role, hosts=hosts, folder=folder, stem=stem, lasts_ms=lasts_ms)
+        return _issue(directory, issued, wanted)
+
+
+def revoke(directory: Path, name: str) -> int:
+    """Takes every certificate of a client back; returns how many.
+
+    Raises:
+        BadCertificate: there is none that counts.
+        UnsafeFile, OSError: files can't be used.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    with _changing(directory) as issued:
+        found = [place for place, each in enumerate(issued) if each.name == name and not each.revoked_ms]
+        if not found or name == SERVER:
+            raise BadCertificate(
+                f"there is no client's certificate of {name} that counts; `callboard certs list` shows those there are"
+            )
+        for place in found:
+            issued[place] = replace(issued[place], revoked_ms=now_ms)
+    return len(found)
+
+
+def _check_name(name: str) -> None:
+    if not is_name(name) or name in (OWNER.name, SERVER, LOCAL):
+        raise BadCertificate(
+            f"{name!r} can't be the name of a client; take letters, digits, '.', '_' and '-', a letter first"
+        )
+
+
+@contextmanager
+def _changing(directory: Path) -> Iterator[list[Issued]]:
+    """What was issued, written back at the end; one program at a time."""
+    if not (directory / "ca.pem").exists():
+        raise BadCertificate(f"there is no authority in {directory}; make one with `callboard certs init`")
+    with locked(directory / ISSUED_NAME):
+        issued = read_issued(directory)
+        yield issued
+        plain = {"issued": [asdict(each) for each in issued]}
+        write_private(directory / ISSUED_NAME, json.dumps(plain, indent=1) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """A certificate to be made: of a client with a role, or without one of a controller with hosts."""
+
+    name: str
+    role: str = ""
+    hosts: Sequence[str] = ()
+    folder: Path | None = None
+    stem: str = "cert"
+    lasts_ms: int
+
+
+def _issue(directory: Path, issued: list[Issued], wanted: _Wanted) -> Issued:
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    assert wanted.folder is not None
+    key = ec.generate_private_key(ec.SECP256R1())
+    signed, known = _certified(directory, key.public_key(), wanted)
+    _write_pair(wanted.folder / f"{wanted.stem}.pem", wanted.folder / f"{wanted.stem}.key", signed, key)
+    issued.append(known)
+    return known
+
+
+def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Wanted) -> tuple[x509.Certificate, Issued]:
+    """A certificate that the authority signed; a controller's with ``hosts`` can't be a client's, nor the other way."""
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
+
+    authority = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+    signer = load_pem_private_key(read_private(directory / "ca.key").encode(), password=None)
+    use = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH if wanted.role else x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
+    built = (
+        _built(_subject(wanted.name, wanted.role), authority.subject, public, wanted.lasts_ms)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),  # type: ignore[arg-type]
+            critical=False,
+        )
+    )
+    if alternatives := [_alternative(host) for host in wanted.hosts]:
+        built = built.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    signed = _signed(built, signer)
+    return signed, Issued(
+        serial=f"{signed.serial_number:x}",
+        name=wanted.name,
+        role=wanted.role,
+        folder=str(wanted.folder or ""),
+        made_ms=time.time_ns() // 1_000_000,
+        expires_ms=int(signed.not_valid_after_utc.timestamp() * 1000),
+    )
+
+
+def _subject(name: str, role: str) -> x509.Name:
+    from cryptography import x509  # noqa: PLC0415
+
+    parts = [x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, "callboard")]
+    if role:
+        parts.append(x509.NameAttribute(x509.NameOID.ORGANIZATIONAL_UNIT_NAME, role))
+    return x509.Name([*parts, x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def _built(
+    subject: x509.Name, issuer: x509.Name, public: CertificatePublicKeyTypes, lasts_ms: int
+) -> x509.CertificateBuilder:
+    from cryptography import x509  # noqa: PLC0415
+
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + timedelta(milliseconds=lasts_ms))
+    )
+
+
+def _signed(built: x509.CertificateBuilder, key: Any) -> x509.Certificate:
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+
+    return built.sign(key, hashes.SHA256())
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    from cryptography import x509  # noqa: PLC0415
+
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    from cryptography import x509  # noqa: PLC0415
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise BadCertificate(f"{host!r} is neither the name nor the address of a machine") from error
+
+
+def _hosts_of(path: Path) -> list[str]:
+    from cryptography import x509  # noqa: PLC0415
+
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(each.value) for each in names]
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding  # noqa: PLC0415
+
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _key_pem(key: Any) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat  # noqa: PLC0415
+
+    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())
+
+
+def _write_pair(certificate: Path, key: Path, signed: x509.Certificate, private: Any) -> None:
+    """The key first: whoever sees the new certificate finds the key that belongs to it."""
+    write_private(key, _key_pem(private))
+    write_private(certificate, _pem(signed))

@@ -1,0 +1,161 @@
+"""Joining: how an agent on another machine gets credentials of its own for a join token, and where it keeps them.
+
+A join token counts once, for a short time, for the role of an agent, and for one node if it names one. What is handed
+over (:class:`JoinToken`) also holds the authority by which the agent knows the controller, and the port to call.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from callboard.security.access import Access
+from callboard.security.certificates import new_request, sign_request
+from callboard.security.dialing import Channel
+from callboard.security.grants import consume, grant
+from callboard.security.places import TLS_VARIABLES, make_private, read_private, write_private
+from callboard.security.roles import Identity, Role, check_node
+from callboard.security.tls import TlsParts
+from callboard.security.tokens import BadToken
+from callboard.v1 import agent_pb2, agent_pb2_grpc
+from callboard.wire.refusals import NotAuthenticated
+
+_PREFIX = "cbj1."
+_JOIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinToken:
+    """What is handed to whoever starts an agent.
+
+    Attributes:
+        secret: the token itself.
+        port: where the controller takes tokens; 0: at the address that the agent is given, or with an authority at the
+            port after it.
+        authority: who signed the controller's certificate, PEM; empty: it has none.
+    """
+
+    secret: str
+    port: int = 0
+    authority: str = ""
+
+    def text(self) -> str:
+        """One line, for a file."""
+        plain = {"token": self.secret, "port": self.port, "authority": self.authority}
+        return _PREFIX + base64.urlsafe_b64encode(json.dumps(plain).encode()).decode()
+
+    @classmethod
+    def read(cls, path: Path) -> JoinToken:
+        """
+        Raises:
+            UnsafeFile: the file can't be used.
+            BadToken: it holds no join token.
+        """
+        text = read_private(path)
+        try:
+            plain = json.loads(base64.urlsafe_b64decode(text.removeprefix(_PREFIX)))
+            found = cls(secret=str(plain["token"]), port=int(plain["port"]), authority=str(plain["authority"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadToken(str(path), "is no join token. Make one with `callboard node token create`.") from error
+        return found
+
+    def address(self, controller: str) -> str:
+        """Where to call, for an agent whose controller is at ``controller``."""
+        host, _, port = controller.rpartition(":")
+        return f"{host}:{self.port or (int(port) + 1 if self.authority else port)}"
+
+
+def new_join_token(state_dir: Path, *, lasts_ms: int, node: str, port: int, authority: str) -> tuple[str, JoinToken]:
+    """Makes one; returns the name by which it is listed and revoked, and the token.
+
+    Raises:
+        BadGrant, UnsafeFile, OSError: it can't be made.
+    """
+    name = f"join-{secrets.token_hex(4)}"
+    secret = grant(state_dir, name, Role.JOINER, lasts_ms=lasts_ms, node=node)
+    return name, JoinToken(secret=secret, port=port, authority=authority)
+
+
+class Joining:
+    """The controller's end."""
+
+    def __init__(self, state_dir: Path, certs: Path | None, access: Access) -> None:
+        """
+        Args:
+            state_dir: where the tokens are.
+            certs: of the authority; None: there is none.
+            access: is told of new tokens.
+        """
+        self._state_dir = state_dir
+        self._certs = certs
+        self._access = access
+
+    def join(self, who: Identity, request: agent_pb2.JoinRequest) -> agent_pb2.JoinResponse:
+        """Credentials for an agent. Not to be called on the event loop: it writes files.
+
+        Raises:
+            NotAuthenticated: the token has been used.
+            NotAllowed: it is for another node.
+            BadGrant, BadCertificate: the request can't be met.
+        """
+        check_node(request.node_id, who)
+        if who.role is Role.JOINER and not consume(self._state_dir, who.name):
+            raise NotAuthenticated("the join token was used already. Make another with `callboard node token create`")
+        if self._certs is not None and (self._certs / "ca.key").exists():
+            signed = sign_request(self._certs, request.certificate_request, request.node_id, Role.AGENT)
+            authority = (self._certs / "ca.pem").read_text(encoding="ascii")
+            return agent_pb2.JoinResponse(certificate=signed, authority=authority)
+        node = request.node_id
+        token = grant(self._state_dir, f"agent.{node}", Role.AGENT, node=node, replace=True)
+        self._access.look_again()
+        return agent_pb2.JoinResponse(token=token)
+
+
+class AgentCredentials:
+    """What an agent keeps of its own, in a private directory of its account."""
+
+    def __init__(self, cluster: str, node_id: str, environ: Mapping[str, str] = os.environ) -> None:
+        base = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+        self.directory = Path(base) / "callboard" / "agents" / cluster / node_id
+        self.token_file = self.directory / "token"
+        self._pem = {"ca": self.directory / "ca.pem", "cert": self.directory / "cert.pem"}
+        self._pem["key"] = self.directory / "cert.key"
+
+    def exist(self) -> bool:
+        """Whether it has joined before."""
+        return self.token_file.exists() or self._pem["cert"].exists()
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which the program finds a certificate; empty: it has a token."""
+        if not self._pem["cert"].exists():
+            return {}
+        return {TLS_VARIABLES[part]: str(path) for part, path in self._pem.items()}
+
+    async def obtain(self, controller: str, joining: JoinToken, node_id: str) -> None:
+        """Exchanges a join token for them.
+
+        Raises:
+            grpc.aio.AioRpcError: the controller refuses or can't be reached.
+            UnsafeRunDirectory, OSError: they can't be kept.
+        """
+        for folder in (self.directory.parent, self.directory):
+            make_private(folder)
+        key, request = new_request(node_id)
+        authority = joining.authority.encode()
+        tls = TlsParts(ca=authority, cert=b"", key=b"") if authority else None
+        options = [("grpc.enable_http_proxy", 0)]
+        async with Channel(joining.address(controller), options, lambda: joining.secret, lambda: tls) as channel:
+            answer: agent_pb2.JoinResponse = await agent_pb2_grpc.AgentServiceStub(channel).Join(
+                agent_pb2.JoinRequest(node_id=node_id, certificate_request=request.encode()), timeout=_JOIN_S
+            )
+        if answer.token:
+            write_private(self.token_file, answer.token + "\n")
+            return
+        write_private(self._pem["key"], key)
+        write_private(self._pem["ca"], answer.authority)
+        write_private(self._pem["cert"], answer.certificate)
