@@ -87,7 +87,9 @@ class TestTheTable:
             name = method.rpartition("/")[2]
             if changes(name):
                 assert Role.VIEWER not in roles, method
-            assert (Role.AGENT in roles) == (".AgentService/" in method or name == "DrainNode"), method
+            agents = ".AgentService/" in method and name != "Join"  # which is for who is not an agent yet
+            assert (Role.AGENT in roles) == (agents or name == "DrainNode"), method
+            assert (Role.JOINER in roles) == (name == "Join"), method
             if ".AgentService/" in method:
                 assert roles == {Role.AGENT}
             else:
