@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from callboard.model.names import is_name
-from callboard.security.places import UnsafeFile, locked, read_private, write_private
+from callboard.security.places import UnsafeFile, locked, make_private, read_private, write_private
 from callboard.security.roles import OWNER, Role
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
 
     Raises:
         BadCertificate: there is an authority already, or a host is neither a name nor an address.
+        UnsafeRunDirectory: others can write there.
         OSError: the files can't be written.
     """
     from cryptography import x509  # noqa: PLC0415 - an extra, and slow to import
@@ -102,7 +103,8 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
             f"there is an authority in {directory} already, and its certificates would count no longer; "
             "to replace it, move the directory away first"
         )
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (directory.parent, directory):
+        make_private(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("callboard authority", "")
     certificate = (

@@ -90,6 +90,8 @@ class TestTheTable:
             agents = ".AgentService/" in method and name != "Join"  # which is for who is not an agent yet
             assert (Role.AGENT in roles) == (agents or name == "DrainNode"), method
             assert (Role.JOINER in roles) == (name == "Join"), method
+            if name == "Join":
+                continue
             if ".AgentService/" in method:
                 assert roles == {Role.AGENT}
             else:

@@ -19,7 +19,7 @@ from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError
 from callboard.security import certificates
 from callboard.security.certificates import CERTS_NAME, LASTS_MS, SERVER, BadCertificate, Issued, read_issued
-from callboard.security.places import UnsafeFile
+from callboard.security.places import UnsafeFile, UnsafeRunDirectory
 from callboard.security.roles import Role
 
 app = typer.Typer(
@@ -159,7 +159,7 @@ def _of_authority(directory: Path | None) -> Iterator[Path]:
     with failing_in_words():
         try:
             yield directory or state_directory(None) / CERTS_NAME
-        except (BadCertificate, UnsafeFile, OSError) as error:
+        except (BadCertificate, UnsafeFile, UnsafeRunDirectory, OSError) as error:
             raise CommandFailed(
                 Failure("The certificates were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT)
             ) from error
