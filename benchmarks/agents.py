@@ -60,6 +60,11 @@ class Bare(agent_pb2_grpc.AgentServiceServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server keeps no packages")
         raise AssertionError
 
+    async def Join(self, _request: Any, context: Any) -> agent_pb2.JoinResponse:  # noqa: N802
+        """Nobody needs a token here."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server asks for no token")
+        raise AssertionError
+
 
 async def serve_bare(address: str) -> None:
     """The floor: a server of its own, like the controller's in its options."""
