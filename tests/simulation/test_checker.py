@@ -76,7 +76,7 @@ def test_r5_strict_copies_that_outlive_their_stopped_or_killed_agents_are_caught
     report = next(runs())
     assert report.failure is None
     assert dict(report.faults)["worker ended by its fence"] > 0
-    monkeypatch.setattr(Fence, "_end", lambda *_: None)
+    monkeypatch.setattr(Fence, "end", lambda *_: None)
     failure = next((report.failure for report in runs() if report.failure is not None), None)
     assert failure is not None, "nothing was noticed"
     assert failure.rule == "R5"

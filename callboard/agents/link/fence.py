@@ -23,8 +23,9 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
-from callboard.agents.files.lease_file import boot_s, read_lease
+from callboard.agents.files.lease_file import HeardLease, boot_s, read_lease
 from callboard.agents.files.run_dir import Started, read_records
 from callboard.agents.system.process_tree import (
     ProcessEntry,
@@ -47,42 +48,89 @@ _END_S = 5.0
 """For one attempt at a tree; it is tried again for as long as it lives."""
 
 
-def strict_workers(records: Iterable[Started]) -> list[Started]:
-    """Strict workers of the node whose process is known. Before that is known, none has run any code of the user."""
-    return [each for each in records if each.role == "worker" and each.facts.get("strict") and each.process is not None]
+class Watched(Protocol):
+    """What a fence looks at: a machine, one agent on it, and what that wrote down."""
+
+    def heard(self) -> HeardLease | None:
+        """The lease as it was written last; None: none was."""
+
+    def records(self) -> Iterable[Started]:
+        """What the agent started."""
+
+    def now_s(self) -> float:
+        """The time, on the clock of the lease."""
+
+    def agent_lives(self) -> bool:
+        """Whether the agent does."""
+
+    def is_living(self, process: ProcessId) -> bool:
+        """Whether a process is there."""
+
+    def end(self, worker: Started) -> None:
+        """End what lives of a worker's tree, without hooks. What lives on is ended again at the next look."""
 
 
-def end_worker(worker: Started) -> bool:
-    """End the tree of one worker, without hooks; whether it is gone."""
-    process = worker.process
-    assert process is not None, "only workers whose process is known are ended"
-    marker: str = worker.facts["marker"]
+def look(watched: Watched) -> float | None:
+    """End the strict workers whose lease is over.
 
-    def search(table: Mapping[int, ProcessEntry]) -> Iterable[ProcessId]:
-        return companions(process, table) | marked(marker, table)
+    Returns:
+        Seconds until a look can find more to end, unless the terms of the lease change; None when the agent and every
+        strict worker of it are gone.
+    """
+    heard = watched.heard()
+    # Before its process is known, a worker has run no code of the user.
+    strict = [each for each in watched.records() if each.role == "worker" and each.facts.get("strict") and each.process]
+    left_s = LOOK_S if heard is None else heard.until_s + SLACK_S - watched.now_s()
+    if left_s <= 0:
+        for worker in strict:
+            watched.end(worker)
+    if not watched.agent_lives() and not any(each.process and watched.is_living(each.process) for each in strict):
+        return None
+    return max(LOOK_S, left_s)
 
-    return end_tree([process], deadline=time.monotonic() + _END_S, search=search).gone
+
+class _Here:
+    """This machine, and one agent on it."""
+
+    def __init__(self, run_dir: Path, agent: ProcessId) -> None:
+        self._run_dir = run_dir
+        self._agent = agent
+        self.now_s = boot_s
+        self.is_living = is_living
+
+    def heard(self) -> HeardLease | None:
+        return read_lease(self._run_dir)
+
+    def records(self) -> Iterable[Started]:
+        return read_records(self._run_dir)
+
+    def agent_lives(self) -> bool:
+        return is_living(self._agent)
+
+    def end(self, worker: Started) -> None:
+        process = worker.process
+        assert process is not None, "only workers whose process is known are ended"
+        marker: str = worker.facts["marker"]
+
+        def search(table: Mapping[int, ProcessEntry]) -> Iterable[ProcessId]:
+            return companions(process, table) | marked(marker, table)
+
+        end_tree([process], deadline=time.monotonic() + _END_S, search=search)
 
 
 def watch(run_dir: Path, agent: ProcessId) -> None:
     """Look after the leases of one agent; returns when the agent and every strict worker of it are gone."""
+    here = _Here(run_dir, agent)
     with opened(agent) as descriptor:
         poller = select.poll()
         if descriptor is not None:
             poller.register(descriptor, select.POLLIN)
-        while True:
-            heard = read_lease(run_dir)
-            left_s = LOOK_S if heard is None else heard.until_s + SLACK_S - boot_s()
-            if left_s <= 0:
-                for worker in strict_workers(read_records(run_dir)):
-                    end_worker(worker)
-            if not is_living(agent):
-                if not any(each.process and is_living(each.process) for each in strict_workers(read_records(run_dir))):
-                    return
-                time.sleep(LOOK_S)
-            else:
+        while look(here) is not None:
+            if here.agent_lives():
                 # An agent that dies is looked at once, and again at every look.
                 poller.poll(LOOK_S * 1000)
+            else:
+                time.sleep(LOOK_S)
 
 
 def main() -> None:

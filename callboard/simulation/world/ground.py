@@ -12,9 +12,9 @@ from pathlib import Path
 
 from callboard.agents.files.lease_file import HeardLease
 from callboard.agents.files.output_store import OutputBounds, OutputOf, Outputs
-from callboard.agents.files.run_dir import RunDir
+from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.worker_secrets import Hide
-from callboard.agents.link.fence import LOOK_S, SLACK_S, strict_workers
+from callboard.agents.link.fence import look
 from callboard.agents.link.session import Connect
 from callboard.agents.machine import HostFacts, LeaseStore, Sender
 from callboard.agents.packages import Packages
@@ -27,7 +27,7 @@ from callboard.agents.system.usage import Usage
 from callboard.agents.worker.ports import Ports
 from callboard.simulation.options import Fault
 from callboard.simulation.world.driver import Driver
-from callboard.simulation.world.machines import Machine, Running, Tree
+from callboard.simulation.world.machines import Machine, Running
 from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.site import Site
 from callboard.simulation.world.timeline import EPOCH_MS, Process, in_dead_process
@@ -288,7 +288,7 @@ class _Claim:
 
 
 class Fence:
-    """One run of a node's fence: it acts by the rules and figures of ``callboard.agents.link.fence``."""
+    """One run of a node's fence: the looks that ship, at a simulated machine."""
 
     def __init__(self, site: Site, machine: Machine, agent: Process) -> None:
         self._site = site
@@ -296,8 +296,11 @@ class Fence:
         self._agent = agent
         self._running = site.machines.begin(machine, "fence", agent)
         self.process: ProcessId | None = self._running.id
+        self.now_s = site.timeline.time
         self._begun: asyncio.Future[bool] = site.timeline.create_future()
         site.timeline.after(site.chance.agents.randint(50, 300), self._begin)
+
+    # ---- what its keeper asks ----
 
     async def watches(self) -> bool:
         """Return once it watches."""
@@ -311,6 +314,33 @@ class Fence:
             await ended
         return -signal.SIGKILL
 
+    # ---- what it looks at ----
+
+    def heard(self) -> HeardLease | None:
+        """The lease as it was written last."""
+        return self._machine.lease
+
+    def records(self) -> Iterable[Started]:
+        """What was written down of what was started."""
+        return self._machine.records.values()
+
+    def agent_lives(self) -> bool:
+        """Whether its agent does."""
+        return self._agent.alive
+
+    def is_living(self, process: ProcessId) -> bool:
+        """Whether it is there, or what it started is."""
+        return process in self._machine.trees
+
+    def end(self, worker: Started) -> None:
+        """Kill what lives of a worker's tree."""
+        tree = self._machine.trees.get(worker.process) if worker.process is not None else None
+        living = [] if tree is None else tree.living()
+        if living and not any(each.dies_ms for each in living):
+            self._site.count("worker ended by its fence")
+        for each in living:
+            self._site.machines.kill(self._machine, each)
+
     def _begin(self) -> None:
         if not self._begun.done():
             self._begun.set_result(not self._running.gone)
@@ -319,25 +349,12 @@ class Fence:
     def _look(self) -> None:
         if self._running.gone:
             return
-        timeline, machine = self._site.timeline, self._machine
-        heard = machine.lease
-        left_s = LOOK_S if heard is None else heard.until_s + SLACK_S - timeline.time()
-        strict = [machine.trees.get(each.process) for each in strict_workers(machine.records.values()) if each.process]
-        living = [tree for tree in strict if tree is not None]
-        if left_s <= 0:
-            for tree in living:
-                self._end(tree)
-        if not living and not self._agent.alive:
-            self._site.machines.kill(machine, self._running)
-            return
-        # It looks all the time; only looks that can find something are simulated.
-        timeline.after(max(LOOK_S, left_s) * 1_000, self._look)
-
-    def _end(self, tree: Tree) -> None:
-        if not any(each.dies_ms for each in tree.living()):
-            self._site.count("worker ended by its fence")
-        for each in tree.living():
-            self._site.machines.kill(self._machine, each)
+        wait_s = look(self)
+        if wait_s is None:
+            self._site.machines.kill(self._machine, self._running)
+        else:
+            # It looks all the time; only looks that can find something are simulated.
+            self._site.timeline.after(wait_s * 1_000, self._look)
 
 
 class Ground:
