@@ -208,6 +208,13 @@ MUTANTS: tuple[Mutant, ...] = (
         rare=True,
     ),
     Mutant(
+        "free-at-sigkill",
+        "a worker counts as gone when it was sent its SIGKILL, before its end is proved",
+        "agents",
+        'return "" if end.gone else "not gone: "',
+        'return "" if end.gone or end.killed else "not gone: "',
+    ),
+    Mutant(
         "free-when-overdue",
         "a stop that was not answered in time counts as proved",
         "scheduler",
