@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import structlog
+
+# Whoever runs the tests may have logged in somewhere.
+os.environ["CALLBOARD_CONTEXT"] = "none"
 
 
 @pytest.fixture(autouse=True)

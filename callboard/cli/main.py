@@ -35,6 +35,10 @@ def _global_options(
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    context: Annotated[
+        str,
+        typer.Option("--context", metavar="NAME", help="Use this context of `callboard login`; none: none of them."),
+    ] = "",
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
@@ -42,6 +46,8 @@ def _global_options(
     """A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom."""
     wishes.reset()
     keep_tls(tls_ca, tls_cert, tls_key)
+    if context:
+        os.environ["CALLBOARD_CONTEXT"] = context
 
 
 def main() -> None:

@@ -42,6 +42,8 @@ MODULE_OF = MappingProxyType(
         "audit": "cli.watch.verbs",
         "token": "cli.cluster.token_verbs",
         "certs": "cli.access.certs",
+        "login": "cli.access.contexts",
+        "context": "cli.access.contexts",
         "autoplace": "cli.autoplace.verbs",
         "profile": "cli.autoplace.verbs",
         "simulate": "cli.offline.verbs",

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from callboard.client.errors import NoController, SeveralControllers
+from callboard.security.contexts import current_context
 from callboard.security.places import run_directory
 
 RECORD_NAME = "cluster.json"
@@ -198,6 +199,7 @@ def find_controller(address: str | None = None, environ: Mapping[str, str] = os.
         environ: the environment to look at.
 
     Raises:
+        BadContext: the context that is stated does not exist.
         NoController: none is stated and none runs on this machine.
         SeveralControllers: none is stated and several run on this machine.
     """
@@ -206,6 +208,8 @@ def find_controller(address: str | None = None, environ: Mapping[str, str] = os.
     stated, source = address, "as stated"
     if not stated:
         stated, source = environ.get(ADDRESS_VARIABLE), f"from {ADDRESS_VARIABLE}"
+    if not stated and (context := current_context(environ)) is not None:
+        stated, source = context.address, f"context {context.name}"
     if stated:
         full = with_port(stated)
         match = next((record for record in here if record.controller == full), None)

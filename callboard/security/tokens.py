@@ -21,7 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from callboard.security.contexts import CONTEXT_VARIABLE, NO_CONTEXT, context_for
 from callboard.security.places import (
+    TLS_VARIABLES,
     UnsafeFile,
     UnsafeRunDirectory,
     account_directory,
@@ -102,8 +104,9 @@ def read_token(path: Path) -> str:
 
 
 def find_token(address: str, token_file: Path | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """The token for the controller at ``address``: that of the file, of CALLBOARD_TOKEN_FILE, of CALLBOARD_TOKEN, or
-    the one that a controller of this account registered for this address; empty: none is known.
+    """The token for the controller at ``address``: that of the file, of CALLBOARD_TOKEN_FILE, of CALLBOARD_TOKEN, of
+    the context in use if it is of this address, or the one that a controller of this account registered for it; empty:
+    none is known.
 
     Raises:
         BadToken: the one that is stated can't be used.
@@ -115,6 +118,12 @@ def find_token(address: str, token_file: Path | None = None, environ: Mapping[st
         if not _SENDABLE.fullmatch(stated):
             raise BadToken(TOKEN_VARIABLE, "is not a token. Unset it, or set it to the text of a token.")
         return stated
+    context = context_for(address, environ)
+    if context is not None and context.token_file is not None:
+        return read_token(context.token_file)
+    tls = TlsFiles.stated(environ) or (context.tls if context is not None else None)
+    if tls is not None and tls.cert is not None:
+        return ""  # the certificate says who it is: a token that is found besides must not say something else
     return registered_token(address, environ)
 
 
@@ -133,13 +142,16 @@ def _registration(address: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_tls(address: str, environ: Mapping[str, str] = os.environ) -> TlsParts | None:
-    """What to connect to the controller at ``address`` with: the files that CALLBOARD_TLS_CA, _CERT and _KEY name, or
-    those that a controller of this account registered; None: without TLS.
+    """What to connect to the controller at ``address`` with: the files that CALLBOARD_TLS_CA, _CERT and _KEY name,
+    those of the context in use if it is of this address, or those that a controller of this account registered; None:
+    without TLS.
 
     Raises:
         BadToken: a file can't be used.
     """
     files = TlsFiles.stated(environ)
+    if files is None and (context := context_for(address, environ)) is not None:
+        files = context.tls
     if files is None:
         said = _registration(address, environ).get("tls")
         files = TlsFiles(*(Path(each) for each in said)) if isinstance(said, list) and len(said) == 3 else None
@@ -161,10 +173,11 @@ def is_loopback_address(address: str) -> bool:
 
 
 def forget_stated_token() -> None:
-    """Takes the token out of the environment: it is another controller's. A new controller makes its own,
-    which all that is started with it finds."""
-    for variable in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE):
+    """Takes token, certificate and context out of the environment: they are another controller's. A new controller
+    makes its own, which all that is started with it finds."""
+    for variable in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE, *TLS_VARIABLES.values()):
         os.environ.pop(variable, None)
+    os.environ[CONTEXT_VARIABLE] = NO_CONTEXT
 
 
 class Registration:

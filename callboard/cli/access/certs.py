@@ -22,10 +22,12 @@ from callboard.security.certificates import CERTS_NAME, LASTS_MS, SERVER, BadCer
 from callboard.security.places import UnsafeFile, UnsafeRunDirectory
 from callboard.security.roles import Role
 
-app = typer.Typer(
+app = typer.Typer()
+cert_verbs = typer.Typer(
     help="Make, list, renew and revoke the certificates of a cluster, on the controller's machine.",
     no_args_is_help=True,
 )
+app.add_typer(cert_verbs, name="certs")
 
 DirOption = Annotated[
     Path | None,
@@ -44,7 +46,7 @@ LastsOption = Annotated[
 ]
 
 
-@app.command("init", epilog="Example: callboard certs init --host ray-head.lab.example")
+@cert_verbs.command("init", epilog="Example: callboard certs init --host ray-head.lab.example")
 @takes("output")
 def init(
     host: Annotated[
@@ -66,7 +68,7 @@ def init(
         screen.stdout().print(f"The authority is in {place}. Keep ca.key there: who has it can be anybody.")
 
 
-@app.command("agent", epilog="Example: callboard certs agent node-7 --out node-7")
+@cert_verbs.command("agent", epilog="Example: callboard certs agent node-7 --out node-7")
 @takes("output")
 def agent(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Id of the node; the agent can join as no other.")],
@@ -78,7 +80,7 @@ def agent(
     _issue(node, Role.AGENT, out, lasts, directory)
 
 
-@app.command("client", epilog="Example: callboard certs client alice --role trainer --out alice")
+@cert_verbs.command("client", epilog="Example: callboard certs client alice --role trainer --out alice")
 @takes("output")
 def client(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
@@ -91,7 +93,7 @@ def client(
     _issue(name, role, out, lasts, directory)
 
 
-@app.command("renew", epilog="Example: callboard certs renew server")
+@cert_verbs.command("renew", epilog="Example: callboard certs renew server")
 @takes("output")
 def renew(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node; server: the controller's.")],
@@ -107,7 +109,7 @@ def renew(
         )
 
 
-@app.command("revoke", epilog="Example: callboard certs revoke alice")
+@cert_verbs.command("revoke", epilog="Example: callboard certs revoke alice")
 @takes("output")
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node.")],
@@ -120,7 +122,7 @@ def revoke(
         screen.stdout().print(f"The certificates of {name} count no longer ({count}).")
 
 
-@app.command("list", epilog="Example: callboard certs list")
+@cert_verbs.command("list", epilog="Example: callboard certs list")
 @takes("output")
 def list_certificates(directory: DirOption = None) -> None:
     """List what was issued."""

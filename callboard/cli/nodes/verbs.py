@@ -76,7 +76,7 @@ def remove(node: NodeArgument) -> None:
 
 
 token_app = typer.Typer(help="Make tokens by which agents on other machines join.", no_args_is_help=True)
-app.add_typer(token_app, name="token")
+node_verbs.add_typer(token_app, name="token")
 
 
 @token_app.command("create", epilog="Example: callboard node token create --ttl 1h --node node-7 --file join.token")

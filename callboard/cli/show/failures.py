@@ -18,6 +18,7 @@ from callboard.client.errors import (
     WaitTimeout,
 )
 from callboard.model.faults import InvalidInput
+from callboard.security.contexts import BadContext
 from callboard.security.places import UnsafeRunDirectory
 from callboard.security.tokens import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, BadToken
 from callboard.wire.refusals import (
@@ -224,6 +225,15 @@ def _internal(error: CallboardError) -> Failure:
     )
 
 
+def _bad_context(error: BadContext) -> Failure:
+    return Failure(
+        "The context can't be used; nothing was sent.",
+        _sentence(str(error)),
+        "Choose one with `callboard context use` or --context, or name the controller with --controller.",
+        BAD_INPUT,
+    )
+
+
 def _not_authenticated(error: CallboardError) -> Failure:
     why, _, remedy = str(error).rpartition(". ")
     used = next((name for name in (TOKEN_FILE_VARIABLE, TOKEN_VARIABLE) if os.environ.get(name)), "")
@@ -304,6 +314,7 @@ def _own_words(error: CommandFailed) -> Failure:
 _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (CommandFailed, _own_words),
     (BadToken, _bad_token),
+    (BadContext, _bad_context),
     (InvalidInput, of_faults),
     (NoController, _no_controller),
     (SeveralControllers, _several),
