@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 
-from callboard.wire.refusals import NotAllowed
-
 
 class Role(StrEnum):
     """What a caller is there for."""
@@ -148,6 +146,8 @@ def check_role(identity: Identity, method: str) -> None:
         return
     name = method.rpartition("/")[2]
     needed = " or ".join(sorted(allowed)) or "the controller's own account"
+    from callboard.wire.refusals import NotAllowed  # noqa: PLC0415 - a list of verbs names the roles and refuses nobody
+
     raise NotAllowed(
         f"{name} is not for {identity.name}, whose role is {identity.role}; it is for {needed}. "
         "Ask an operator for it, or for a token with that role"
