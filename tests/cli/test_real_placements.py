@@ -1,4 +1,5 @@
-"""Do the workers of a placed job see what the plan says? On a real Ray cluster of two agents with two GPUs each.
+"""Do the workers of a placed job see what the plan says, written by hand or searched for? On a real Ray cluster of two
+agents with two GPUs each.
 
 Each layout is submitted as an RLinf config; the workers' own reports are compared with the plan that the pure package
 makes of the same text.
@@ -45,6 +46,29 @@ cluster:
       env_configs: [{node_ranks: 1, env_vars: [{GLOO_SOCKET_IFNAME: lo}]}]
 """,
 }
+
+SEARCHED = """\
+# Trains on two nodes.
+runner:
+  task_type: reasoning   # GRPO
+algorithm: {group_size: 8, n_minibatches: 2, recompute_logprobs: true}
+data:
+  rollout_batch_size: 64
+rollout: {tensor_parallel_size: 1, pipeline_parallel_size: 1, max_running_requests: 600}
+actor:
+  model: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1}
+cluster:
+  num_nodes: 2       # both
+  num_gpus_per_node: 2
+  component_placement:
+    actor,rollout: all   # where it was measured
+    reward: all
+
+profile_data:
+  actor_cost: 95.7
+  inference_cost: 30.8
+  rollout_cost: 59.9   # one engine takes all requests at once
+"""
 
 DRIVER = """
 import json, sys, ray
@@ -103,7 +127,7 @@ def seen(reports: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_workers_reports_equal_the_plan_of_every_layout(machine: Machine, tmp_path: Path) -> None:
+def test_the_workers_reports_equal_the_plan_of_every_layout_and_of_autoplace(machine: Machine, tmp_path: Path) -> None:
     started = machine.run("up", "--detach", "--agents", "2", "--gpus-per-node", "2", "--port", str(free_port()))
     assert started.returncode == 0, started.stderr
     try:
@@ -117,6 +141,39 @@ def test_the_workers_reports_equal_the_plan_of_every_layout(machine: Machine, tm
         reports = reports_of(*LAYOUTS)
         for name, config in LAYOUTS.items():
             assert seen(reports[name]) == planned(config), name
+        _search_and_start(machine, tmp_path / "train.yaml")
     finally:
         ended = machine.run("down")
         assert ended.returncode == 0, ended.stderr
+
+
+def _search_and_start(machine: Machine, config: Path) -> None:
+    """What autoplace applied is shown, and starts on the nodes it was planned for."""
+    config.write_text(SEARCHED)
+    (cluster,) = machine.clusters()
+    searched = machine.run("autoplace", str(config), "--controller", cluster.controller, "--apply", "-o", "json")
+    assert searched.returncode == 0, searched.stderr
+    found = json.loads(searched.stdout)
+    assert (found["status"], found["layout"]) == ("OPTIMAL", "disaggregated")
+    text = config.read_text()
+    assert text == SEARCHED.replace(
+        "    actor,rollout: all   # where it was measured\n    reward: all\n",
+        "    # where it was measured\n    rollout: 0-0\n    inference: 1-1\n    actor: 2-3\n    reward: 0-0\n",
+    )
+
+    shown = machine.run("placement", "show", str(config), "--controller", cluster.controller)
+    assert shown.returncode == 0, shown.stderr
+
+    submit = ("job", "submit", "--config", str(config), "--pool", "rl", "--planned-at")
+    revision = str(found["inventory_revision"])
+    running = machine.run(*submit, revision, "--name", "placed", "--wait", "--timeout", "45")
+    assert running.returncode == 0, running.stderr
+    assert seen(reports_of("placed")["placed"]) == planned(text)
+
+    # AP-16: a node goes after the plan was made, so the plan is for GPUs that are not there.
+    drained = machine.run("node", "drain", "node-1")
+    assert drained.returncode == 0, drained.stderr
+    stale = machine.run(*submit, revision, "--name", "stale")
+    assert stale.returncode == 1
+    assert "Plan again with `callboard autoplace`" in stale.stderr
+    assert machine.run("job", "get", "stale").returncode == 1

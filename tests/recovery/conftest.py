@@ -144,13 +144,14 @@ def _command_line(pid: int) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Plain processes have no Ray driver that could be killed."""
-    items[:] = [item for item in items if not _kills_no_driver(item)]
+    """Plain processes have no Ray driver that could be killed; and that a controller is killed alone is the same with
+    Ray, which it doesn't touch: there it is killed with the agent."""
+    items[:] = [item for item in items if not _repeats(item)]
 
 
-def _kills_no_driver(item: pytest.Item) -> bool:
+def _repeats(item: pytest.Item) -> bool:
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return given.get("who") == "driver" and given.get("site") == "process"
+    return (given.get("who"), given.get("site")) in {("driver", "process"), ("controller", "ray")}
 
 
 @pytest_asyncio.fixture(

@@ -13,7 +13,7 @@ from tests.recovery.conftest import Site
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600), pytest.mark.ray, pytest.mark.slow]
 
-ROUNDS = 15
+ROUNDS = 6
 """Gaps between two jobs. Lookups go on all through each, and at least two meet each job."""
 
 
