@@ -146,9 +146,7 @@ def check_role(identity: Identity, method: str) -> None:
         return
     name = method.rpartition("/")[2]
     needed = " or ".join(sorted(allowed)) or "the controller's own account"
-    from callboard.wire.refusals import NotAllowed  # noqa: PLC0415 - a list of verbs names the roles and refuses nobody
-
-    raise NotAllowed(
+    raise _not_allowed(
         f"{name} is not for {identity.name}, whose role is {identity.role}; it is for {needed}. "
         "Ask an operator for it, or for a token with that role"
     )
@@ -162,7 +160,13 @@ def check_node(node_id: str, who: Identity | None = None) -> None:
     """
     who = who or caller()
     if who.node and who.node != node_id:
-        raise NotAllowed(
+        raise _not_allowed(
             f"{who.name} is the agent of node {who.node}, and the call is about {node_id[:63]!r}. Start the agent with "
             f"--node-id {who.node}, or give it a certificate or token of its own"
         )
+
+
+def _not_allowed(text: str) -> Exception:
+    from callboard.wire.refusals import NotAllowed  # noqa: PLC0415 - a list of verbs names the roles and refuses nobody
+
+    return NotAllowed(text)
