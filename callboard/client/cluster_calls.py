@@ -26,9 +26,8 @@ from callboard.v1.placement_group_pb2 import PlacementGroup
 from callboard.v1.pool_pb2 import Pool
 from callboard.v1.scheduler_pb2 import AuditEntry, Demand, Stats
 from callboard.wire.amounts import resources_from_proto
-from callboard.wire.policy import policy_from_proto, policy_to_proto
-from callboard.wire.pool import pool_spec_to_proto
 from callboard.wire.refusals import Unavailable
+from callboard.wire.specs import policy_from_proto, policy_to_proto, pool_spec_to_proto
 
 
 class ClusterCalls:

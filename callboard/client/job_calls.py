@@ -26,8 +26,8 @@ from callboard.model.inputs.scalars import PACKAGE
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker
 from callboard.wire.enums import to_wire
-from callboard.wire.job import job_spec_to_proto
 from callboard.wire.refusals import CallboardError, NotFound, WrongState
+from callboard.wire.specs import job_spec_to_proto
 
 if TYPE_CHECKING:
     from callboard.model.requests import JobSpec

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+Labels = tuple[tuple[str, str], ...]
+"""(key, value), sorted by key."""
+
 NAME_PATTERN = r"[A-Za-z][A-Za-z0-9_.-]{0,62}"
 """Names of nodes, pools, jobs and components. No slash, space, percent or control character, so that a name
 is safe in resource names, actor names, file names and log lines alike."""

@@ -2,6 +2,9 @@
 
 Built by :mod:`callboard.model.inputs` from what people write, or by :mod:`callboard.wire` from messages.
 Amounts are integers (milli-units, bytes, milliseconds); docs/scheduling.md says what people write for them.
+
+The type of a field is its declaration (:mod:`callboard.model.schema`): a new one needs this and the proto, no more.
+What several fields say together is in the readers (``inputs/component.py``, ``job.py``, ``pool.py``).
 """
 
 from __future__ import annotations
@@ -9,13 +12,54 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
 
+from callboard.model import names
+from callboard.model.inputs.arguments import ArgsJson, KwargsJson
+from callboard.model.inputs.compounds import (
+    Devices,
+    Env,
+    HardwareJson,
+    LabelMap,
+    PassEnv,
+    Pieces,
+    Quota,
+    SecretEnv,
+    Shapes,
+    StatedAmounts,
+    Total,
+    list_of,
+)
+from callboard.model.inputs.scalars import (
+    MAX_WORKERS,
+    Actor,
+    Concurrency,
+    Duration,
+    Flag,
+    Gauge,
+    Interpreter,
+    Method,
+    Name,
+    Package,
+    PlacementText,
+    PositiveDuration,
+    PositiveTimeout,
+    Priority,
+    Ratio,
+    StopSignal,
+    Text,
+    Timeout,
+    Workers,
+    choice,
+    name,
+    whole,
+)
 from callboard.model.policy import PolicyOverrides
 from callboard.model.quantities import NOTHING, Resources, total
+from callboard.model.schema import Written, part, parts
 
-Labels = tuple[tuple[str, str], ...]
-"""(key, value), sorted by key."""
-
+Labels = names.Labels
+Members = Annotated[tuple[str, ...], list_of(name, "e.g. [alice]", 1_000, distinct=True), Written(unsaid=())]
 
 COLOCATED_CONCURRENCY = 10
 """Calls at once of a member of a colocation group that neither says so nor has a role (docs/roles.md, Presets)."""
@@ -96,19 +140,19 @@ class PgPoolSpec:
         retry_base_ms: wait before the first retry, doubled each time.
     """
 
-    enable: bool = True
-    reserved: tuple[Resources, ...] = ()
-    dynamic: bool = True
-    max_dynamic: int = 20
-    reuse: bool = True
-    reserved_min_priority_milli: int = 8000
-    reserved_lendable: bool = False
-    reuse_slack_milli: int = 1500
-    idle_ttl_ms: int = 300_000
-    charge_reserved: bool = False
-    creation_timeout_ms: int = 60_000
-    retry_attempts: int = 6
-    retry_base_ms: int = 1_000
+    enable: Annotated[Flag, Written(always=True)] = True
+    reserved: Shapes = ()
+    dynamic: Flag = True
+    max_dynamic: Annotated[int, whole(0, 10_000)] = 20
+    reuse: Flag = True
+    reserved_min_priority_milli: Priority = 8000
+    reserved_lendable: Flag = False
+    reuse_slack_milli: Ratio = 1500
+    idle_ttl_ms: Duration = 300_000
+    charge_reserved: Flag = False
+    creation_timeout_ms: PositiveTimeout = 60_000
+    retry_attempts: Annotated[int, whole(1, 1000), Written("retries.attempts")] = 6
+    retry_base_ms: Annotated[PositiveTimeout, Written("retries.base")] = 1_000
 
 
 NO_PG_POOL = PgPoolSpec(enable=False, reuse=False)
@@ -134,18 +178,18 @@ class PoolSpec:
         members: clients with the role trainer that may act in it.
     """
 
-    name: str
-    nominal: tuple[tuple[str, int], ...] = ()
-    borrow_limit: tuple[tuple[str, int], ...] = ()
-    lend_limit: tuple[tuple[str, int], ...] = ()
-    cohort: str = ""
-    labels: Labels = ()
-    node_selector: Labels = ()
-    protected: bool = False
-    stop_policy: StopPolicy = StopPolicy.NONE
-    pg_pool: PgPoolSpec = NO_PG_POOL
-    preemption: PolicyOverrides = PolicyOverrides()
-    members: tuple[str, ...] = ()
+    name: Name
+    nominal: Annotated[Quota, Written(limited="limited")] = ()
+    borrow_limit: Annotated[Quota, Written(limited="borrow_limited")] = ()
+    lend_limit: Annotated[Quota, Written(limited="lend_limited")] = ()
+    cohort: Name = ""
+    labels: LabelMap = ()
+    node_selector: LabelMap = ()
+    protected: Flag = False
+    stop_policy: Annotated[StopPolicy, choice(StopPolicy)] = StopPolicy.NONE
+    pg_pool: Annotated[PgPoolSpec, part(PgPoolSpec, unsaid=NO_PG_POOL)] = NO_PG_POOL
+    preemption: Annotated[PolicyOverrides, part(PolicyOverrides, unsaid=PolicyOverrides())] = PolicyOverrides()
+    members: Members = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +204,11 @@ class RestartPolicy:
         scope: the whole job, or only the lost worker while the others keep running.
     """
 
-    max_restarts: int = 0
-    backoff_base_ms: int = 1_000
-    backoff_max_ms: int = 60_000
-    window_ms: int = 0
-    scope: RestartScope = RestartScope.JOB
+    max_restarts: Annotated[int, whole(0, 10_000)] = 0
+    backoff_base_ms: PositiveTimeout = 1_000
+    backoff_max_ms: PositiveTimeout = 60_000
+    window_ms: Duration = 0
+    scope: Annotated[RestartScope, choice(RestartScope, lower=True)] = RestartScope.JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +227,14 @@ class WorkerPlace:
             :mod:`callboard.model.hardware`.
     """
 
-    node_id: str
-    devices: tuple[tuple[int, int], ...] = ()
-    observes: bool = False
-    env: Labels = field(default=(), repr=False)  # values may be secrets (SE-04)
-    interpreter: str = ""
-    node_group: str = ""
-    hardware_json: str = ""
-    hardware: tuple[tuple[str, int], ...] = ()
+    node_id: Annotated[Name, Written("node")]
+    devices: Devices = ()
+    observes: Flag = False
+    env: Env = field(default=(), repr=False)  # values may be secrets (SE-04)
+    interpreter: Interpreter = ""
+    node_group: Name = ""
+    hardware_json: HardwareJson = ""
+    hardware: Annotated[Pieces, Written(field="hardware_milli")] = ()
 
     @property
     def gpu_milli(self) -> int:
@@ -211,12 +255,12 @@ class ScalingRule:
         cooldown_ms: once the rule acted, it doesn't act again for this long.
     """
 
-    signal: str
-    action: ScalingAction
-    above_milli: int | None = None
-    below_milli: int | None = None
-    step: int = 1
-    cooldown_ms: int = 30_000
+    signal: Name
+    action: Annotated[ScalingAction, choice(ScalingAction, lower=True)]
+    above_milli: Gauge | None = None
+    below_milli: Gauge | None = None
+    step: Workers = 1
+    cooldown_ms: Duration = 30_000
 
     def holds(self, value_milli: int) -> bool:
         """Whether the rule matches this value of its gauge."""
@@ -266,35 +310,40 @@ class ComponentSpec:
             :mod:`callboard.model.colocation`. Empty: it stands for itself.
     """
 
-    name: str
-    actor: str
-    role: str = ""
-    args_json: str = "[]"
-    kwargs_json: str = "{}"
-    entry: str = ""
-    min_workers: int = 1
-    max_workers: int = 1
-    resources: Resources = NOTHING
+    name: Name
+    actor: Actor
+    role: Name = ""
+    args_json: ArgsJson = "[]"
+    kwargs_json: KwargsJson = "{}"
+    entry: Method = ""
+    min_workers: Workers = 1
+    max_workers: Workers = 1
+    resources: StatedAmounts = NOTHING
     zero_resources: tuple[str, ...] = ()
-    max_concurrency: int = 100
-    env: Labels = field(default=(), repr=False)  # values may be secrets (SE-04)
-    secret_env: Labels = field(default=(), repr=False)
-    pass_env: tuple[str, ...] = ()
-    pool: str = ""
-    node_selector: Labels = ()
-    node_selector_soft: bool = False
-    colocation_group: str = ""
-    colocation_total: Resources = NOTHING
-    scaling: tuple[ScalingRule, ...] = ()
-    in_bundle: bool = False
-    interpreter: str = ""
+    max_concurrency: Annotated[Concurrency, Written(unsaid=0)] = 100
+    env: Env = field(default=(), repr=False)  # values may be secrets (SE-04)
+    secret_env: SecretEnv = field(default=(), repr=False)
+    pass_env: PassEnv = ()
+    pool: Name = ""
+    node_selector: LabelMap = ()
+    node_selector_soft: Flag = False
+    colocation_group: Name = ""
+    colocation_total: Total = NOTHING
+    scaling: Annotated[
+        tuple[ScalingRule, ...],
+        parts(ScalingRule, 64, "e.g. [{signal: queue_depth, above: 100, action: down}]"),
+    ] = ()
+    in_bundle: Flag = False
+    interpreter: Interpreter = ""
     alias: str = ""
-    progress_timeout_ms: int = 0
-    placement: Strategy | None = None
-    ports: int = 0
-    stop_signal: str = ""
-    working_dir: str = ""
-    places: tuple[WorkerPlace, ...] = ()
+    progress_timeout_ms: Duration = 0
+    placement: Annotated[Strategy, choice(Strategy)] | None = None
+    ports: Annotated[int, whole(0, 64)] = 0
+    stop_signal: StopSignal = ""
+    working_dir: Package = ""
+    places: Annotated[
+        tuple[WorkerPlace, ...], parts(WorkerPlace, MAX_WORKERS, "a list of places, each with node and devices")
+    ] = ()
     members: tuple[ComponentSpec, ...] = ()
 
     @property
@@ -370,33 +419,37 @@ class JobSpec:
         placement_source: file that ``placement_config`` was read from, for messages; empty: none.
     """
 
-    name: str
-    pool: str
-    components: tuple[ComponentSpec, ...]
-    priority_milli: int = 5000
-    labels: Labels = ()
-    placement: Strategy = Strategy.PACK
-    gang: bool = True
-    session_lease_ms: int = 0
-    preemptible: bool = True
-    min_runtime_ms: int = 0
-    grace_ms: int | None = None
-    on_preempt: OnPreempt = OnPreempt.REQUEUE
-    restart: RestartPolicy = RestartPolicy()
-    ttl_after_finished_ms: int | None = None
-    estimated_duration_ms: int = 0
-    wait_for_nodes_ms: int | None = None
-    fencing: Fencing = Fencing.RELAXED
-    node_selector: Labels = ()
-    node_selector_soft: bool = False
-    starvation_after_ms: int = 0
-    start_timeout_ms: int = 120_000
-    never_preempts: bool = False
-    require_checkpoint: bool = False
-    placement_config: str = ""
-    placement_source: str = ""
+    name: Name
+    pool: Name
+    components: Annotated[
+        tuple[ComponentSpec, ...], parts(ComponentSpec, 64, "a list of components, each with name and actor")
+    ]
+    priority_milli: Priority = 5000
+    labels: LabelMap = ()
+    placement: Annotated[Strategy, choice(Strategy)] = Strategy.PACK
+    gang: Flag = True
+    session_lease_ms: Annotated[
+        PositiveDuration, Written("owner.session.lease", unsaid=0, needed=True, otherwise="detached")
+    ] = 0
+    preemptible: Flag = True
+    min_runtime_ms: Timeout = 0
+    grace_ms: Timeout | None = None
+    on_preempt: Annotated[OnPreempt, choice(OnPreempt)] = OnPreempt.REQUEUE
+    restart: Annotated[RestartPolicy, part(RestartPolicy, whole=True)] = RestartPolicy()
+    ttl_after_finished_ms: Duration | None = None
+    estimated_duration_ms: Duration = 0
+    wait_for_nodes_ms: Annotated[Duration | None, Written("wait_for_nodes.timeout", needed=True)] = None
+    fencing: Annotated[Fencing, choice(Fencing)] = Fencing.RELAXED
+    node_selector: LabelMap = ()
+    node_selector_soft: Flag = False
+    starvation_after_ms: Duration = 0
+    start_timeout_ms: PositiveTimeout = 120_000
+    never_preempts: Flag = False
+    require_checkpoint: Flag = False
+    placement_config: PlacementText = ""
+    placement_source: Text = ""
     placement_digest: str = ""
-    placement_revision: int = 0
+    placement_revision: Annotated[int, whole(0, 1 << 62), Written(unsaid=0)] = 0
     placement_nodes: int = 0
 
     @property

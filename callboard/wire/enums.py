@@ -66,6 +66,16 @@ def name_from_wire(wrapper: WireEnum, number: int) -> str:
     return "" if number == 0 else wrapper.Name(number).removeprefix(prefix_of(wrapper))
 
 
+def numbers_of(described: EnumDescriptor, ours: type[E]) -> dict[E, int]:
+    """Our words → the numbers of a message's enum."""
+    return {word: described.values_by_name[_prefix(described) + word].number for word in ours}
+
+
+def words_of(described: EnumDescriptor, ours: type[E]) -> dict[int, E]:
+    """The numbers of a message's enum → our words; 0 is none of them."""
+    return {number: word for word, number in numbers_of(described, ours).items()}
+
+
 def text_of(message: Message, field: str = "state") -> str:
     """An enum of a message as text: ``text_of(worker)`` is ``"READY"``, ``text_of(node)`` ``"DRAINING"``.
 

@@ -18,8 +18,7 @@ from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, policy_overrides, pool_spec
 from callboard.model.inputs.component import ComponentInput
 from callboard.model.inputs.job import JobInput
-from callboard.model.inputs.policy import PolicyInput
-from callboard.model.inputs.pool import PgPoolInput, PoolInput
+from callboard.model.inputs.pool import PgPoolInput, PolicyInput, PoolInput
 from callboard.model.inputs.reading import Input, keys_of
 from callboard.model.names import is_name
 from callboard.model.quantities import Resources

@@ -22,7 +22,7 @@ from callboard.model.roles import PRESETS
 from callboard.model.specs import COLOCATED_CONCURRENCY
 from callboard.model.specs import ComponentSpec as Exact
 from callboard.model.specs import JobSpec as ExactJob
-from callboard.wire.job import job_spec_from_proto, job_spec_to_proto
+from callboard.wire.specs import job_spec_from_proto, job_spec_to_proto
 from tests.support import specs
 
 TABLE = {

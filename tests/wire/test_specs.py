@@ -17,9 +17,16 @@ from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, StopPolicy
 from callboard.v1 import common_pb2, job_pb2, policy_pb2, pool_pb2
 from callboard.wire.amounts import labels_from_proto, labels_to_proto, resources_from_proto, resources_to_proto
 from callboard.wire.enums import from_wire, name_from_wire, to_wire
-from callboard.wire.job import job_spec_from_proto, job_spec_to_proto
-from callboard.wire.policy import overrides_from_proto, overrides_to_proto, policy_from_proto, policy_to_proto
-from callboard.wire.pool import pool_spec_from_proto, pool_spec_to_proto
+from callboard.wire.specs import (
+    job_spec_from_proto,
+    job_spec_to_proto,
+    overrides_from_proto,
+    overrides_to_proto,
+    policy_from_proto,
+    policy_to_proto,
+    pool_spec_from_proto,
+    pool_spec_to_proto,
+)
 from tests.support import specs
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
-
-from pydantic import BeforeValidator, PlainValidator, model_validator
 
 from callboard.autoplace.problem.candidates import Asked, Rules, component_of
 from callboard.autoplace.problem.graphs import GRAPHS, cycle_faults, edges_of
@@ -44,10 +43,11 @@ from callboard.autoplace.problem.written import (
 )
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.faults import InvalidInput
-from callboard.model.inputs.compounds import each, entries, list_of, raise_any
-from callboard.model.inputs.located import Misfit, Misfits, Refused, shown
+from callboard.model.inputs.compounds import entries, list_of
+from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown
 from callboard.model.inputs.reading import Input, check, faults_of, read
-from callboard.model.inputs.scalars import Flag, choice, label, name, whole
+from callboard.model.inputs.scalars import Flag, Text, choice, label, name, whole
+from callboard.model.schema import ANY, Kind
 
 MAX_COMPONENTS = 64
 MAX_EDGES = 1024
@@ -58,8 +58,12 @@ ONE_POOL = "gpu"
 
 M = TypeVar("M", bound=Input)
 
-Label = Annotated[str, PlainValidator(label)]
+Label = Annotated[str, Kind(label)]
 Chunks = Annotated[int, whole(1, MAX_CHUNKS)]
+
+
+def _of(model: type[M]) -> Kind:
+    return Kind(partial(check, model))
 
 
 class CountsInput(Input):
@@ -81,15 +85,15 @@ class ComponentInput(Input):
     scaling: Law | None = None
     work_gpu_seconds: ExtraSeconds | None = None
     tail_seconds: ExtraSeconds | None = None
-    gpus: CountsInput | None = None
+    gpus: Annotated[CountsInput, _of(CountsInput)] | None = None
     pools: Annotated[tuple[str, ...], list_of(label, "e.g. [h100]", 64, distinct=True)] | None = None
     memory_gib: Memory | None = None
     resident_gib: Memory | None = None
     offload_seconds: ExtraSeconds | None = None
     switch_seconds: ExtraSeconds = 0.0
 
-    @model_validator(mode="after")
-    def _one_cost(self) -> ComponentInput:
+    def consistent(self) -> list[Misfit]:
+        """One cost, with what it needs."""
         faults = []
         if self.seconds_by_gpus is not None and self.seconds_by_pool is not None:
             faults.append(Misfit(("seconds_by_pool",), "is stated beside seconds_by_gpus; one of them says it all"))
@@ -99,13 +103,11 @@ class ComponentInput(Input):
             faults.append(Misfit(("work_gpu_seconds",), "0 is out of bounds; above 0 is allowed"))
         if self.scaling is not None and self.seconds_by_gpus is None and self.seconds_by_pool is None:
             faults.append(Misfit(("scaling",), "needs seconds_by_gpus with at least one measured count"))
-        if faults:
-            raise Misfits(faults)
-        return self
+        return faults
 
     def asked(self, name: str) -> Asked:
-        """What was asked, without pydantic."""
-        gpus = self.gpus or CountsInput()
+        """What was asked, apart from how it was written."""
+        gpus = self.gpus or check(CountsInput, {})
         return Asked(
             name=name,
             seconds_by_gpus=self.seconds_by_gpus,
@@ -145,7 +147,7 @@ class PlainComponentInput(Input):
         )
 
 
-def _components(model: type[M]) -> PlainValidator:
+def _components(model: type[M]) -> Kind:
     def read_each(value: object) -> dict[str, M]:
         misfits: list[Misfit] = []
         found: dict[str, M] = {}
@@ -159,7 +161,7 @@ def _components(model: type[M]) -> PlainValidator:
             raise Refused("there is no component; write e.g. {rollout: {seconds_by_gpus: {8: 59.9}}}")
         return found
 
-    return PlainValidator(read_each)
+    return Kind(read_each)
 
 
 Edges = Annotated[tuple[Edge, ...], list_of(edge, "e.g. [[rollout, actor, stream]]", MAX_EDGES)]
@@ -171,18 +173,16 @@ class WorkflowInput(Input):
     chunks: Chunks = 1
     components: Annotated[dict[str, ComponentInput], _components(ComponentInput)]
     edges: Edges | None = None
-    graph: str | None = None
+    graph: Text | None = None
 
-    @model_validator(mode="after")
-    def _edges_fit(self) -> WorkflowInput:
+    def consistent(self) -> list[Misfit]:
+        """Edges between components that there are."""
         faults = list(_edge_faults(dict(enumerate(self.edges or ())), self.components))
         if self.graph is not None and self.graph not in GRAPHS:
             faults.append(Misfit(("graph",), f"{shown(self.graph)} is unknown; use {', '.join(GRAPHS)}"))
         if self.graph is not None and self.edges is not None:
             faults.append(Misfit(("graph",), "is stated beside edges; one of them says it all"))
-        if faults:
-            raise Misfits(faults)
-        return self
+        return faults
 
 
 class NodeInput(Input):
@@ -207,20 +207,18 @@ def _described(value: object) -> object:
 class ClusterInput(Input):
     """The keys of ``cluster``."""
 
-    nodes: Annotated[
-        tuple[NodeInput, ...],
-        list_of(partial(check, NodeInput), "8+8, or e.g. [{gpus: 8}]", MAX_NODES),
-        BeforeValidator(_described),
-    ]
+    before = MappingProxyType({"nodes": _described})
 
-    @model_validator(mode="after")
-    def _bounded(self) -> ClusterInput:
+    nodes: Annotated[tuple[NodeInput, ...], list_of(partial(check, NodeInput), "8+8, or e.g. [{gpus: 8}]", MAX_NODES)]
+
+    def consistent(self) -> list[Misfit]:
+        """At least one node, and not too many GPUs."""
         if not self.nodes:
-            raise Misfits([Misfit(("nodes",), "there is no node; write e.g. [{gpus: 8}]")])
+            return [Misfit(("nodes",), "there is no node; write e.g. [{gpus: 8}]")]
         gpus = sum(node.gpus * node.count for node in self.nodes)
         if gpus > MAX_GPUS:
-            raise Misfits([Misfit(("nodes",), f"{gpus} GPUs are too many; {MAX_GPUS} are allowed")])
-        return self
+            return [Misfit(("nodes",), f"{gpus} GPUs are too many; {MAX_GPUS} are allowed")]
+        return []
 
     def pools(self) -> tuple[Pool, ...]:
         """One pool per group, in the order of their first nodes; ranks run over all nodes in order."""
@@ -251,14 +249,14 @@ class ClusterInput(Input):
 class GeneralInput(Input):
     """The general form."""
 
-    workflow: WorkflowInput
-    cluster: ClusterInput
+    workflow: Annotated[WorkflowInput, _of(WorkflowInput)]
+    cluster: Annotated[ClusterInput, _of(ClusterInput)]
     objective: Goal = Sync()
     weight_sync_seconds: ExtraSeconds = 0.0
     layout: Annotated[Layout, choice(Layout)] = Layout.ANY
 
-    @model_validator(mode="after")
-    def _pools_exist(self) -> GeneralInput:
+    def consistent(self) -> list[Misfit]:
+        """Pools that nodes are of."""
         known = {node.group for node in self.cluster.nodes}
         faults = []
         for part, component in self.workflow.components.items():
@@ -268,9 +266,7 @@ class GeneralInput(Input):
                     for pool in asked
                     if pool not in known
                 ]
-        if faults:
-            raise Misfits(faults)
-        return self
+        return faults
 
     def problem(self) -> Problem:
         """The frozen form."""
@@ -298,18 +294,15 @@ class PlainInput(Input):
     objective: Goal = Sync()
     weight_sync_seconds: ExtraSeconds = 0.0
     layout: Annotated[Layout, choice(Layout)] = Layout.ANY
-    name: Any = None
-    what: Any = None
-    profile: Any = None
-    rlinf: Any = None
-    optimum_seconds: Any = None
+    name: Annotated[Any, ANY] = None
+    what: Annotated[Any, ANY] = None
+    profile: Annotated[Any, ANY] = None
+    rlinf: Annotated[Any, ANY] = None
+    optimum_seconds: Annotated[Any, ANY] = None
 
-    @model_validator(mode="after")
-    def _edges_fit(self) -> PlainInput:
-        faults = list(_edge_faults(dict(enumerate(self.edges)), self.components))
-        if faults:
-            raise Misfits(faults)
-        return self
+    def consistent(self) -> list[Misfit]:
+        """Edges between components that there are."""
+        return list(_edge_faults(dict(enumerate(self.edges)), self.components))
 
     def problem(self) -> Problem:
         """The frozen form."""

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from pydantic import PlainValidator
-
 from callboard.autoplace.problem.costs import Scaling
 from callboard.autoplace.problem.problem import Async, Edge, EdgeKind, Objective, Sync
-from callboard.model.inputs.compounds import each, entries, raise_any
-from callboard.model.inputs.located import Misfit, Refused, shown
+from callboard.model.inputs.compounds import entries
+from callboard.model.inputs.located import Misfit, Refused, each, raise_any, shown
 from callboard.model.inputs.scalars import label, name
+from callboard.model.schema import Kind
 
 MAX_SECONDS = 1e7
 """Longest time of anything: four months."""
@@ -197,13 +196,13 @@ def _edge_kind(value: object) -> EdgeKind:
     return EdgeKind(value)
 
 
-Seconds = Annotated[float, PlainValidator(seconds)]
-ExtraSeconds = Annotated[float, PlainValidator(extra_seconds)]
-SecondsTable = Annotated[dict[int, float], PlainValidator(seconds_table)]
-PoolTables = Annotated[dict[str, dict[int, float]], PlainValidator(pool_tables)]
-Memory = Annotated[dict[int, float] | float, PlainValidator(memory)]
-HbmGib = Annotated[float, PlainValidator(hbm_gib)]
-Law = Annotated[Scaling, PlainValidator(scaling)]
-Goal = Annotated[Objective, PlainValidator(objective)]
-Count = Annotated[int, PlainValidator(count)]
-CountOrNone = Annotated[int, PlainValidator(lambda value: count(value, 0))]
+Seconds = Annotated[float, Kind(seconds)]
+ExtraSeconds = Annotated[float, Kind(extra_seconds)]
+SecondsTable = Annotated[dict[int, float], Kind(seconds_table)]
+PoolTables = Annotated[dict[str, dict[int, float]], Kind(pool_tables)]
+Memory = Annotated[dict[int, float] | float, Kind(memory)]
+HbmGib = Annotated[float, Kind(hbm_gib)]
+Law = Annotated[Scaling, Kind(scaling)]
+Goal = Annotated[Objective, Kind(objective)]
+Count = Annotated[int, Kind(count)]
+CountOrNone = Annotated[int, Kind(lambda value: count(value, 0))]

@@ -20,7 +20,7 @@ from callboard.client.client import Client
 from callboard.model.describe import pool_to_mapping
 from callboard.v1 import pool_pb2
 from callboard.v1.pool_pb2 import Pool
-from callboard.wire.pool import pool_spec_from_proto
+from callboard.wire.specs import pool_spec_from_proto
 
 
 def create(

@@ -15,7 +15,7 @@ from callboard.model.describe import MASK, job_to_mapping
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.source import SourceMapping
 from callboard.v1 import job_pb2
-from callboard.wire.job import job_spec_from_proto
+from callboard.wire.specs import job_spec_from_proto
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from callboard.model.colocation import unfused
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.located import Misfit, Misfits, path_of
 from callboard.model.inputs.settling import settled
 from callboard.model.roles import RolePreset
@@ -22,8 +23,8 @@ from callboard.scheduler import State
 from callboard.scheduler.handlers.placing import awaiting, cluster_of
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import NodeState
-from callboard.wire.paths import refuse
 from callboard.wire.refusals import CallboardError, ErrorReason, InventoryChanged
+from callboard.wire.schema import refuse
 
 _GONE = (NodeState.LOST, NodeState.LEFT)
 
@@ -125,7 +126,7 @@ def _resolved(spec: JobSpec, first: JobSpec | None, nodes: Sequence[NodeRecord],
     try:
         return settled(spec, roles)
     except Misfits as error:
-        raise refuse(list(error.found), "spec") from None
+        raise refuse(error.found, "spec", JobInput) from None
 
 
 def placed(spec: JobSpec, nodes: Iterable[NodeRecord]) -> JobSpec:

@@ -46,8 +46,8 @@ from callboard.scheduler.records.states import JobState
 from callboard.security.roles import caller
 from callboard.v1 import job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
-from callboard.wire.job import job_spec_from_proto
 from callboard.wire.refusals import DeadlineExceeded, LimitReached, NotFound
+from callboard.wire.specs import job_spec_from_proto
 
 MAX_RENEWED = 1_000
 """Most jobs renewed by one call."""

@@ -13,15 +13,15 @@ from callboard.controller.loop.driver import Driver
 from callboard.controller.searches.searches import Searches
 from callboard.controller.services.requests import invalid, text_of
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.placement_config import MAX_BYTES
+from callboard.model.inputs.scalars import MAX_PLACEMENT_BYTES
 from callboard.placement import PlacementPlan, plan_placement
 from callboard.placement.jobs import hardware_shares, place_of
 from callboard.scheduler import State
 from callboard.scheduler.handlers.placing import cluster_of
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.v1 import placement_pb2, placement_pb2_grpc
-from callboard.wire.job import place_to_proto
 from callboard.wire.refusals import Unschedulable
+from callboard.wire.specs import place_to_proto
 
 DEFAULT_LIMIT_MS = 10_000
 LONGEST_MS = 3_600_000
@@ -116,8 +116,8 @@ def config_of(text: str) -> str:
     """
     if not text.strip():
         raise invalid("config", "is empty; send YAML text")
-    if len(text.encode()) > MAX_BYTES:
-        raise invalid("config", f"{len(text.encode())} bytes are too many; {MAX_BYTES} are allowed")
+    if len(text.encode()) > MAX_PLACEMENT_BYTES:
+        raise invalid("config", f"{len(text.encode())} bytes are too many; {MAX_PLACEMENT_BYTES} are allowed")
     return text
 
 

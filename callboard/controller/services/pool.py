@@ -16,8 +16,8 @@ from callboard.scheduler import Refusal, RefusalCode, State
 from callboard.scheduler.records.events import PoolCreated, PoolDeleted, PoolUpdated
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.v1 import pool_pb2, pool_pb2_grpc
-from callboard.wire.pool import pool_spec_from_proto, pool_spec_to_proto
 from callboard.wire.refusals import NotFound
+from callboard.wire.specs import pool_spec_from_proto, pool_spec_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -17,7 +17,7 @@ from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet
 from callboard.security.audit import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
-from callboard.wire.policy import policy_from_proto, policy_to_proto
+from callboard.wire.specs import policy_from_proto, policy_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

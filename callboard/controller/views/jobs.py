@@ -13,7 +13,7 @@ from callboard.scheduler.records.job_records import Failure, JobRecord, WorkerRe
 from callboard.scheduler.records.refusals import Reason
 from callboard.v1 import common_pb2, job_pb2
 from callboard.wire.enums import to_wire
-from callboard.wire.job import job_spec_to_proto
+from callboard.wire.specs import job_spec_to_proto
 
 MAX_VICTIMS = 100
 """Newest victims shown with a job."""

@@ -11,7 +11,7 @@ from callboard.scheduler.records.pool_records import GroupCounts, GroupRecord, P
 from callboard.v1 import placement_group_pb2, pool_pb2
 from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire
-from callboard.wire.pool import pool_spec_to_proto
+from callboard.wire.specs import pool_spec_to_proto
 
 
 def pool_message(pool: PoolRecord, state: State) -> pool_pb2.Pool:

@@ -6,7 +6,7 @@ of rules guards every entry. What is not stated takes the default of :mod:`callb
 
 Not checked here: whether pools, nodes, interpreters or quotas exist — that needs the state of the cluster.
 
-Importing this package is cheap: a name below loads its module (and pydantic) when it is first asked for.
+Importing this package is cheap: a name below loads its module when it is first asked for.
 """
 
 from types import MappingProxyType
@@ -16,24 +16,24 @@ from callboard._lazy import lazily
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
-    from callboard.model.inputs.exact import Exact as Exact
-    from callboard.model.inputs.exact import JsonText as JsonText
     from callboard.model.inputs.job import job_spec as job_spec
-    from callboard.model.inputs.policy import policy_overrides as policy_overrides
-    from callboard.model.inputs.policy import preemption_policy as preemption_policy
+    from callboard.model.inputs.pool import policy_overrides as policy_overrides
     from callboard.model.inputs.pool import pool_spec as pool_spec
+    from callboard.model.inputs.pool import preemption_policy as preemption_policy
+    from callboard.model.inputs.scalars import Exact as Exact
+    from callboard.model.inputs.scalars import JsonText as JsonText
     from callboard.model.inputs.source import SourceMapping as SourceMapping
     from callboard.model.inputs.source import read_yaml as read_yaml
 
 _PUBLIC = MappingProxyType(
     {
-        "Exact": "callboard.model.inputs.exact",
-        "JsonText": "callboard.model.inputs.exact",
+        "Exact": "callboard.model.inputs.scalars",
+        "JsonText": "callboard.model.inputs.scalars",
         "SourceMapping": "callboard.model.inputs.source",
         "job_spec": "callboard.model.inputs.job",
-        "policy_overrides": "callboard.model.inputs.policy",
+        "policy_overrides": "callboard.model.inputs.pool",
         "pool_spec": "callboard.model.inputs.pool",
-        "preemption_policy": "callboard.model.inputs.policy",
+        "preemption_policy": "callboard.model.inputs.pool",
         "read_yaml": "callboard.model.inputs.source",
     }
 )

@@ -10,11 +10,9 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import PlainValidator
-
-from callboard.model.inputs.compounds import raise_any
-from callboard.model.inputs.exact import JsonText
-from callboard.model.inputs.located import Misfit, Place, Refused, shown
+from callboard.model.inputs.located import Misfit, Place, Refused, raise_any, shown
+from callboard.model.inputs.scalars import JsonText
+from callboard.model.schema import Form, Kind
 
 MAX_ARGUMENTS_BYTES = 1 << 20
 """Largest ``args_json`` or ``kwargs_json``."""
@@ -25,7 +23,7 @@ MAX_DEPTH = 64
 _MOST_BITS = 4096  # Python itself refuses to read or write ints of more than 4300 digits
 
 
-def arguments(kind: type[list[Any] | dict[str, Any]]) -> PlainValidator:
+def arguments(kind: type[list[Any] | dict[str, Any]]) -> Kind:
     """Constructor arguments, plain values or :class:`JsonText`, as JSON text. Text from a message stays as it is."""
     what = "a list" if kind is list else "a mapping"
 
@@ -44,7 +42,7 @@ def arguments(kind: type[list[Any] | dict[str, Any]]) -> PlainValidator:
             raise Refused(f"{size_bytes} bytes of JSON are too many; {MAX_ARGUMENTS_BYTES} are allowed")
         return written
 
-    return PlainValidator(read)
+    return Kind(read, show=json.loads, form=Form.JSON)
 
 
 def _parsed_json(written: str) -> object:

@@ -4,47 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, model_validator
-
-from callboard.model.inputs.arguments import MAX_ARGUMENTS_BYTES, ArgsJson, KwargsJson
-from callboard.model.inputs.compounds import Env, LabelMap, PassEnv, StatedAmounts, Total, list_of, resources
+from callboard.model.inputs.arguments import MAX_ARGUMENTS_BYTES
+from callboard.model.inputs.compounds import Amounts, list_of
 from callboard.model.inputs.located import Misfit, Misfits, Refused, shown_text
-from callboard.model.inputs.places import places_of
 from callboard.model.inputs.reading import Input, check
-from callboard.model.inputs.scalars import (
-    Actor,
-    Duration,
-    Flag,
-    Interpreter,
-    Method,
-    Name,
-    Package,
-    StopSignal,
-    choice,
-    text,
-    whole,
-)
-from callboard.model.inputs.scaling import Scaling
+from callboard.model.inputs.scalars import Actor, Concurrency, Flag, Name, Workers, text
 from callboard.model.quantities import NOTHING, Resources
+from callboard.model.schema import ANY, Kind, Written, part
 from callboard.model.specs import (
     COLOCATED_CONCURRENCY,
     PROGRAM,
     PROGRAM_SIGNAL,
     RAY_PROGRAM,
     ComponentSpec,
-    Strategy,
+    ScalingRule,
     WorkerPlace,
 )
-
-MAX_WORKERS = 100_000
-"""Most workers of a component, and of a job."""
-
-MAX_PORTS = 64
-"""Most ports of one worker."""
 
 MAX_COMMAND = 4096
 """Most arguments of a command."""
@@ -80,31 +59,55 @@ def _argument(value: object) -> str:
 
 
 Command = Annotated[tuple[str, ...], list_of(_argument, "e.g. [python, -m, pkg, --lr, '0.1']", MAX_COMMAND)]
-Script = Annotated[str, PlainValidator(_script)]
-Workers = Annotated[int, whole(1, MAX_WORKERS)]
-Concurrency = Annotated[int, whole(1, 10_000)]
+Script = Annotated[str, Kind(_script)]
 
 
-class RayOptionsInput(Input):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
     """Options of Ray that the scheduler doesn't own."""
 
-    alias: Name | None = Field(None, alias="name")
-    memory: Any = None
+    alias: Annotated[Name, Written("name")] | None = None
+    memory: Annotated[Any, ANY] = None
     max_concurrency: Concurrency | None = None
 
 
-def read_ray_options(value: object) -> RayOptionsInput:
-    """The options; any other is refused by its name, because the scheduler decides about it."""
+def _own_options(value: object) -> object:
+    """Any other option is refused by its name, because the scheduler decides about it."""
     if isinstance(value, Mapping):
         foreign = [key for key in value if key not in ("name", "memory", "max_concurrency")]
         if foreign:
             why = "is refused: the scheduler decides about it; name, memory and max_concurrency are allowed"
             raise Misfits([Misfit((str(key),), f"{shown_text(str(key))} {why}") for key in foreign])
-    return check(RayOptionsInput, value)
+    return value
 
 
-class ComponentInput(Input):
-    """The keys of a component."""
+class PlaceInput(Input, of=WorkerPlace):
+    """Explicit places, one per worker: a node, devices of it, and what the node's settings add."""
+
+    def consistent(self) -> list[Misfit]:
+        """Each device once, and none of an observer."""
+        indexes = [index for index, _ in self.devices or ()]
+        if len(set(indexes)) != len(indexes):
+            return [Misfit(("devices",), "names a device twice")]
+        if indexes and self.observes:
+            return [Misfit(("observes",), "an observer holds no devices; leave out one of the two")]
+        return []
+
+
+class RuleInput(Input, of=ScalingRule):
+    """Scaling rules: one signal each, one side of one threshold, and what to do about it."""
+
+    example = "a rule; write e.g. {signal: queue_depth, above: 100, action: down}"
+
+    def consistent(self) -> list[Misfit]:
+        """One side of one threshold."""
+        if (self.above_milli is None) == (self.below_milli is None):
+            return [Misfit((), "state either above or below, the value from which the rule acts")]
+        return []
+
+
+class ComponentInput(Input, of=ComponentSpec):
+    """The keys of a component besides those that its spec declares, and what they say together."""
 
     elsewhere = MappingProxyType(
         {
@@ -127,43 +130,19 @@ class ComponentInput(Input):
     later = frozenset({"py_modules"})
     internal = frozenset({"places"})
 
-    name: Name
-    actor: Actor | None = None
+    before = MappingProxyType({"ray_options": _own_options})
+
+    actor: Actor | None = None  # or a command or script
     command: Command | None = None
     script: Script | None = None
     ray: Flag | None = None
-    working_dir: Package | None = None
-    role: Name | None = None
-    args_json: ArgsJson | None = Field(None, alias="args")
-    kwargs_json: KwargsJson | None = Field(None, alias="kwargs")
-    entry: Method | None = None
     workers: Workers | None = None
-    min_workers: Workers | None = None
-    max_workers: Workers | None = None
-    resources: StatedAmounts | None = None
-    max_concurrency: Concurrency | None = None
-    env: Env | None = None
-    secret_env: Env | None = None
-    pass_env: PassEnv | None = None
-    pool: Name | None = None
-    node_selector: LabelMap | None = None
-    node_selector_soft: Flag | None = None
-    colocation_group: Name | None = None
-    colocation_total: Total | None = None
-    scaling: Scaling | None = None
-    in_bundle: Flag | None = None
-    interpreter: Interpreter | None = None
-    ray_options: Annotated[RayOptionsInput, PlainValidator(read_ray_options)] | None = None
-    progress_timeout_ms: Duration | None = Field(None, alias="progress_timeout")
-    placement: Annotated[Strategy, choice(Strategy)] | None = None
-    ports: Annotated[int, whole(0, MAX_PORTS)] | None = None
-    stop_signal: StopSignal | None = None
-    component_placement: Any = None  # became a part of placement_config before a model sees it
-    places: Annotated[tuple[WorkerPlace, ...], places_of(MAX_WORKERS)] | None = None
+    ray_options: Annotated[RayOptions, part(RayOptions)] | None = None
+    component_placement: Annotated[Any, ANY] = None  # became a part of placement_config before a model sees it
 
-    @model_validator(mode="after")
-    def _consistent(self) -> ComponentInput:
-        misfits = [
+    def consistent(self) -> list[Misfit]:
+        """Work, workers and options that fit each other."""
+        return [
             *self._wrong_work(),
             *self._wrong_counts(),
             *self._wrong_options(),
@@ -171,9 +150,6 @@ class ComponentInput(Input):
             *self._wrong_variables(),
             *self._wrong_rules(),
         ]
-        if misfits:
-            raise Misfits(misfits)
-        return self
 
     def _wrong_work(self) -> list[Misfit]:
         stated = [key for key in ("actor", "command", "script") if getattr(self, key) is not None]
@@ -232,7 +208,7 @@ class ComponentInput(Input):
         misfits = []
         if options.memory is not None:
             try:
-                asked = check(_MemoryInput, {"memory": {"memory": options.memory}}).memory
+                asked = _memory(options.memory)
             except Misfits as error:
                 return [Misfit(("ray_options", "memory"), misfit.message) for misfit in error.found]
             own = self._amounts.memory_bytes
@@ -283,15 +259,22 @@ class ComponentInput(Input):
         workers = len(self.places) if self.places else self.workers
         if workers is not None:
             stated |= {"min_workers": workers, "max_workers": workers}
-        if self.ray_options is not None:
-            stated |= self.ray_options.stated("memory")
-            if self.ray_options.memory is not None:
-                memory = check(_MemoryInput, {"memory": {"memory": self.ray_options.memory}}).memory
-                stated["resources"] = replace(self._amounts, memory_bytes=memory.memory_bytes)
+        options = self.ray_options or RayOptions()
+        if options.alias is not None:
+            stated["alias"] = options.alias
+        if options.max_concurrency is not None:
+            stated["max_concurrency"] = options.max_concurrency
+        if options.memory is not None:
+            stated["resources"] = replace(self._amounts, memory_bytes=_memory(options.memory).memory_bytes)
         return ComponentSpec(**stated)
 
 
 class _MemoryInput(Input):
     """An amount of memory alone."""
 
-    memory: Annotated[Resources, PlainValidator(resources)]
+    memory: Amounts
+
+
+def _memory(value: object) -> Resources:
+    found: Resources = check(_MemoryInput, {"memory": {"memory": value}}).memory
+    return found

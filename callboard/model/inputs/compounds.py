@@ -1,18 +1,16 @@
-"""Mappings and lists as input: resources, labels, variables, arguments, with every fault of each at once."""
+"""Mappings and lists as input: resources, labels, variables, places, with every fault of each at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypeVar
-
-from pydantic import PlainValidator
+from typing import Annotated, Any
 
 from callboard.model import environment, names
-from callboard.model.inputs.exact import Exact
-from callboard.model.inputs.located import Misfit, Misfits, Refused, shown, shown_text
-from callboard.model.inputs.scalars import label, name, text
+from callboard.model.inputs.located import Misfit, Refused, each, raise_any, shown, shown_text
+from callboard.model.inputs.scalars import Exact, label, name, plain_number, text, whole
 from callboard.model.quantities import (
     MAX_MEMORY_BYTES,
     MAX_MILLI,
@@ -20,18 +18,23 @@ from callboard.model.quantities import (
     QuantityError,
     Resources,
     format_amount,
+    format_memory,
     parse_memory,
     parse_milli,
 )
-from callboard.model.specs import Labels
-
-T = TypeVar("T")
+from callboard.model.schema import Form, Kind, Secrecy
 
 MAX_ENTRIES = 64
 """Most entries of labels or of one amount of resources."""
 
 MAX_ENV_BYTES = 1 << 20
 """Largest environment of one component, names and values in UTF-8."""
+
+MAX_DEVICES = 1_024
+"""Most devices of one worker; a node has no more."""
+
+MAX_HARDWARE_BYTES = 64 << 10
+"""Longest settings of the hardware of one worker."""
 
 MAX_VARIABLE_BYTES = 128 * 1024 - 2
 """Longest name and value together: Linux refuses a single ``NAME=value`` of more than 128 KiB (MAX_ARG_STRLEN)."""
@@ -53,23 +56,6 @@ def entries(value: object, what: str, most: int = MAX_ENTRIES) -> list[tuple[str
     return list(value.items())
 
 
-def each(place: str | int, read: Callable[[Any], T], value: object, misfits: list[Misfit]) -> T | None:
-    """``value`` as ``read`` reads it, or None with its faults added to ``misfits``, placed at ``place``."""
-    try:
-        return read(value)
-    except Misfits as error:
-        misfits.extend(Misfit((place, *misfit.place), misfit.message) for misfit in error.found)
-    except ValueError as error:
-        misfits.append(Misfit((place,), str(error)))
-    return None
-
-
-def raise_any(misfits: list[Misfit]) -> None:
-    """Raises :class:`Misfits` if there are some."""
-    if misfits:
-        raise Misfits(misfits)
-
-
 def resources(value: object) -> Resources:
     """Amounts of one worker or bundle: not negative, whole devices above one."""
     return Resources.from_items(_amounts(value, whole_devices=True))
@@ -88,7 +74,7 @@ def quota(value: object) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(_amounts(value, whole_devices=False)))
 
 
-def labels(value: object) -> Labels:
+def labels(value: object) -> names.Labels:
     """Label keys and values."""
     misfits: list[Misfit] = []
     read: list[tuple[str, str]] = []
@@ -100,7 +86,7 @@ def labels(value: object) -> Labels:
     return tuple(sorted(read))
 
 
-def env(value: object) -> Labels:
+def env(value: object) -> names.Labels:
     """Variables for a worker. Values may be secrets: no message shows one (SE-04)."""
     misfits: list[Misfit] = []
     total_bytes = 0
@@ -162,7 +148,7 @@ def sequence(value: object, what: str, most: int) -> list[Any]:
     return list(value)
 
 
-def list_of(item: Callable[[object], Any], what: str, most: int, *, distinct: bool = False) -> PlainValidator:
+def list_of(item: Callable[[object], Any], what: str, most: int, *, distinct: bool = False) -> Kind:
     """A list whose items ``item`` reads; with ``distinct`` sorted and without repeats."""
 
     def read(value: object) -> tuple[Any, ...]:
@@ -172,7 +158,7 @@ def list_of(item: Callable[[object], Any], what: str, most: int, *, distinct: bo
         raise_any(misfits)
         return tuple(sorted(set(items))) if distinct else tuple(items)
 
-    return PlainValidator(read)
+    return Kind(read, show=list)
 
 
 def _amounts(value: object, *, whole_devices: bool) -> list[tuple[str, int]]:
@@ -242,11 +228,94 @@ def _stated(value: object) -> Stated:
     return Stated(Resources.from_items(read), tuple(sorted(name for name, amount in read if not amount)))
 
 
-Amounts = Annotated[Resources, PlainValidator(resources)]
-StatedAmounts = Annotated[Stated, PlainValidator(_stated)]
-Total = Annotated[Resources, PlainValidator(shape)]
-Shapes = Annotated[tuple[Resources, ...], list_of(shape, "e.g. [{cpu: 2, gpu: 1}]", 1000)]
-Quota = Annotated[tuple[tuple[str, int], ...], PlainValidator(quota)]
-LabelMap = Annotated[Labels, PlainValidator(labels)]
-Env = Annotated[Labels, PlainValidator(env)]
+def amounts_to_mapping(amounts: Iterable[tuple[str, int]]) -> dict[str, int | float | str]:
+    """Amounts as people write them: ``{"cpu": 1.5, "memory": "2GiB"}``, exact."""
+    return {name: _memory(amount) if name == "memory" else plain_number(amount) for name, amount in amounts}
+
+
+def _memory(amount_bytes: int) -> str:
+    shortest = format_memory(amount_bytes)
+    return f"{amount_bytes}B" if "." in shortest else shortest  # "1.5GiB" may be rounded
+
+
+def _resources_to_mapping(amounts: Resources) -> dict[str, int | float | str]:
+    return amounts_to_mapping(amounts.items())
+
+
+def _device(value: object) -> tuple[int, int]:
+    """A device as its index, or as a mapping with the share."""
+    misfits: list[Misfit] = []
+    stated = value if isinstance(value, Mapping) else {"index": value}
+    odd = sorted(str(key) for key in stated if key not in ("index", "milli"))
+    misfits += [Misfit((key,), f"unknown key {shown_text(key)}; known keys are index, milli") for key in odd]
+    index = _each_of(stated, "index", whole(0, MAX_DEVICES - 1), misfits)
+    milli = _each_of(stated, "milli", whole(1, MILLI), misfits)
+    if stated.get("index") is None:
+        misfits.append(Misfit(("index",), "is required"))
+    raise_any(misfits)
+    return index or 0, MILLI if milli is None else milli
+
+
+def _each_of(stated: Mapping[Any, Any], key: str, kind: Kind, misfits: list[Misfit]) -> int | None:
+    return None if stated.get(key) is None else each(key, kind.read, stated[key], misfits)
+
+
+def _show_device(device: tuple[int, int]) -> object:
+    index, milli = device
+    return index if milli == MILLI else {"index": index, "milli": milli}
+
+
+def _hardware(value: object) -> str:
+    read = text(value)
+    if len(read.encode()) > MAX_HARDWARE_BYTES:
+        raise Refused(f"{len(read.encode())} bytes are too many; {MAX_HARDWARE_BYTES} are allowed")
+    try:
+        settings = json.loads(read)
+    except ValueError:
+        raise Refused("is no JSON; write a JSON array of settings") from None
+    if not isinstance(settings, list):
+        raise Refused("is not a JSON array of settings")
+    return read
+
+
+def _pieces(value: object) -> tuple[tuple[str, int], ...]:
+    """Pieces of declared hardware with the share of each, in milli."""
+    misfits: list[Misfit] = []
+    read = []
+    for piece, milli in entries(value, 'e.g. {"Franka/0": 1000}'):
+        kind, _, position = piece.partition("/")
+        if not (names.is_name(kind) and position.isascii() and position.isdigit()):
+            misfits.append(Misfit((piece,), "is no piece of hardware; write its type and its number, as in Franka/0"))
+        elif (share := each(piece, whole(1, MILLI).read, milli, misfits)) is not None:
+            read.append((piece, share))
+    raise_any(misfits)
+    return tuple(sorted(read))
+
+
+Amounts = Annotated[Resources, Kind(resources, _resources_to_mapping, Form.AMOUNTS)]
+StatedAmounts = Annotated[Resources, Kind(_stated, _resources_to_mapping, Form.AMOUNTS)]
+"""Read as :class:`Stated`."""
+Total = Annotated[Resources, Kind(shape, _resources_to_mapping, Form.AMOUNTS, unsaid=Resources())]
+Shapes = Annotated[
+    tuple[Resources, ...],
+    Kind(
+        list_of(shape, "e.g. [{cpu: 2, gpu: 1}]", 1000).read,
+        lambda shapes: [_resources_to_mapping(each) for each in shapes],
+        Form.SHAPES,
+    ),
+]
+Quota = Annotated[tuple[tuple[str, int], ...], Kind(quota, amounts_to_mapping, Form.QUOTA)]
+LabelMap = Annotated[names.Labels, Kind(labels, dict, Form.PAIRS)]
+Env = Annotated[names.Labels, Kind(env, dict, Form.PAIRS, secrecy=Secrecy.BY_NAME)]
+SecretEnv = Annotated[names.Labels, Kind(env, dict, Form.PAIRS, secrecy=Secrecy.ALL)]
 PassEnv = Annotated[tuple[str, ...], list_of(passed, "e.g. [HF_TOKEN, NEXRL_*]", 256, distinct=True)]
+Devices = Annotated[
+    tuple[tuple[int, int], ...],
+    Kind(
+        list_of(_device, "e.g. [0, 1]", MAX_DEVICES).read,
+        lambda devices: [_show_device(each) for each in devices],
+        Form.DEVICES,
+    ),
+]
+HardwareJson = Annotated[str, Kind(_hardware, unsaid="")]
+Pieces = Annotated[tuple[tuple[str, int], ...], Kind(_pieces, dict, Form.PAIRS)]

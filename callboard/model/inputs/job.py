@@ -4,76 +4,40 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
-
 from callboard.model.faults import InvalidInput
-from callboard.model.inputs.component import MAX_WORKERS, ComponentInput
-from callboard.model.inputs.compounds import LabelMap, sequence
+from callboard.model.inputs.component import ComponentInput
+from callboard.model.inputs.compounds import sequence
 from callboard.model.inputs.groups import faults_of_groups
 from callboard.model.inputs.located import Misfit, Misfits, Refused, as_mapping, shown
-from callboard.model.inputs.placement_config import placement_text, with_placement_config
+from callboard.model.inputs.placement_config import with_placement_config
 from callboard.model.inputs.reading import Input, faults_of, read
-from callboard.model.inputs.scalars import (
-    Duration,
-    Flag,
-    Name,
-    PositiveDuration,
-    PositiveTimeout,
-    Priority,
-    Text,
-    Timeout,
-    choice,
-    whole,
-)
+from callboard.model.inputs.scalars import MAX_WORKERS
 from callboard.model.inputs.source import SourceMapping
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, OnPreempt, RestartPolicy, RestartScope, Strategy
+from callboard.model.schema import ANY
+from callboard.model.specs import ComponentSpec, JobSpec, RestartPolicy
 
 MAX_COMPONENTS = 64
 """Most components of a job."""
 
+__all__ = ["ComponentInput", "JobInput", "is_job_file", "job_of_file", "job_spec"]
 
-class RestartInput(Input):
+
+class RestartInput(Input, of=RestartPolicy):
     """The keys of ``restart``."""
 
-    max_restarts: Annotated[int, whole(0, 10_000)] | None = None
-    backoff_base_ms: PositiveTimeout | None = Field(None, alias="backoff_base")
-    backoff_max_ms: PositiveTimeout | None = Field(None, alias="backoff_max")
-    window_ms: Duration | None = Field(None, alias="window")
-    scope: Annotated[RestartScope, choice(RestartScope)] | None = None
-
-    @model_validator(mode="after")
-    def _rising(self) -> RestartInput:
+    def consistent(self) -> list[Misfit]:
+        """A backoff that rises."""
         spec = self.spec()
-        if spec.backoff_base_ms > spec.backoff_max_ms:
-            raise Misfits([Misfit(("backoff_base",), "is longer than backoff_max")])
-        return self
-
-    def spec(self) -> RestartPolicy:
-        """The frozen form."""
-        return RestartPolicy(**self.stated())
-
-
-class SessionInput(Input):
-    """The keys of ``owner.session``."""
-
-    lease: PositiveDuration
-
-
-class OwnerInput(Input):
-    """The keys of ``owner``, where it isn't the word ``detached``."""
-
-    session: SessionInput
-
-
-class WaitInput(Input):
-    """The keys of ``wait_for_nodes``."""
-
-    timeout: Duration
+        return (
+            [Misfit(("backoff_base",), "is longer than backoff_max")]
+            if spec.backoff_base_ms > spec.backoff_max_ms
+            else []
+        )
 
 
 def _owner(value: object) -> object:
@@ -97,8 +61,8 @@ def _components(value: object) -> object:
     return found
 
 
-class JobInput(Input):
-    """The keys of a job."""
+class JobInput(Input, of=JobSpec):
+    """The keys of a job besides those that its spec declares, and what they say together."""
 
     elsewhere = MappingProxyType(
         {
@@ -113,56 +77,23 @@ class JobInput(Input):
     )
     internal = frozenset({"placement_config", "placement_source", "placement_revision"})
 
-    name: Name
-    pool: Name
-    priority_milli: Priority | None = Field(None, alias="priority")
-    labels: LabelMap | None = None
-    components: Annotated[tuple[ComponentInput, ...], BeforeValidator(_components)]
-    placement: Annotated[Strategy, choice(Strategy)] | None = None
-    gang: Flag | None = None
-    owner: Annotated[OwnerInput | None, BeforeValidator(_owner)] = None
-    preemptible: Flag | None = None
-    min_runtime_ms: Timeout | None = Field(None, alias="min_runtime")
-    grace_ms: Timeout | None = Field(None, alias="grace")
-    on_preempt: Annotated[OnPreempt, choice(OnPreempt)] | None = None
-    restart: RestartInput | None = None
-    ttl_after_finished_ms: Duration | None = Field(None, alias="ttl_after_finished")
-    estimated_duration_ms: Duration | None = Field(None, alias="estimated_duration")
-    wait_for_nodes: Annotated[WaitInput | None, BeforeValidator(_wait)] = None
-    fencing: Annotated[Fencing, choice(Fencing)] | None = None
-    node_selector: LabelMap | None = None
-    node_selector_soft: Flag | None = None
-    starvation_after_ms: Duration | None = Field(None, alias="starvation_after")
-    start_timeout_ms: PositiveTimeout | None = Field(None, alias="start_timeout")
-    never_preempts: Flag | None = None
-    require_checkpoint: Flag | None = None
-    cluster: Any = None  # became the placement_config
-    placement_config: Annotated[str, PlainValidator(placement_text)] | None = None
-    placement_source: Text | None = None
-    placement_revision: Annotated[int, whole(0, 1 << 62)] | None = None
+    before = MappingProxyType({"owner": _owner, "wait_for_nodes": _wait, "components": _components})
 
-    @model_validator(mode="after")
-    def _consistent(self) -> JobInput:
-        components = [component.spec() for component in self.components]
-        misfits = [*_repeated(components), *faults_of_groups(components)]
-        workers = sum(component.max_workers for component in components)
+    cluster: Annotated[Any, ANY] = None  # became the placement_config
+
+    def consistent(self) -> list[Misfit]:
+        """Components that can be told apart, counted, and share their processes."""
+        misfits = [*_repeated(self.components), *faults_of_groups(self.components)]
+        workers = sum(component.max_workers for component in self.components)
         if workers > MAX_WORKERS:
             misfits.append(Misfit(("components",), f"{workers} workers are too many; {MAX_WORKERS} are allowed"))
-        if misfits:
-            raise Misfits(misfits)
-        return self
+        return misfits
 
     def spec(self) -> JobSpec:
         """The frozen form."""
-        stated = self.stated("components", "owner", "restart", "wait_for_nodes", "cluster")
-        components = tuple(component.spec() for component in self.components)
-        stated["components"] = components if self.gang is not False else tuple(map(self._one_by_one, components))
-        if self.owner is not None:
-            stated["session_lease_ms"] = self.owner.session.lease
-        if self.restart is not None:
-            stated["restart"] = self.restart.spec()
-        if self.wait_for_nodes is not None:
-            stated["wait_for_nodes_ms"] = self.wait_for_nodes.timeout
+        stated = self.stated("cluster")
+        if self.gang is False:
+            stated["components"] = tuple(map(self._one_by_one, self.components))
         return JobSpec(**stated)
 
     def _one_by_one(self, component: ComponentSpec) -> ComponentSpec:
@@ -172,7 +103,7 @@ class JobInput(Input):
         return replace(component, min_workers=1) if fixed else component
 
 
-def _repeated(components: list[ComponentSpec]) -> list[Misfit]:
+def _repeated(components: Sequence[ComponentSpec]) -> list[Misfit]:
     counts = Counter(component.name for component in components)
     first = {component.name: index for index, component in reversed(list(enumerate(components)))}
     return [

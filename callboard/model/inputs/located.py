@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Place = tuple[str | int, ...]
 """Keys and indices from the top of an input: ``("components", 0, "resources", "gpu")``."""
@@ -32,6 +34,23 @@ class Misfits(ValueError):
     def __init__(self, found: Sequence[Misfit]) -> None:
         super().__init__("; ".join(misfit.message for misfit in found))
         self.found = tuple(found)
+
+
+def each(place: str | int, read: Callable[[Any], T], value: object, misfits: list[Misfit]) -> T | None:
+    """``value`` as ``read`` reads it, or None with its faults added to ``misfits``, placed at ``place``."""
+    try:
+        return read(value)
+    except Misfits as error:
+        misfits.extend(Misfit((place, *misfit.place), misfit.message) for misfit in error.found)
+    except ValueError as error:
+        misfits.append(Misfit((place,), str(error)))
+    return None
+
+
+def raise_any(misfits: list[Misfit]) -> None:
+    """Raises :class:`Misfits` if there are some."""
+    if misfits:
+        raise Misfits(misfits)
 
 
 def path_of(place: Place) -> str:

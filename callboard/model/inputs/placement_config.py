@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from callboard.model.inputs.located import Misfit, Misfits, Place, Refused, as_mapping, shown
+from callboard.model.inputs.located import Misfit, Misfits, Place, as_mapping, shown
 from callboard.model.inputs.source import MAX_DEPTH, SourceMapping
 
 KEY = "component_placement"
@@ -24,18 +24,6 @@ KEY = "component_placement"
 
 _BESIDE = ("node_groups", "num_nodes")
 """What a job without a ``cluster`` may state beside its components."""
-
-MAX_BYTES = 1 << 20
-"""Longest text."""
-
-
-def placement_text(value: object) -> str:
-    """A text that is no longer than allowed."""
-    if not isinstance(value, str):
-        raise Refused("is not a text; write the placement as YAML with a cluster: key")
-    if len(value.encode("utf-8", "replace")) > MAX_BYTES:
-        raise Refused(f"{len(value.encode('utf-8', 'replace'))} bytes are too many; {MAX_BYTES} are allowed")
-    return value
 
 
 def with_placement_config(source: object) -> object:

@@ -21,12 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainValidator, model_validator
-
 from callboard.model.cluster_text import NodeText, parse_cluster
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.compounds import each, entries, resources
-from callboard.model.inputs.located import Misfit, Misfits, Refused, shown
+from callboard.model.inputs.compounds import entries, resources
+from callboard.model.inputs.located import Misfit, Misfits, Refused, each, raise_any, shown
 from callboard.model.inputs.pool import PoolInput
 from callboard.model.inputs.reading import Input, check, read
 from callboard.model.inputs.scalars import name, text, whole
@@ -34,6 +32,7 @@ from callboard.model.inputs.source import read_yaml
 from callboard.model.quantities import Resources
 from callboard.model.role_file import RoleFile
 from callboard.model.roles import PRESETS, RolePreset
+from callboard.model.schema import Kind
 from callboard.model.specs import PoolSpec
 
 MAX_ROLES = 1_000
@@ -77,8 +76,7 @@ def _roles(value: object) -> dict[str, RolePreset]:
         preset = each(role, lambda given, role=role: _preset(role, given), stated, misfits)  # type: ignore[misc]
         if preset is not None:
             found[role] = preset
-    if misfits:
-        raise Misfits(misfits)
+    raise_any(misfits)
     return found
 
 
@@ -99,8 +97,7 @@ def _preset(role: str, stated: Any) -> RolePreset:
 
 
 def _concurrency(value: object) -> int:
-    validate: Any = whole(1, 10_000).func
-    return int(validate(value))
+    return int(whole(1, 10_000).read(value))
 
 
 def _pools(value: object) -> tuple[PoolSpec, ...]:
@@ -111,8 +108,7 @@ def _pools(value: object) -> tuple[PoolSpec, ...]:
         spec = each(pool, _pool, stated, misfits)
         if named is not None and spec is not None:
             found.append(replace(spec, name=named))
-    if misfits:
-        raise Misfits(misfits)
+    raise_any(misfits)
     return tuple(found)
 
 
@@ -122,11 +118,10 @@ def _pool(stated: Any) -> PoolSpec:
         raise Refused(f"{shown(stated)} is not a mapping; write e.g. {{nominal: {{cpu: 64}}}}")
     misfits = [Misfit(("name",), "is the key of the pool; leave it out")] if "name" in stated else []
     try:
-        spec = check(PoolInput, {**stated, "name": "unnamed"}).spec()
+        spec: PoolSpec = check(PoolInput, {**stated, "name": "unnamed"}).spec()
     except Misfits as error:
         raise Misfits([*misfits, *error.found]) from None
-    if misfits:
-        raise Misfits(misfits)
+    raise_any(misfits)
     return spec
 
 
@@ -142,12 +137,10 @@ def _nodes(value: object) -> tuple[NodeText, ...]:
 class _RolesInput(Input):
     """The keys of a file of roles."""
 
-    roles: Annotated[dict[str, Any], BeforeValidator(_roles)] | None = None
-    pools: Annotated[tuple[PoolSpec, ...], PlainValidator(_pools)] | None = None
-    nodes: Annotated[tuple[NodeText, ...], PlainValidator(_nodes)] | None = None
+    roles: Annotated[dict[str, RolePreset], Kind(_roles)] | None = None
+    pools: Annotated[tuple[PoolSpec, ...], Kind(_pools)] | None = None
+    nodes: Annotated[tuple[NodeText, ...], Kind(_nodes)] | None = None
 
-    @model_validator(mode="after")
-    def _says_something(self) -> _RolesInput:
-        if not self.model_fields_set:
-            raise Misfits([Misfit((), "the file says nothing; state roles, pools or nodes")])
-        return self
+    def consistent(self) -> list[Misfit]:
+        """It says something."""
+        return [] if self.stated() else [Misfit((), "the file says nothing; state roles, pools or nodes")]

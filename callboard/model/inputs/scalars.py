@@ -1,20 +1,23 @@
-"""Single values as input: names, numbers, amounts, durations, choices, each read and bounded once."""
+"""Single values as input: names, numbers, amounts, durations, choices, each read, bounded and shown by one kind.
+
+Messages carry amounts in base units: ``6`` is six CPUs and ``Exact(6000)`` 6 000 milli-CPUs. The type says which, so no
+file and no keyword argument can be taken for the other form.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import PlainValidator
-
 from callboard.model import names
 from callboard.model.durations import format_duration_ms, parse_duration_ms
-from callboard.model.inputs.exact import Exact
 from callboard.model.inputs.located import Refused, shown
-from callboard.model.quantities import MAX_MILLI, QuantityError, format_milli, parse_milli
+from callboard.model.quantities import MAX_MILLI, MILLI, QuantityError, format_milli, parse_milli
+from callboard.model.schema import Form, Kind
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -30,9 +33,30 @@ _RAY_CLASS = "__ray_actor_class__"
 PACKAGE = re.compile(r"package:([0-9a-f]{64})")
 """Name of a package: the hash of its bytes."""
 
+MAX_WORKERS = 100_000
+"""Most workers of a component, and of a job."""
+
+MAX_PLACEMENT_BYTES = 1 << 20
+"""Longest text of a placement."""
+
 MAX_PRIORITY_MILLI = 1_000_000
-STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Largest priority, either way: ±1000."""
+
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """An amount in its base unit: milli-units, bytes or milliseconds."""
+
+    amount: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class JsonText:
+    """A JSON document as text; no repr, for arguments may hold secrets."""
+
+    text: str
 
 
 def text(value: object) -> str:
@@ -130,7 +154,7 @@ def flag(value: object) -> bool:
     return value
 
 
-def whole(minimum: int, maximum: int) -> PlainValidator:
+def whole(minimum: int, maximum: int) -> Kind:
     """A whole number from ``minimum`` to ``maximum``."""
 
     def read(value: object) -> int:
@@ -140,22 +164,21 @@ def whole(minimum: int, maximum: int) -> PlainValidator:
             raise Refused(f"{shown(value)} is out of bounds; {minimum} to {maximum} is allowed")
         return value
 
-    return PlainValidator(read)
+    return Kind(read)
 
 
-def whole_or_unlimited(maximum: int) -> PlainValidator:
+def whole_or_unlimited(maximum: int) -> Kind:
     """A whole number from 0 (or the word) for unlimited."""
-    inner = whole(0, maximum).func
+    inner = whole(0, maximum).read
 
     def read(value: object) -> int:
-        if isinstance(value, str) and value.strip().lower() == "unlimited":
-            return 0
-        return _call(inner, value)
+        number: int = 0 if isinstance(value, str) and value.strip().lower() == "unlimited" else inner(value)
+        return number
 
-    return PlainValidator(read)
+    return Kind(read, show=lambda count: "unlimited" if count == 0 else count)
 
 
-def milli(minimum: int, maximum: int) -> PlainValidator:
+def milli(minimum: int, maximum: int) -> Kind:
     """A number with up to three decimals, as milli-units from ``minimum`` to ``maximum``."""
 
     def read(value: object) -> int:
@@ -165,10 +188,16 @@ def milli(minimum: int, maximum: int) -> PlainValidator:
             raise Refused(f"{format_milli(number)} is out of bounds; {bounds} is allowed")
         return number
 
-    return PlainValidator(read)
+    return Kind(read, show=plain_number, form=Form.EXACT)
 
 
-def duration(minimum_ms: int, maximum_ms: int) -> PlainValidator:
+def plain_number(milli: int) -> int | float:
+    """Milli-units as people write them, exact."""
+    # Up to MAX_MILLI the shortest text of the nearest float has at most 15 digits, and parse reads that text.
+    return milli // MILLI if milli % MILLI == 0 else milli / MILLI
+
+
+def duration(minimum_ms: int, maximum_ms: int) -> Kind:
     """A duration, as milliseconds from ``minimum_ms`` to ``maximum_ms``."""
 
     def read(value: object) -> int:
@@ -178,11 +207,11 @@ def duration(minimum_ms: int, maximum_ms: int) -> PlainValidator:
             raise Refused(f"{_duration_text(number)} is out of bounds; {bounds} is allowed")
         return number
 
-    return PlainValidator(read)
+    return Kind(read, show=format_duration_ms, form=Form.EXACT)
 
 
-def choice(ours: type[E]) -> PlainValidator:
-    """One of an enum's words, in any case, with ``-`` for ``_`` if one likes."""
+def choice(ours: type[E], *, lower: bool = False) -> Kind:
+    """One of an enum's words, in any case, with ``-`` for ``_`` if one likes; ``lower``: how it is shown."""
 
     def read(value: object) -> E:
         if isinstance(value, ours):
@@ -192,7 +221,7 @@ def choice(ours: type[E]) -> PlainValidator:
             raise Refused(f"{shown(value)} is unknown; use {' or '.join(ours)}")
         return ours[word]
 
-    return PlainValidator(read)
+    return Kind(read, show=lambda word: word.value.lower() if lower else word.value, form=Form.WORD, words=ours)
 
 
 def stop_signal(value: object) -> str:
@@ -202,6 +231,15 @@ def stop_signal(value: object) -> str:
     if name not in STOP_SIGNALS:
         raise Refused(f"{shown(value)} is no signal that a stop may begin with; use {' or '.join(STOP_SIGNALS)}")
     return name
+
+
+def placement_text(value: object) -> str:
+    """A text that is no longer than allowed. What it means is decided where the nodes are known."""
+    if not isinstance(value, str):
+        raise Refused("is not a text; write the placement as YAML with a cluster: key")
+    if len(value.encode("utf-8", "replace")) > MAX_PLACEMENT_BYTES:
+        raise Refused(f"{len(value.encode('utf-8', 'replace'))} bytes are too many; {MAX_PLACEMENT_BYTES} are allowed")
+    return value
 
 
 def _parsed(parse: Callable[[Any], int], value: object) -> int:
@@ -217,11 +255,6 @@ def _parsed(parse: Callable[[Any], int], value: object) -> int:
         raise Refused(str(error)) from None
 
 
-def _call(validate: Any, value: object) -> int:
-    number: int = validate(value)
-    return number
-
-
 def _duration_text(number_ms: int) -> str:
     return format_duration_ms(number_ms) if number_ms >= 0 else f"-{format_duration_ms(-number_ms)}"
 
@@ -230,14 +263,18 @@ def _encodable(value: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-Text = Annotated[str, PlainValidator(text)]
-Name = Annotated[str, PlainValidator(name)]
-Actor = Annotated[str, PlainValidator(actor)]
-Method = Annotated[str, PlainValidator(method)]
-Interpreter = Annotated[str, PlainValidator(interpreter)]
-Package = Annotated[str, PlainValidator(package)]
-StopSignal = Annotated[str, PlainValidator(stop_signal)]
-Flag = Annotated[bool, PlainValidator(flag)]
+Text = Annotated[str, Kind(text, unsaid="")]
+Name = Annotated[str, Kind(name, unsaid="")]
+Actor = Annotated[str, Kind(actor, unsaid="")]
+Method = Annotated[str, Kind(method, unsaid="")]
+Interpreter = Annotated[str, Kind(interpreter, unsaid="")]
+Package = Annotated[str, Kind(package, unsaid="")]
+StopSignal = Annotated[str, Kind(stop_signal, unsaid="")]
+Flag = Annotated[bool, Kind(flag)]
+Workers = Annotated[int, whole(1, MAX_WORKERS)]
+Concurrency = Annotated[int, whole(1, 10_000)]
+Gauge = Annotated[int, milli(-MAX_MILLI, MAX_MILLI)]
+PlacementText = Annotated[str, Kind(placement_text, unsaid="")]
 Priority = Annotated[int, milli(-MAX_PRIORITY_MILLI, MAX_PRIORITY_MILLI)]
 PriorityGap = Annotated[int, milli(0, 2 * MAX_PRIORITY_MILLI)]
 Timeout = Annotated[int, duration(0, DAY_MS)]
