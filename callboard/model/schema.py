@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
-from inspect import get_annotations
 from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 P = ParamSpec("P")
@@ -149,12 +148,15 @@ _SUFFIXES = {Form.EXACT: ("_ms", "_milli"), Form.JSON: ("_json",)}
 @once
 def declared_in(cls: type) -> tuple[Declared, ...]:
     """The fields of a class that say what they are, in its order. Others (``zero_resources``) belong to the program."""
-    defaults = {each.name: each.default for each in fields(cls)} if is_dataclass(cls) else vars(cls)
-    own, found = get_annotations(cls), []
+    if is_dataclass(cls):
+        defaults = {each.name: each.default for each in fields(cls)}
+    else:
+        defaults = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+    found = []
     for name, hint in get_type_hints(cls, include_extras=True).items():
         marks = _marks(hint)
         kind = next((mark for mark in marks if isinstance(mark, Kind)), None)
-        if kind is None or name not in own:
+        if kind is None:
             continue
         written = next((mark for mark in marks if isinstance(mark, Written)), Written())
         key = written.key

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -82,7 +81,7 @@ def _write_plan(spec: type, message: type[Message]) -> tuple[list[tuple[str, str
         for field in declared_in(spec)
         if field.field in known
     ]
-    return plan, _TOGETHER.get(spec, _ALONE).write
+    return plan, _together(spec).write
 
 
 def _writer(field: Declared, described: Any) -> Write | None:
@@ -205,7 +204,7 @@ def _read_plan(
             present = described.has_presence and not limited
             required = field.default is MISSING and field.kind.form is not Form.WORD
             plan.append((field.field, field.keys, present, required, limited, _reader(field, described)))
-    return plan, _TOGETHER.get(model.of, _ALONE).read
+    return plan, _together(model.of).read
 
 
 def _is_map(described: Any) -> bool:
@@ -360,7 +359,7 @@ def _read_component(message: job_pb2.ComponentSpec, reader: Reader, found: dict[
         amounts.setdefault(resource, Exact(0))
 
 
-_ALONE = Together(lambda _spec, _fields: None, lambda _message, _reader, _found, _place: None)
-_TOGETHER: Mapping[type | None, Together] = MappingProxyType(
-    {ComponentSpec: Together(_write_component, _read_component)}
-)
+def _together(spec: type | None) -> Together:
+    if spec is not None and issubclass(spec, ComponentSpec):
+        return Together(_write_component, _read_component)
+    return Together(lambda _spec, _fields: None, lambda _message, _reader, _found, _place: None)

@@ -66,7 +66,7 @@ Script = Annotated[str, Kind(_script)]
 class RayOptions:
     """Options of Ray that the scheduler doesn't own."""
 
-    alias: Annotated[Name, Written("name")] | None = None
+    alias: Annotated[Name, Written("name", "name")] | None = None
     memory: Annotated[Any, ANY] = None
     max_concurrency: Concurrency | None = None
 
@@ -266,7 +266,8 @@ class ComponentInput(Input, of=ComponentSpec):
             stated["max_concurrency"] = options.max_concurrency
         if options.memory is not None:
             stated["resources"] = replace(self._amounts, memory_bytes=_memory(options.memory).memory_bytes)
-        return ComponentSpec(**stated)
+        found: ComponentSpec = (self.of or ComponentSpec)(**stated)
+        return found
 
 
 class _MemoryInput(Input):
