@@ -1,6 +1,6 @@
 """The vocabulary: quantities, names, specs, faults.
 
-Importing this package is cheap. The names below load their module (and pydantic) when they are first asked for.
+Importing this package is cheap. The names below load their module when they are first asked for.
 ``JobSpec`` and its neighbours here are the classes people write, in human units (:mod:`callboard.model.requests`);
 the frozen ones that the scheduler holds are in :mod:`callboard.model.specs` and :mod:`callboard.model.policy`.
 """

@@ -1,7 +1,8 @@
 """Reading: a mapping becomes a spec by what its fields declare, with every fault of it at once.
 
-Why no library does it: pydantic would know keys and nesting only (the words of each fault are ours, and its complaints
-had to be translated back into places), for 70 ms at the start of every command; msgspec stops at the first fault.
+No library does it: pydantic checked keys and nesting only (the words of each fault are ours, and its complaints had to
+be translated back into places), and reading a first job took 200 ms of CPU with it, 75 ms without; msgspec stops at the
+first fault. The journal keeps pydantic, which derives the codec of records from their types.
 """
 
 from __future__ import annotations
