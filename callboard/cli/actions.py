@@ -14,6 +14,8 @@ _PLACES = MappingProxyType(
         "agent": ("cli.cluster.agent", "agent"),
         "autoplace": ("cli.autoplace.actions", ""),
         "autoscaling": ("cli.autoscale.actions", ""),
+        "certs": ("cli.access.certs", ""),
+        "contexts": ("cli.access.contexts", ""),
         "controller": ("cli.cluster.controller", "controller"),
         "demos": ("demo.actions", ""),
         "events": ("cli.watch.events", ""),

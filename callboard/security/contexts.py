@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from callboard.model.names import is_name
-from callboard.security.places import UnsafeFile, locked, make_private, read_private, write_private
+from callboard.security.places import NO_CONTEXT, UnsafeFile, locked, make_private, read_private, write_private
 from callboard.security.tls import TlsFiles, TlsParts
 
 CONTEXT_VARIABLE = "CALLBOARD_CONTEXT"
-NO_CONTEXT = "none"
-"""Stands for no context, in the variable and for `callboard context use`."""
-
 _FILE = "contexts.json"
 
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+NO_CONTEXT = "none"
+"""Stands for no context of those that this account logged in to, in the variable and for `callboard context use`."""
+
 MAX_SECRET_BYTES = 64 << 10
 """Above any token, key or certificate chain; a larger file is another kind of file."""
 

@@ -21,8 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from callboard.security.contexts import CONTEXT_VARIABLE, NO_CONTEXT, context_for
+from callboard.security.contexts import CONTEXT_VARIABLE, context_for
 from callboard.security.places import (
+    NO_CONTEXT,
     TLS_VARIABLES,
     UnsafeFile,
     UnsafeRunDirectory,

@@ -30,11 +30,13 @@ def test_the_verbs_of_the_design_are_there() -> None:
         *("up", "down", "controller", "agent", "status", "events", "simulate", "replay", "demo rlhf"),
         *("autoplace", "profile", "plan", "run", "top", "doctor", "job env"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
-        *("audit", "token create", "token list", "token revoke"),
+        *("audit", "token create", "token list", "token revoke", "login"),
+        *("certs init", "certs agent", "certs client", "certs renew", "certs revoke", "certs list"),
+        *("context list", "context show", "context use", "context remove"),
         *("job watch", "job logs", "job scale", "worker list"),
         *("pool create", "pool list", "pool get", "pool set", "pool delete"),
         *("pg list", "pg get", "pg delete", "policy get", "policy set", "placement show"),
-        *("node list", "node get", "node cordon", "node uncordon", "node drain"),
+        *("node list", "node get", "node cordon", "node uncordon", "node drain", "node token create"),
     }
 
 
@@ -79,7 +81,11 @@ def test_every_verb_answers_programs_in_json(path: tuple[str, ...], command: Any
     assert ("--output" in options_of(command)) == (" ".join(path) not in WITHOUT_OUTPUT)
 
 
-@pytest.mark.parametrize("path", [path for path in READS if path[-1] != "watch" and path[0] != "token"], ids=" ".join)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in READS if path[-1] != "watch" and path[0] not in {"token", "certs", "context"}],
+    ids=" ".join,
+)
 def test_every_read_can_be_watched(path: tuple[str, ...]) -> None:
     (command,) = (command for each, command in VERBS if each == path)
     assert "--watch" in options_of(command)

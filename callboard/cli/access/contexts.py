@@ -1,4 +1,4 @@
-"""`callboard login` and `callboard context`: the controllers that this account logged in to."""
+"""What `callboard login` and `callboard context …` do."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from callboard.cli.cluster.tokens import printed
-from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, keep_tls, takes, wishes
+from callboard.cli.options import keep_tls, wishes
 from callboard.cli.show import screen
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words, with_client
@@ -21,53 +19,27 @@ from callboard.client.clusters import with_port
 from callboard.security import contexts
 from callboard.security.contexts import (
     CONTEXT_VARIABLE,
-    NO_CONTEXT,
     BadContext,
     Context,
     current_context,
     log_in,
     read_contexts,
 )
-from callboard.security.places import UnsafeRunDirectory
+from callboard.security.places import NO_CONTEXT, UnsafeRunDirectory
 from callboard.security.tls import TlsFiles
 from callboard.security.tokens import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, find_tls, read_token
 
-app = typer.Typer()
-context_verbs = typer.Typer(help="Show, choose and forget controllers that you logged in to.", no_args_is_help=True)
-app.add_typer(context_verbs, name="context")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
-
-
-@app.command(
-    "login",
-    epilog="Example: callboard login ray-head.lab.example:7701 --name lab --tls-ca ca.pem --token-file alice.token",
-    short_help="Keep the address and credentials of a controller.",
-)
-@takes("output")
 def login(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the controller.")],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the context. Default: the host.")] = "",
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="Private file with a token; -: the standard input. Default: $CALLBOARD_TOKEN_FILE, $CALLBOARD_TOKEN.",
-            allow_dash=True,
-        ),
-    ] = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
+    address: str, *, name: str, token_file: Path | None, tls: tuple[Path | None, Path | None, Path | None]
 ) -> None:
-    """Check credentials at a controller and keep copies of them (mode 0600). Every command uses it from then on."""
+    """Checks credentials at a controller and keeps them."""
     full = with_port(address)
-    keep_tls(tls_ca, tls_cert, tls_key)
+    keep_tls(*tls)
     os.environ[CONTEXT_VARIABLE] = NO_CONTEXT  # what is kept so far must not answer for what is new
     with failing_in_words():
         token = _token(token_file)
-        tls = find_tls(full) if TlsFiles.stated() is not None else None
+        found = find_tls(full) if TlsFiles.stated() is not None else None
     if token:
         os.environ.pop(TOKEN_FILE_VARIABLE, None)
         os.environ[TOKEN_VARIABLE] = token
@@ -78,15 +50,13 @@ def login(
 
     with_client(check)
     with changing():
-        made = log_in(name or _host(full), full, token, tls)
+        made = log_in(name or _host(full), full, token, found)
     if not printed({"name": made.name, "address": made.address}):
         screen.stdout().print(f"Logged in: context {made.name} is in use, controller {made.address}.")
 
 
-@context_verbs.command("list", epilog="Example: callboard context list")
-@takes("output")
-def list_contexts() -> None:
-    """List the contexts; the star marks the one in use."""
+def show_list() -> None:
+    """Shows the contexts."""
     with changing():
         found, current = read_contexts(), current_context()
     if not printed([_plain(each) | {"current": each == current} for each in found.known.values()]):
@@ -97,10 +67,8 @@ def list_contexts() -> None:
         screen.stdout().print(screen.table(["", "NAME", "CONTROLLER", "CREDENTIALS"], rows))
 
 
-@context_verbs.command("show", epilog="Example: callboard context show")
-@takes("output")
-def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Default: the one in use.")] = "") -> None:
-    """Show one context, without its secrets."""
+def show(name: str) -> None:
+    """Shows one context."""
     with changing():
         found = read_contexts().known.get(name) if name else current_context()
         if found is None:
@@ -112,20 +80,16 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Default: the 
         )
 
 
-@context_verbs.command("use", epilog="Example: callboard context use lab")
-@takes("output")
-def use(name: Annotated[str, typer.Argument(metavar="NAME", help=f"Name of the context; {NO_CONTEXT}: none.")]) -> None:
-    """Use a context from now on."""
+def use(name: str) -> None:
+    """Uses a context from now on."""
     with changing():
         contexts.use(name)
     if not printed({"current": name}):
         screen.stdout().print("No context is in use." if name == NO_CONTEXT else f"Context {name} is in use.")
 
 
-@context_verbs.command("remove", epilog="Example: callboard context remove lab")
-@takes("output")
-def remove(name: NameArgument) -> None:
-    """Forget a context and its credentials on this machine; the controller still takes them."""
+def remove(name: str) -> None:
+    """Forgets a context."""
     with changing():
         contexts.remove(name)
     if not printed({"name": name, "removed": True}):

@@ -1,0 +1,171 @@
+"""`callboard certs`, `login` and `context`: certificates of a cluster, and controllers that one logged in to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from callboard.cli import actions
+from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, takes
+from callboard.security.places import NO_CONTEXT
+from callboard.security.roles import Role
+
+app = typer.Typer()
+cert_verbs = typer.Typer(
+    help="Make, list, renew and revoke certificates. On the controller's machine.",
+    no_args_is_help=True,
+)
+app.add_typer(cert_verbs, name="certs")
+
+DirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir",
+        metavar="DIR",
+        help="Directory of the authority. Default: certs in the controller's state directory, where it finds them.",
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Where the files go. Default: a directory with the name, here."),
+]
+LastsOption = Annotated[
+    str, typer.Option("--lasts", metavar="TIME", help="How long the certificate counts, e.g. 90d. Default: 365d.")
+]
+context_verbs = typer.Typer(help="Show, choose and forget controllers that you logged in to.", no_args_is_help=True)
+app.add_typer(context_verbs, name="context")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
+
+
+@cert_verbs.command("init", epilog="Example: callboard certs init --host ray-head.lab.example")
+@takes("output")
+def init(
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="Name or address by which others call the controller; may be repeated. This machine's name and "
+            "loopback are always included.",
+        ),
+    ] = None,
+    lasts: LastsOption = "",
+    directory: DirOption = None,
+) -> None:
+    """Make an authority and the controller's certificate. A controller that starts then listens with TLS."""
+    actions.certs.init(host or [], lasts=lasts, directory=directory)
+
+
+@cert_verbs.command("agent", epilog="Example: callboard certs agent node-7 --out node-7")
+@takes("output")
+def agent_certificate(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Id of the node; the agent can join as no other.")],
+    out: OutOption = None,
+    lasts: LastsOption = "",
+    directory: DirOption = None,
+) -> None:
+    """Make a certificate for the agent of one node."""
+    actions.certs.issue(node, Role.AGENT, out=out, lasts=lasts, directory=directory)
+
+
+@cert_verbs.command("client", epilog="Example: callboard certs client alice --role trainer --out alice")
+@takes("output")
+def client_certificate(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
+    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    out: OutOption = None,
+    lasts: LastsOption = "",
+    directory: DirOption = None,
+) -> None:
+    """Make a certificate for a person or a program."""
+    actions.certs.issue(name, role, out=out, lasts=lasts, directory=directory)
+
+
+@cert_verbs.command("renew", epilog="Example: callboard certs renew server")
+@takes("output")
+def renew(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node; server: the controller's.")],
+    lasts: LastsOption = "",
+    directory: DirOption = None,
+) -> None:
+    """Put a new certificate with a new key in the place of one. The controller reads its own again by itself."""
+    actions.certs.renew(name, lasts=lasts, directory=directory)
+
+
+@cert_verbs.command("revoke", epilog="Example: callboard certs revoke alice")
+@takes("output")
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node.")],
+    directory: DirOption = None,
+) -> None:
+    """Take the certificates of a client back. They count no longer within two seconds, and its streams end."""
+    actions.certs.revoke(name, directory=directory)
+
+
+@cert_verbs.command("list", epilog="Example: callboard certs list")
+@takes("output")
+def list_certificates(directory: DirOption = None) -> None:
+    """List what was issued."""
+    actions.certs.show_list(directory=directory)
+
+
+@app.command(
+    "login",
+    epilog="Example: callboard login ray-head.lab.example:7701 --name lab --tls-ca ca.pem --token-file alice.token",
+    short_help="Keep the address and credentials of a controller.",
+)
+@takes("output")
+def login(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the controller.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the context. Default: the host.")] = "",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Private file with a token; -: the standard input. Default: $CALLBOARD_TOKEN_FILE, $CALLBOARD_TOKEN.",
+            allow_dash=True,
+        ),
+    ] = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+) -> None:
+    """Check credentials at a controller and keep copies of them (mode 0600). Every command uses it from then on."""
+    actions.contexts.login(address, name=name, token_file=token_file, tls=(tls_ca, tls_cert, tls_key))
+
+
+@context_verbs.command("list", epilog="Example: callboard context list")
+@takes("output")
+def list_contexts() -> None:
+    """List the contexts; the star marks the one in use."""
+    actions.contexts.show_list()
+
+
+@context_verbs.command("show", epilog="Example: callboard context show")
+@takes("output")
+def show_context(name: Annotated[str, typer.Argument(metavar="NAME", help="Default: the one in use.")] = "") -> None:
+    """Show one context, without its secrets."""
+    actions.contexts.show(name)
+
+
+@context_verbs.command("use", epilog="Example: callboard context use lab")
+@takes("output")
+def use_context(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"Name of the context; {NO_CONTEXT}: none.")],
+) -> None:
+    """Use a context from now on."""
+    actions.contexts.use(name)
+
+
+@context_verbs.command("remove", epilog="Example: callboard context remove lab")
+@takes("output")
+def remove_context(name: NameArgument) -> None:
+    """Forget a context and its credentials.
+
+    That is: on this machine; the controller still takes them.
+    """
+    actions.contexts.remove(name)
