@@ -12,6 +12,7 @@ from typing import Literal
 
 from callboard.model.roles import PRESETS, RolePreset
 from callboard.security.certificates import CERTS_NAME
+from callboard.security.signed_tokens import SignedTokenRules
 from callboard.security.tls import TlsFiles
 
 DEFAULT_METRICS = "127.0.0.1:8080"
@@ -90,7 +91,7 @@ MAX_LIMIT = 1 << 30
 
 def option_of(field_name: str) -> str:
     """The option of `callboard controller` that sets a field of :class:`ControllerOptions`."""
-    named_otherwise = {"limits": "--limit", "metrics_required": "--metrics", "tls": "--tls-cert"}
+    named_otherwise = {"limits": "--limit", "metrics_required": "--metrics", "tls": "--tls-cert", "jwt": "--jwt-key"}
     if field_name in named_otherwise:
         return named_otherwise[field_name]
     return f"--{field_name.removesuffix('_ms').replace('_', '-')}"
@@ -118,6 +119,7 @@ class ControllerOptions:
             authority, callers of ``listen`` must show a certificate of it.
         token_listen: address "host:port" of the port for callers that show a token and no certificate, where those of
             ``listen`` must show one; empty: the port after ``listen``'s; "none": there is none.
+        jwt: which signed tokens of a company's login count; None: none do.
         metrics_open: show the figures to callers without a token.
         insecure: answer every caller, with or without a token, at any address.
         lease_ms: how long an agent may act without hearing from the controller. Three heartbeats, so that one lost
@@ -144,6 +146,7 @@ class ControllerOptions:
     metrics_required: bool = True
     tls: TlsFiles = TlsFiles()
     token_listen: str = ""
+    jwt: SignedTokenRules | None = None
     metrics_open: bool = False
     insecure: bool = False
     lease_ms: int = 15_000

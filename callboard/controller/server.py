@@ -121,7 +121,7 @@ class Controller:
         self.audit = AuditLog(options.state_dir / AUDIT_NAME)
         tls = options.secure
         self._certs = tls.ca.parent if tls is not None and tls.ca is not None else None
-        self.access = Access(options.state_dir, insecure=options.insecure, certs=self._certs)
+        self.access = Access(options.state_dir, insecure=options.insecure, certs=self._certs, jwt=options.jwt)
         self._tls: ServerTls | None = None
         self.tokens_at = ""
         """Where callers without a certificate connect, if not at :attr:`address`."""

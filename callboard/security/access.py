@@ -19,6 +19,7 @@ from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants
 from callboard.security.places import UnsafeFile
 from callboard.security.roles import ANYBODY, OWNER, Identity, Role
+from callboard.security.signed_tokens import SignedTokenRules, SignedTokens, looks_signed
 from callboard.security.tls import Peers, version
 from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, same
 from callboard.wire.refusals import NotAuthenticated
@@ -46,6 +47,7 @@ class Access:
         *,
         insecure: bool,
         certs: Path | None = None,
+        jwt: SignedTokenRules | None = None,
         now_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -54,12 +56,15 @@ class Access:
             state_dir: where the controller's token and its grants lie.
             insecure: everybody is let in, with or without a token.
             certs: directory of the authority, with the list of what it took back; None: there is none.
+            jwt: which signed tokens count; None: none do.
             now_s: a clock that never goes back.
             wall_s: seconds since 1970.
         """
         self._state_dir = state_dir
         self._insecure = insecure
         self._certs = certs
+        self._jwt = jwt
+        self._signed: SignedTokens | None = None
         self._peers = Peers()
         self._revoked: frozenset[str] = frozenset()
         self._now_s = now_s
@@ -80,6 +85,7 @@ class Access:
             OSError: the token can't be made.
         """
         if not self._insecure:
+            self._signed = SignedTokens(self._jwt) if self._jwt is not None else None
             self._read()
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]] | None, certificate: bytes = b"") -> Identity:
@@ -98,6 +104,9 @@ class Access:
             raise NotAuthenticated(
                 f"the call carries no token, and this controller asks every caller for one. {REMEDY}"
             )
+        if self._signed is not None and looks_signed(shown):
+            self._look()
+            return self._signed.identify(shown, self._wall_s())
         if (known := self._known(shown)) is None:
             raise NotAuthenticated(f"the token of the call is not valid here, or no longer. {REMEDY}")
         return known
@@ -110,8 +119,11 @@ class Access:
         """Whether the figures for Prometheus are for the bearer of a token."""
         if self._insecure:
             return True
-        known = self._known(token)
-        return known is not None and (known.role is None or known.role in FIGURES)
+        try:
+            known = self.identify([(AUTHORIZATION, SCHEME + token)] if token else [])
+        except NotAuthenticated:
+            return False
+        return known.role is None or known.role in FIGURES
 
     def _known(self, token: str) -> Identity | None:
         self._look()
@@ -165,11 +177,15 @@ class Access:
         issued = read_issued(self._certs) if self._certs is not None else []
         self._revoked = frozenset(each.serial for each in issued if each.revoked_ms)
         self.token, self._grants = token, {each.sha256: each for each in grants}
+        if self._signed is not None:
+            self._signed.read()
         self._seen, self.trouble = self._versions(), ""
 
     def _versions(self) -> list[tuple[int, int] | None]:
         paths = [self._state_dir / name for name in (TOKEN_NAME, GRANTS_NAME)]
-        return [version(path) for path in (*paths, *([self._certs / ISSUED_NAME] if self._certs else []))]
+        paths += [self._certs / ISSUED_NAME] if self._certs is not None else []
+        paths += [self._signed.key_file] if self._signed is not None else []
+        return [version(path) for path in paths]
 
 
 def bearer_of(header: str) -> str:

@@ -20,6 +20,8 @@ from callboard.cli.main import app
 from callboard.controller.options import ControllerOptions, Limits
 from callboard.controller.options import option_of as controller_option
 from callboard.model.roles import PRESETS
+from callboard.security.roles import Role
+from callboard.security.signed_tokens import SignedTokenRules
 from callboard.security.tls import TlsFiles
 from tests.cli.machine import Machine
 
@@ -74,6 +76,10 @@ CONTROLLER: dict[str, tuple[list[str], Any]] = {
     "metrics_open": ([], True),
     "insecure": ([], True),
     "tls": (["/tmp/a.pem", "--tls-key", "/tmp/a.key"], TlsFiles(None, Path("/tmp/a.pem"), Path("/tmp/a.key"))),
+    "jwt": (
+        ["/tmp/key.pem", "--jwt-issuer", "i", "--jwt-audience", "a", "--jwt-role", "ml=trainer"],
+        SignedTokenRules(key_file=Path("/tmp/key.pem"), issuer="i", audience="a", roles={"ml": Role.TRAINER}),
+    ),
     "token_listen": (["127.0.0.1:7702"], "127.0.0.1:7702"),
     "lease_ms": (["40s"], 40_000),
     "heartbeat_ms": (["2s"], 2_000),

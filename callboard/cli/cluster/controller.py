@@ -21,6 +21,8 @@ from callboard.model.durations import parse_duration_ms
 from callboard.model.inputs.roles import read_role_file
 from callboard.model.quantities import QuantityError
 from callboard.security.places import run_directory
+from callboard.security.roles import Role
+from callboard.security.signed_tokens import ROLES_OF_PEOPLE, SignedTokenRules
 from callboard.security.tls import TlsFiles
 
 
@@ -35,6 +37,7 @@ def run(
     insecure: bool,
     tls: tuple[Path | None, Path | None, Path | None],
     token_listen: str,
+    jwt: tuple[Path | None, str, str, str, str, Sequence[str]],
     times: Mapping[str, str],
     limits: Sequence[str],
     loop: str,
@@ -59,6 +62,7 @@ def run(
             insecure=insecure,
             tls=TlsFiles(*(path.absolute() if path else None for path in tls)),
             token_listen=token_listen,
+            jwt=_jwt(*jwt),
             exit_with_parent=exit_with_parent is not None,
             limits=_limits(limits),
             **choices,
@@ -74,6 +78,31 @@ def run(
             # Before it starts: a controller of that port that runs already is named.
             registration.at(listen)
         raise typer.Exit(run_controller(options, registration.at))
+
+
+def _jwt(
+    key: Path | None, issuer: str, audience: str, name_claim: str, role_claim: str, groups: Sequence[str]
+) -> SignedTokenRules | None:
+    if key is None:
+        if issuer or audience or groups:
+            raise BadOption("--jwt-key", "is missing: without keys no signed token counts.")
+        return None
+    if not issuer or not audience:
+        raise BadOption("--jwt-key", "needs --jwt-issuer and --jwt-audience: tokens made for others must not count.")
+    roles: dict[str, Role] = {}
+    for text in groups:
+        group, _, role = text.rpartition("=")
+        if not group or role not in ROLES_OF_PEOPLE:
+            raise BadOption("--jwt-role", f"{text!r} is not GROUP=ROLE with one of {', '.join(ROLES_OF_PEOPLE)}.")
+        roles[group] = Role(role)
+    return SignedTokenRules(
+        key_file=key.absolute(),
+        issuer=issuer,
+        audience=audience,
+        name_claim=name_claim,
+        role_claim=role_claim,
+        roles=roles,
+    )
 
 
 def _milliseconds(text: str, option: str) -> int:

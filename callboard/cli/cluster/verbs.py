@@ -259,6 +259,32 @@ def controller(
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    jwt_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--jwt-key",
+            metavar="FILE",
+            help="Public keys (PEM or JWKS) of a login whose signed tokens count; needs --jwt-issuer, --jwt-audience.",
+        ),
+    ] = None,
+    jwt_issuer: Annotated[str, typer.Option("--jwt-issuer", metavar="URL", help="Issuer of signed tokens.")] = "",
+    jwt_audience: Annotated[
+        str, typer.Option("--jwt-audience", metavar="NAME", help="Audience that signed tokens must be for.")
+    ] = "",
+    jwt_name_claim: Annotated[
+        str, typer.Option("--jwt-name-claim", metavar="CLAIM", help="Claim with the client's name.")
+    ] = "sub",
+    jwt_role_claim: Annotated[
+        str, typer.Option("--jwt-role-claim", metavar="CLAIM", help="Claim with its role or groups, e.g. realm.roles.")
+    ] = "role",
+    jwt_role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--jwt-role",
+            metavar="GROUP=ROLE",
+            help="Role of a group; may be repeated. Default: groups that are named like roles.",
+        ),
+    ] = None,
     token_listen: Annotated[
         str,
         typer.Option(
@@ -325,6 +351,7 @@ def controller(
         insecure=insecure,
         tls=(tls_ca, tls_cert, tls_key),
         token_listen=token_listen,
+        jwt=(jwt_key, jwt_issuer, jwt_audience, jwt_name_claim, jwt_role_claim, jwt_role or []),
         times={
             "lease_ms": lease,
             "heartbeat_ms": heartbeat,
