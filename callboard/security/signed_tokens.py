@@ -110,17 +110,16 @@ class SignedTokens:
                 options={"require": ["exp", "iss", "aud", rules.name_claim.partition(".")[0]]},
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise NotAuthenticated(
-                f"the signed token does not count: {error}. Log in again where it is from"
-            ) from error
+            why = str(error).rstrip(".")
+            raise NotAuthenticated(f"the signed token does not count: {why}. Log in again where it is from") from error
         return Identity(self._name(claims), self._role(claims)), float(claims["exp"]) + LEEWAY_S
 
     def _name(self, claims: Mapping[str, Any]) -> str:
         name = _claim(claims, self._rules.name_claim)
         if not isinstance(name, str) or not is_name(name) or name == OWNER.name:
             raise NotAuthenticated(
-                f"the claim {self._rules.name_claim} of the signed token is {str(name)[:80]!r}, which can't be a client's "
-                "name. Choose another claim with --jwt-name-claim"
+                f"the claim {self._rules.name_claim} of the signed token is {str(name)[:80]!r}, which can't be a "
+                "client's name. Choose another claim with --jwt-name-claim"
             )
         return name
 

@@ -104,7 +104,8 @@ def test_a_verified_token_ends_when_it_says_so(tmp_path: Path) -> None:
 def test_keys_are_chosen_by_their_id(tmp_path: Path) -> None:
     large = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     keys = []
-    for kid, key, kind in (("a", KEY, jwt.algorithms.ECAlgorithm), ("b", large, jwt.algorithms.RSAAlgorithm)):
+    kinds: Any = (("a", KEY, jwt.algorithms.ECAlgorithm), ("b", large, jwt.algorithms.RSAAlgorithm))
+    for kid, key, kind in kinds:
         keys.append(json.loads(kind.to_jwk(key.public_key())) | {"kid": kid})
     known = tokens(tmp_path, json.dumps({"keys": keys}).encode())
     assert known.identify(signed(kid="a"), NOW_S).name == "alice"
