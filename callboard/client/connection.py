@@ -23,7 +23,17 @@ from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
 from callboard.model.backoff import Backoff
 from callboard.security.dialing import open_channel
-from callboard.wire.errors import CallboardError, ErrorReason, InternalError, error_from_rpc, is_answer, parse_error
+from callboard.wire.errors import (
+    CallboardError,
+    DeadlineExceeded,
+    ErrorReason,
+    InternalError,
+    error_from_rpc,
+    is_answer,
+    parse_error,
+    was_unconnected,
+    why_lost,
+)
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -95,6 +105,7 @@ class Connection:
         self.timeout_s = timeout_s
         self._retry_s = retry_s
         self._answered = False
+        """A controller was there: it answered, or it was lost in the middle of a call."""
         # http_proxy in the environment is meant for the web, not for the cluster (GC-10).
         options = (*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy)))
         self._channel = open_channel(address, options, find=find)
@@ -135,6 +146,7 @@ class Connection:
             try:
                 response = await self._call_once(method, request, deadline - loop.time())
             except grpc.aio.AioRpcError as error:
+                self._answered |= is_answer(error) or (is_lost(error) and not _was_not_done(error))
                 if maybe_done and method.gone_is_done and parse_error(error).reason is ErrorReason.NOT_FOUND:
                     return method.response()
                 if failed is not None and loop.time() >= deadline and not is_answer(error):
@@ -232,12 +244,11 @@ class Connection:
 
     def _translated(self, error: grpc.aio.AioRpcError) -> CallboardError:
         if is_lost(error):
-            code = error.code()
-            said = error.details() or "the connection was lost"
-            # UNAVAILABLE is the usual way to lose one; any other helps whoever looks into it.
-            return Unreachable(
-                address=self.address,
-                detail=said if code is grpc.StatusCode.UNAVAILABLE else f"{said} ({code.name})",
+            return Unreachable(address=self.address, detail=why_lost(error.code(), error.details()))
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not is_answer(error):
+            return DeadlineExceeded(
+                f"the controller at {self.address} did not answer in time, although something listens there: its "
+                "process may be stopped or overloaded"
             )
         return error_from_rpc(error)
 
@@ -262,5 +273,5 @@ def _is_away(error: grpc.aio.AioRpcError) -> bool:
 def _was_not_done(error: grpc.aio.AioRpcError) -> bool:
     """Whether a call certainly had no effect: no connection could be made, or the controller took nothing any more."""
     if is_lost(error):
-        return "failed to connect to all addresses" in (error.details() or "")
+        return was_unconnected(error.details() or "")
     return parse_error(error).reason is ErrorReason.STOPPING

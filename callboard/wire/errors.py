@@ -41,6 +41,8 @@ from callboard.wire.status import (
     parse_error,
     status_details,
     status_of,
+    was_unconnected,
+    why_lost,
 )
 
 __all__ = [
@@ -76,4 +78,6 @@ __all__ = [
     "parse_error",
     "status_details",
     "status_of",
+    "was_unconnected",
+    "why_lost",
 ]

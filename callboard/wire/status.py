@@ -37,6 +37,18 @@ MAX_DETAILS_BYTES = 3_800
 """Largest serialized ``google.rpc.Status``; see :data:`MAX_MESSAGE_BYTES`."""
 
 
+_UNCONNECTED = (
+    ("Connection refused", "nothing listens there (connection refused)"),
+    ("HTTP status", "what listens there is another kind of server, which does not speak gRPC"),
+    ("before receiving SETTINGS", "something listens there but does not answer: it may be stopped or overloaded"),
+    ("No route to host", "there is no route to that host"),
+    ("etwork is unreachable", "that network can't be reached from here"),
+    ("Domain name not found", "its host name can't be resolved"),
+    ("address lookup failed", "its host name can't be resolved"),
+)
+"""What gRPC says where no connection came about, and what that means."""
+
+
 _LOCATED = re.compile(r"(?P<line>[0-9]{1,9}):(?P<column>[0-9]{1,9}): (?P<message>.*)", re.DOTALL)
 
 
@@ -172,6 +184,23 @@ def is_answer(failed: FailedCall) -> bool:
     for detail in status.details:
         _unpack(detail, info)
     return info.domain == DOMAIN
+
+
+def was_unconnected(details: str) -> bool:
+    """Whether gRPC says that it made no connection, so that nothing of the call was sent."""
+    return any(
+        text in details for text in ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
+    )
+
+
+def why_lost(code: grpc.StatusCode, details: str | None) -> str:
+    """Why there was no answer, from the status that gRPC made in its place."""
+    details = details or ""
+    if was_unconnected(details):
+        return next((words for text, words in _UNCONNECTED if text in details), details)
+    # UNAVAILABLE is the usual way to lose a connection; any other helps whoever looks into it.
+    said = details or "the connection was lost"
+    return said if code is grpc.StatusCode.UNAVAILABLE else f"{said} ({code.name})"
 
 
 def error_from_rpc(failed: FailedCall) -> CallboardError:

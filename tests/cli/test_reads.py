@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from callboard.agents.system.inventory import inventory, node_devices
 from callboard.cli.show import session, words
 from callboard.cli.watch import status
 from callboard.client import methods, watching
+from callboard.client.connection import Connection
 from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import ListEventsResponse, WatchRequest, WatchResponse
 from callboard.v1.inspection_pb2 import NodeInspection, RayObjectStore
@@ -42,7 +46,7 @@ from callboard.wire.errors import ErrorReason, NotFound, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
 from tests.support import nvml_library
-from tests.support.fake_api import ALL_METHODS, FakeApi
+from tests.support.fake_api import ALL_METHODS, FakeApi, ThreadedApi
 from tests.support.nvml_library import Gpu, Library
 
 READS = [
@@ -310,7 +314,11 @@ class TestAReasonThatWasSent:
         assert "The controller can't use its journal: the disk is full." in result.output
         assert "o controller answers" not in result.output
 
-    def test_ft_c4_an_agent_that_does_not_answer_is_named_with_what_it_did(self, api: FakeApi, run: Run) -> None:
+    def test_ft_c4_an_agent_that_does_not_answer_is_named_with_what_it_did(
+        self, api: FakeApi, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(session, "RETRY_S", 0.05)
+
         def stopped(_: Any) -> Any:
             raise Unavailable("the agent of node node-1 did not answer within 10 s; try again")
 
@@ -320,6 +328,91 @@ class TestAReasonThatWasSent:
             assert "o controller answers" not in output
             if verb != ("status",):
                 assert "the agent of node node-1 did not answer within 10 s" in output, verb
+
+    def test_ft_c4_a_controller_that_hangs_is_told_from_one_that_is_not_there(
+        self, api: FakeApi, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def never(_: Any) -> Any:
+            await asyncio.Event().wait()
+
+        api.on(methods.LIST_JOBS, never)
+        monkeypatch.setattr(session, "CALL_TIMEOUT_S", 0.3)
+        result = run("job", "list")
+        assert result.exit_code == 4
+        assert "did not answer in time, although something listens there" in result.output
+        assert "o controller answers" not in result.output
+
+    @pytest.mark.parametrize(
+        ("said", "why"),
+        [
+            (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what listens there is another kind of server"),
+            (b"", "something listens there but does not answer"),
+            (None, "nothing listens there"),
+        ],
+        ids=["web server", "stopped", "nobody"],
+    )
+    def test_ft_c4_what_listens_in_its_place_is_the_reason(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, said: bytes | None, why: str
+    ) -> None:
+        monkeypatch.setattr(session, "RETRY_S", 0.3)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            monkeypatch.setenv("CALLBOARD_CONTROLLER", f"127.0.0.1:{listening.getsockname()[1]}")
+            if said is None:
+                listening.close()  # a controller that is stopped (SIGSTOP) accepts, too, and says nothing
+
+            def answer() -> None:
+                with ExitStack() as connections, suppress(OSError):
+                    while True:
+                        connected = connections.enter_context(listening.accept()[0])
+                        connected.sendall(said or b"")
+
+            thread = threading.Thread(target=answer, daemon=True) if said else None
+            if thread is not None:
+                thread.start()
+            result = run("job", "list")
+            if thread is not None:
+                listening.shutdown(socket.SHUT_RDWR)
+                thread.join()
+        assert result.exit_code == 4
+        assert why in result.output
+
+    @pytest.mark.parametrize("is_gone", [True, False], ids=["its port is closed", "it goes in the middle of the call"])
+    def test_ft_f1_a_verb_goes_on_through_a_restart(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+    ) -> None:
+        """The controller is there again only after the verb's first try."""
+        threaded = ThreadedApi()
+        with threaded as api:
+            address = api.address
+            monkeypatch.setenv("CALLBOARD_CONTROLLER", address)
+            wait_for, tries = Connection._ready, []
+
+            async def ready(connection: Connection, timeout_s: float) -> bool:
+                tries.append(timeout_s)
+                if len(tries) == 1:
+                    await asyncio.to_thread(threaded.do, api.start(address))
+                return await wait_for(connection, timeout_s)
+
+            async def go(_: Any) -> Any:
+                await api.stop()
+
+            monkeypatch.setattr(Connection, "_ready", ready)
+            api.on(methods.LIST_JOBS, go)
+            if is_gone:
+                threaded.do(api.stop())
+            else:
+                monkeypatch.setattr(session, "RETRY_S", 0.001)  # it was there, so it is waited for longer than that
+            started = api.start
+
+            async def start_and_answer(where: str) -> None:
+                api.on(methods.LIST_JOBS, ListJobsResponse(jobs=[objects.job()]))
+                await started(where)
+
+            monkeypatch.setattr(api, "start", start_and_answer)
+            result = run("job", "list")
+        assert result.exit_code == 0, result.output
+        assert "train-00" in result.output
+        assert tries
 
 
 class TestWatching:

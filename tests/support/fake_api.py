@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -127,11 +127,15 @@ class ThreadedApi:
 
     def __enter__(self) -> FakeApi:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.api.start(), self._loop).result(10)
+        self.do(self.api.start())
         return self.api
 
+    def do(self, action: Coroutine[Any, Any, None]) -> None:
+        """Lets it stop or start."""
+        asyncio.run_coroutine_threadsafe(action, self._loop).result(10)
+
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.api.stop(), self._loop).result(10)
+        self.do(self.api.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

@@ -26,6 +26,7 @@ from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
 from callboard.model.backoff import Backoff
 from callboard.v1 import agent_pb2, agent_pb2_grpc, inspection_pb2
+from callboard.wire.errors import why_lost
 
 _log = structlog.get_logger(__name__)
 
@@ -216,7 +217,7 @@ class Session:
             code, details = await stream.code(), await stream.details()
             if code in REFUSALS:
                 raise SessionRefused(code, details or code.name)
-            raise _Lost(f"{code.name}: {details}")
+            raise _Lost(why_lost(code, details))
         welcome = answer.welcome
         if answer.WhichOneof("message") != "welcome":
             raise _Lost("the controller's first message was no Welcome")
@@ -243,7 +244,7 @@ class Session:
         while True:
             response = _decoded(await _or_lost(stream.read(), stream))
             if not isinstance(response, agent_pb2.SessionResponse):  # grpc.aio.EOF
-                raise _Lost(f"{(await stream.code()).name}: {await stream.details()}")
+                raise _Lost(why_lost(await stream.code(), await stream.details()))
             # First act on what ran out while nothing was heard (this process may have been stopped).
             self._lease.check()
             self._lease.heard()
@@ -371,10 +372,10 @@ async def _or_lost(work: Awaitable[_T], stream: Stream) -> _T:
     try:
         return await work
     except grpc.aio.AioRpcError as error:
-        raise _Lost(f"{error.code().name}: {error.details()}") from error
+        raise _Lost(why_lost(error.code(), error.details())) from error
     except asyncio.InvalidStateError as error:
         # grpc.aio's way to say that the stream ended before this was sent.
-        raise _Lost(f"{(await stream.code()).name}: {await stream.details()}") from error
+        raise _Lost(why_lost(await stream.code(), await stream.details())) from error
 
 
 async def _in_time(work: Coroutine[Any, Any, _T], stream: Stream) -> _T:
@@ -389,7 +390,7 @@ async def _in_time(work: Coroutine[Any, Any, _T], stream: Stream) -> _T:
         code, details = await stream.code(), await stream.details()
         if code in REFUSALS:
             raise SessionRefused(code, details or code.name) from error
-        raise _Lost(f"{code.name}: {details}") from error
+        raise _Lost(why_lost(code, details)) from error
     finally:
         task.cancel()
 

@@ -156,7 +156,8 @@ def _deadline(error: CallboardError) -> Failure:
     return Failure(
         "The call was not finished in time.",
         _sentence(str(error)) if str(error) else "Its deadline passed.",
-        "Look at `callboard status`; the call may have had its effect.",
+        "Look at `callboard status`; the call may have had its effect. If that hangs, too, look at the controller's "
+        "log.",
         UNREACHABLE,
     )
 

@@ -30,8 +30,9 @@ _REDRAW_S = 5.0
 _PAUSE_S = 0.3
 """Shortest time between two of them."""
 
-RETRY_S = 1.0
-"""How long a verb waits for a controller that is away. A person learns soon that it is."""
+RETRY_S = 3.0
+"""How long a verb waits for a controller that is away: long enough for one that is being restarted (about two seconds),
+so that a script does not notice, and short enough that a person learns soon that there is none."""
 
 
 def connected(action: Callable[Concatenate[Client, Given], Awaitable[Result]]) -> Callable[Given, Result]:

@@ -75,13 +75,14 @@ def set_target(
     before = wanted(job, component)
     targets = {**dict(job.targets), component.name: workers}
     tx.change_job(job.uid, targets=tuple(sorted(targets.items())))
-    tx.event(
-        "job.scaled",
-        f"jobs/{job.name}",
-        job.state.value,
-        f"{component.name} should have {workers} workers{f': {why}' if why else ''}",
-        {"direction": "up" if workers > before else "down", "reason": reason},
-    )
+    if workers != before:  # said twice, it is one change
+        tx.event(
+            "job.scaled",
+            f"jobs/{job.name}",
+            job.state.value,
+            f"{component.name} should have {workers} workers{f': {why}' if why else ''}",
+            {"direction": "up" if workers > before else "down", "reason": reason},
+        )
     _shrink(tx, job.uid, component, workers)
     stopping.finish_if_all_returned(tx, job.uid)
     grow(tx, job.uid)
