@@ -23,17 +23,8 @@ from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
 from callboard.model.backoff import Backoff
 from callboard.security.dialing import open_channel
-from callboard.wire.errors import (
-    CallboardError,
-    DeadlineExceeded,
-    ErrorReason,
-    InternalError,
-    error_from_rpc,
-    is_answer,
-    parse_error,
-    was_unconnected,
-    why_lost,
-)
+from callboard.wire.errors import error_from_rpc, is_answer, parse_error, was_unconnected, why_lost
+from callboard.wire.refusals import CallboardError, DeadlineExceeded, ErrorReason, InternalError
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)

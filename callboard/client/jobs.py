@@ -19,7 +19,7 @@ from callboard.v1.common_pb2 import OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
 from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker, WorkerState
 from callboard.wire.enums import text_of
-from callboard.wire.errors import RevisionCompacted
+from callboard.wire.refusals import RevisionCompacted
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from callboard.client.connection import Connection, reconnect_backoff
 from callboard.v1.common_pb2 import OutputChunk, OutputSelection, OutputStream
 from callboard.v1.event_pb2 import Event, EventFilter
 from callboard.v1.job_pb2 import OutputGap
-from callboard.wire.errors import DeadlineExceeded, Unavailable
+from callboard.wire.refusals import DeadlineExceeded, Unavailable
 
 STREAM_DEADLINE_S = 3600.0
 """Deadline of one stream; at its end the next one goes on."""

@@ -18,7 +18,7 @@ from callboard.demo.stage import END_S, START_S, Responsiveness, Stage, waits_fo
 from callboard.demo.story import Verdict
 from callboard.v1.job_pb2 import Job, JobState, Preemption
 from callboard.v1.placement_group_pb2 import PlacementGroupState
-from callboard.wire.errors import QuotaExceeded, Unschedulable
+from callboard.wire.refusals import QuotaExceeded, Unschedulable
 
 STATS_LIMIT_MS = 50.0
 ORDER_SLACK_MS = 1_500

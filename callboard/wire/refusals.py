@@ -1,12 +1,15 @@
 """Refusals of calls: one hierarchy for both sides, with fields; the text is made where it is shown.
 
-The controller raises these and :mod:`callboard.wire.status` turns them into statuses; the client gets them back.
+A class declares the status code and the reasons that it stands for; how a refusal travels, what the client raises and
+the table in docs/cli.md follow from that.
+
+The controller raises these and :mod:`callboard.wire.errors` turns them into statuses; the client gets them back.
 Only :class:`Unavailable` is worth a retry. gRPC is not imported here, so that ``except QuotaExceeded`` costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -86,9 +89,9 @@ class CallboardError(Exception):
     """
 
     code: ClassVar[str] = "UNKNOWN"
-    """gRPC status code this class stands for."""
-    reason: ClassVar[ErrorReason] = ErrorReason.UNSPECIFIED
-    """Reason used when none is given."""
+    """gRPC status code this class stands for; without a reason of ours the first class below that has it."""
+    reasons: ClassVar[tuple[ErrorReason, ...]] = ()
+    """The reasons that it stands for. The first is used when none is given."""
 
     def __init__(
         self,
@@ -101,7 +104,8 @@ class CallboardError(Exception):
         code: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.error = CallError(code or self.code, reason or self.reason, message, dict(metadata or {}), faults, quota)
+        reason = reason or next(iter(self.reasons), ErrorReason.UNSPECIFIED)
+        self.error = CallError(code or self.code, reason, message, dict(metadata or {}), faults, quota)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -113,7 +117,7 @@ class InvalidRequest(CallboardError):
     """Fields of the request are wrong; ``faults`` names each."""
 
     code = "INVALID_ARGUMENT"
-    reason = ErrorReason.INVALID_FIELD
+    reasons = (ErrorReason.INVALID_FIELD, ErrorReason.BAD_PAGE_TOKEN)
 
     @classmethod
     def of(cls, invalid: InvalidInput) -> InvalidRequest:
@@ -127,88 +131,88 @@ class NotFound(CallboardError):
     """The named object does not exist."""
 
     code = "NOT_FOUND"
-    reason = ErrorReason.NOT_FOUND
+    reasons = (ErrorReason.NOT_FOUND,)
 
 
 class AlreadyExists(CallboardError):
     """An object of that name exists with another content, or the name, rank or request id is taken."""
 
     code = "ALREADY_EXISTS"
-    reason = ErrorReason.ALREADY_EXISTS
-
-
-class QuotaExceeded(CallboardError):
-    """The pool's quota can never hold the request; ``error.quota`` says which and by how much."""
-
-    code = "RESOURCE_EXHAUSTED"
-    reason = ErrorReason.QUOTA_EXCEEDED
+    reasons = (ErrorReason.ALREADY_EXISTS, ErrorReason.NODE_TAKEN, ErrorReason.REQUEST_ID_REUSED)
 
 
 class LimitReached(CallboardError):
     """A bound of the controller is reached: inbox, jobs or watchers."""
 
     code = "RESOURCE_EXHAUSTED"
-    reason = ErrorReason.LIMIT_REACHED
+    reasons = (ErrorReason.LIMIT_REACHED,)
+
+
+class QuotaExceeded(CallboardError):
+    """The pool's quota can never hold the request; ``error.quota`` says which and by how much."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reasons = (ErrorReason.QUOTA_EXCEEDED,)
 
 
 class WrongState(CallboardError):
     """The state of the object forbids the call."""
 
     code = "FAILED_PRECONDITION"
-    reason = ErrorReason.WRONG_STATE
+    reasons = (ErrorReason.WRONG_STATE,)
 
 
 class PoolInUse(WrongState):
     """Jobs are in the pool."""
 
-    reason = ErrorReason.POOL_IN_USE
+    reasons = (ErrorReason.POOL_IN_USE,)
 
 
 class PreemptionRefused(WrongState):
     """May not preempt: the rules of the policy say no."""
 
-    reason = ErrorReason.PREEMPTION_REFUSED
+    reasons = (ErrorReason.PREEMPTION_REFUSED,)
 
 
 class VersionMismatch(WrongState):
     """The agent's version does not fit the controller's."""
 
-    reason = ErrorReason.VERSION_MISMATCH
+    reasons = (ErrorReason.VERSION_MISMATCH,)
 
 
 class Unschedulable(CallboardError):
     """No node could ever hold the request."""
 
     code = "FAILED_PRECONDITION"
-    reason = ErrorReason.UNSCHEDULABLE
+    reasons = (ErrorReason.UNSCHEDULABLE,)
 
 
 class EtagMismatch(CallboardError):
     """The object changed since it was read; read it again."""
 
     code = "ABORTED"
-    reason = ErrorReason.ETAG_MISMATCH
+    reasons = (ErrorReason.ETAG_MISMATCH,)
 
 
 class RevisionCompacted(CallboardError):
     """The revision asked for is no longer kept; list, then watch again."""
 
     code = "OUT_OF_RANGE"
-    reason = ErrorReason.REVISION_COMPACTED
+    reasons = (ErrorReason.REVISION_COMPACTED,)
 
 
 class InventoryChanged(CallboardError):
     """A placement was planned for nodes or devices that have changed since; plan again."""
 
     code = "ABORTED"
-    reason = ErrorReason.INVENTORY_CHANGED
+    reasons = (ErrorReason.INVENTORY_CHANGED,)
 
 
 class Unavailable(CallboardError):
     """The controller can't be reached, is stopping, or can't write its journal. The only one worth a retry."""
 
     code = "UNAVAILABLE"
-    reason = ErrorReason.UNSPECIFIED
+    reasons = (ErrorReason.UNSPECIFIED, ErrorReason.STORE_FAILED, ErrorReason.STOPPING)
 
 
 class DeadlineExceeded(CallboardError):
@@ -221,61 +225,36 @@ class NotAllowed(CallboardError):
     """The caller's role does not include the call, or the caller is not known at all (:class:`NotAuthenticated`)."""
 
     code = "PERMISSION_DENIED"
-    reason = ErrorReason.NOT_ALLOWED
+    reasons = (ErrorReason.NOT_ALLOWED,)
 
 
 class NotAuthenticated(NotAllowed):
     """The caller did not show a token or certificate, or not a valid one."""
 
     code = "UNAUTHENTICATED"
-    reason = ErrorReason.NOT_AUTHENTICATED
+    reasons = (ErrorReason.NOT_AUTHENTICATED,)
 
 
 class InternalError(CallboardError):
     """The call ended inside the controller; a bug."""
 
     code = "INTERNAL"
-    reason = ErrorReason.INTERNAL
+    reasons = (ErrorReason.INTERNAL,)
 
 
-_BY_REASON: dict[ErrorReason, type[CallboardError]] = {
-    ErrorReason.INVALID_FIELD: InvalidRequest,
-    ErrorReason.BAD_PAGE_TOKEN: InvalidRequest,
-    ErrorReason.NOT_FOUND: NotFound,
-    ErrorReason.ALREADY_EXISTS: AlreadyExists,
-    ErrorReason.NODE_TAKEN: AlreadyExists,
-    ErrorReason.REQUEST_ID_REUSED: AlreadyExists,
-    ErrorReason.QUOTA_EXCEEDED: QuotaExceeded,
-    ErrorReason.LIMIT_REACHED: LimitReached,
-    ErrorReason.UNSCHEDULABLE: Unschedulable,
-    ErrorReason.WRONG_STATE: WrongState,
-    ErrorReason.VERSION_MISMATCH: VersionMismatch,
-    ErrorReason.POOL_IN_USE: PoolInUse,
-    ErrorReason.PREEMPTION_REFUSED: PreemptionRefused,
-    ErrorReason.ETAG_MISMATCH: EtagMismatch,
-    ErrorReason.REVISION_COMPACTED: RevisionCompacted,
-    ErrorReason.STORE_FAILED: Unavailable,
-    ErrorReason.STOPPING: Unavailable,
-    ErrorReason.INTERNAL: InternalError,
-    ErrorReason.INVENTORY_CHANGED: InventoryChanged,
-    ErrorReason.NOT_AUTHENTICATED: NotAuthenticated,
-    ErrorReason.NOT_ALLOWED: NotAllowed,
-}
+def _kinds(base: type[CallboardError]) -> Iterator[type[CallboardError]]:
+    for kind in base.__subclasses__():
+        if kind.__module__ == __name__:  # others (the client's Unreachable) are nobody's answer
+            yield kind
+            yield from _kinds(kind)
 
-_BY_CODE: dict[str, type[CallboardError]] = {
-    "INVALID_ARGUMENT": InvalidRequest,
-    "NOT_FOUND": NotFound,
-    "ALREADY_EXISTS": AlreadyExists,
-    "RESOURCE_EXHAUSTED": LimitReached,
-    "FAILED_PRECONDITION": WrongState,
-    "ABORTED": EtagMismatch,
-    "OUT_OF_RANGE": RevisionCompacted,
-    "UNAVAILABLE": Unavailable,
-    "DEADLINE_EXCEEDED": DeadlineExceeded,
-    "UNAUTHENTICATED": NotAuthenticated,
-    "PERMISSION_DENIED": NotAllowed,
-    "INTERNAL": InternalError,
-}
+
+KINDS = tuple(_kinds(CallboardError))
+"""The refusals, a class before those that are more special."""
+
+_BY_REASON: dict[ErrorReason, type[CallboardError]]
+_BY_REASON = {reason: kind for kind in KINDS for reason in kind.reasons if reason is not ErrorReason.UNSPECIFIED}
+_BY_CODE = {kind.code: kind for kind in reversed(KINDS)}
 
 
 def exception_for(error: CallError) -> CallboardError:

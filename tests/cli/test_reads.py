@@ -42,7 +42,7 @@ from callboard.v1.node_pb2 import (
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
-from callboard.wire.errors import ErrorReason, NotFound, Unavailable
+from callboard.wire.refusals import ErrorReason, NotFound, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
 from tests.support import nvml_library

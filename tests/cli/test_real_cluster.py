@@ -17,7 +17,7 @@ from callboard.client.jobs import JobHandle
 from callboard.controller.logs import configure_logs
 from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, agent_pb2_grpc, job_pb2, node_pb2, pool_pb2
-from callboard.wire.errors import InvalidRequest, NotFound
+from callboard.wire.refusals import InvalidRequest, NotFound
 from tests.cli.cluster import ACTOR, RealCluster, job, real_cluster, verb
 
 STRANGE_NAMES = ("../../x", "a/b", "a\n", "x" * 300, "💥", "%s", "__proto__", "", "a b", "-a")

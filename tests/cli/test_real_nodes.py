@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from callboard.v1 import job_pb2
-from callboard.wire.errors import CallboardError
+from callboard.wire.refusals import CallboardError
 from tests.cli.cluster import RealCluster, job, verb
 from tests.support.cgroups import limited
 

@@ -110,7 +110,7 @@ class TestSignals:
         assert json.loads(shown.stdout)["gauges"] == {"roll": {"pending_items": 7, "queue_depth": 101.5}}
 
     async def test_what_is_no_gauge_is_refused(self, cluster: RealCluster) -> None:
-        from callboard.wire.errors import InvalidRequest
+        from callboard.wire.refusals import InvalidRequest
 
         await running(cluster, {"name": "x", "pool": "rlhf", "components": [part("a", "Silent")]})
         for bad in ({"a b": 1.0}, {"a": float("nan")}, {f"g{number}": 1.0 for number in range(65)}):

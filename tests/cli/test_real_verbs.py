@@ -22,7 +22,7 @@ from callboard.controller.sessions import outputs
 from callboard.security.dialing import open_channel
 from callboard.v1 import job_pb2, node_pb2
 from callboard.v1.inspection_pb2 import NodeInspection, RayPlacementGroup
-from callboard.wire.errors import CallboardError, NotFound
+from callboard.wire.refusals import CallboardError, NotFound
 from tests.cli.cluster import RealCluster, first_line, job, program, verb
 from tests.cli.machine import Machine, wait_for_line
 

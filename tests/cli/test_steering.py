@@ -36,7 +36,7 @@ from callboard.v1.pool_pb2 import (
     UpdatePoolRequest,
     UpdatePoolResponse,
 )
-from callboard.wire.errors import EtagMismatch, PoolInUse
+from callboard.wire.refusals import EtagMismatch, PoolInUse
 from tests.cli import objects
 from tests.cli.conftest import Run
 from tests.support.fake_api import FakeApi

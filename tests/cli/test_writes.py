@@ -36,7 +36,7 @@ from callboard.v1.pool_pb2 import (
     UpdatePoolResponse,
 )
 from callboard.v1.scheduler_pb2 import GetPolicyResponse, GetStatsResponse, SetPolicyRequest, SetPolicyResponse, Stats
-from callboard.wire.errors import NotFound, QuotaExceeded, QuotaViolation, Unschedulable
+from callboard.wire.refusals import NotFound, QuotaExceeded, QuotaViolation, Unschedulable
 from callboard.wire.specs import job_spec_to_proto, policy_from_proto, policy_to_proto, pool_spec_to_proto
 from tests.cli import objects
 from tests.cli.conftest import Run

@@ -32,7 +32,7 @@ from callboard.v1.job_pb2 import (
 )
 from callboard.v1.pool_pb2 import CreatePoolRequest, CreatePoolResponse, Pool, UpdatePoolResponse
 from callboard.v1.scheduler_pb2 import GetStatsRequest, GetStatsResponse, Stats
-from callboard.wire.errors import (
+from callboard.wire.refusals import (
     CallboardError,
     DeadlineExceeded,
     ErrorReason,

@@ -32,7 +32,7 @@ from callboard.v1.job_pb2 import (
 )
 from callboard.v1.node_pb2 import Node
 from callboard.wire.enums import text_of
-from callboard.wire.errors import NotFound, RevisionCompacted, Unavailable
+from callboard.wire.refusals import NotFound, RevisionCompacted, Unavailable
 from tests.support.fake_api import FakeApi
 
 

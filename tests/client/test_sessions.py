@@ -10,7 +10,7 @@ import pytest
 from callboard.client import methods
 from callboard.client.client import Client
 from callboard.v1.job_pb2 import Job, JobSpec, RenewJobsRequest, RenewJobsResponse, SubmitJobRequest, SubmitJobResponse
-from callboard.wire.errors import Unavailable
+from callboard.wire.refusals import Unavailable
 from tests.support.fake_api import FakeApi
 
 

@@ -23,7 +23,7 @@ from callboard.client.sync import SyncClient, SyncJobHandle
 from callboard.v1.event_pb2 import Event, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import GetJobResponse, Job, JobSpec, JobState, ScaleJobRequest, ScaleJobResponse
 from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
-from callboard.wire.errors import NotFound
+from callboard.wire.refusals import NotFound
 from tests.support.fake_api import FakeApi, ThreadedApi
 
 

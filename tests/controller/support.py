@@ -28,7 +28,8 @@ from callboard.v1 import (
     pool_pb2_grpc,
     scheduler_pb2_grpc,
 )
-from callboard.wire.errors import CallError, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import CallError
 from tests.support.fake_agent import FakeAgent
 
 GIB = 1 << 30

@@ -12,7 +12,7 @@ import pytest
 from callboard.client.client import Client
 from callboard.controller.server import Controller
 from callboard.v1 import node_pb2
-from callboard.wire.errors import CallboardError
+from callboard.wire.refusals import CallboardError
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.controller.test_metrics import get, labelled, scrape
 from tests.support.fake_agent import FakeAgent

@@ -16,7 +16,8 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import Reason, Refusal, RefusalCode
 from callboard.security.gate import Gate
 from callboard.security.roles import ANYBODY
-from callboard.wire.errors import ErrorReason, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import refusal_of
 
 Behaviour = Callable[[bytes, grpc.aio.ServicerContext[Any, Any]], Awaitable[bytes | None]]

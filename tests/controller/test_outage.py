@@ -18,7 +18,8 @@ from callboard.controller.loop import driver as driver_module
 from callboard.controller.server import Controller
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.v1 import event_pb2, job_pb2, scheduler_pb2
-from callboard.wire.errors import ErrorReason, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, job, pool, refusal_of
 from tests.support.fake_agent import FakeAgent
 

@@ -20,7 +20,7 @@ from callboard.agents.system.pid_watch import exited
 from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.controller.searches import placements
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
-from callboard.wire.errors import ErrorReason
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running
 from tests.support.fake_agent import FakeAgent
 

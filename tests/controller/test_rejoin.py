@@ -12,7 +12,7 @@ import grpc.aio
 from callboard.controller.server import Controller
 from callboard.scheduler.records.states import NodeState
 from callboard.v1 import agent_pb2, common_pb2
-from callboard.wire.errors import ErrorReason
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, job, options_for, pool, refused_join, running
 from tests.support.fake_agent import (
     FakeAgent,

@@ -24,7 +24,8 @@ from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller, PortTaken
 from callboard.security.dialing import open_channel
 from callboard.v1 import event_pb2, pool_pb2, scheduler_pb2
-from callboard.wire.errors import ErrorReason, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, api_at, options_for, pool, running
 from tests.support.controller_process import ControllerProcess
 from tests.support.fake_agent import FakeAgent

@@ -22,7 +22,7 @@ from callboard.v1 import (
     pool_pb2,
     scheduler_pb2,
 )
-from callboard.wire.errors import ErrorReason
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, all_done, api_at, job, options_for, pool, refusal_of, running
 from tests.support.fake_agent import FakeAgent
 

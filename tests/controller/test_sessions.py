@@ -22,7 +22,7 @@ from callboard.scheduler.records.node_record import RayInfo
 from callboard.scheduler.records.states import NodeState
 from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
-from callboard.wire.errors import ErrorReason
+from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, api_at, job, options_for, pool, refused_join, running
 from tests.scheduler.world import World
 from tests.support.fake_agent import (

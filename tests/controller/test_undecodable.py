@@ -16,7 +16,8 @@ from callboard.client.client import Client
 from callboard.controller.server import SERVICES, Controller
 from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, scheduler_pb2
-from callboard.wire.errors import ErrorReason, InternalError, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import ErrorReason, InternalError
 from tests.controller.support import refusal_of
 from tests.support.fake_agent import FakeAgent
 

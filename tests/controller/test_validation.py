@@ -19,7 +19,7 @@ from callboard.v1 import (
     pool_pb2,
     scheduler_pb2,
 )
-from callboard.wire.errors import CallError, ErrorReason
+from callboard.wire.refusals import CallError, ErrorReason
 from tests.controller.support import Api, job, pool, refusal_of
 from tests.support.fake_agent import FakeAgent
 

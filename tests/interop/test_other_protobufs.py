@@ -24,7 +24,7 @@ import google.protobuf, grpc
 from callboard import Client, JobSpec, ComponentSpec
 from callboard.v1 import agent_pb2, event_pb2, job_pb2, node_pb2
 from callboard.v1 import placement_group_pb2, policy_pb2, pool_pb2, scheduler_pb2
-from callboard.wire.errors import QuotaExceeded
+from callboard.wire.refusals import QuotaExceeded
 
 async def main():
     async with Client(sys.argv[1]) as cb:

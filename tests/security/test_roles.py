@@ -34,7 +34,8 @@ from callboard.security.grants import GRANTS_NAME, BadGrant, grant, read_grants,
 from callboard.security.places import UnsafeFile, write_private
 from callboard.security.roles import OPEN, OWNER, ROLES, Identity, Role, caller, check_role
 from callboard.v1.job_pb2 import Job, JobSpec
-from callboard.wire.errors import CallboardError, LimitReached, NotAllowed, NotAuthenticated, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import CallboardError, LimitReached, NotAllowed, NotAuthenticated
 from tests.controller.support import options_for, running
 from tests.support.fake_agent import FakeAgent
 

@@ -38,7 +38,8 @@ from callboard.security.tokens import (
     same,
     tidy,
 )
-from callboard.wire.errors import ErrorReason, NotAuthenticated, parse_error
+from callboard.wire.errors import parse_error
+from callboard.wire.refusals import ErrorReason, NotAuthenticated
 from tests.controller.support import options_for, running
 from tests.controller.test_metrics import get
 from tests.support.controller_process import ControllerProcess

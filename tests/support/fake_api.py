@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 
 from callboard.client import methods
 from callboard.client.methods import Method
-from callboard.wire.errors import CallboardError, status_of
+from callboard.wire.errors import status_of
+from callboard.wire.refusals import CallboardError
 
 Answer = Callable[..., Any]
 

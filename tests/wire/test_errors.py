@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,9 +14,11 @@ import pytest
 from google.protobuf import empty_pb2
 
 from callboard.model.faults import Fault, InvalidInput
+from callboard.scheduler.records.refusals import RefusalCode
 from callboard.v1 import errors_pb2
-from callboard.wire.errors import (
-    DETAILS_KEY,
+from callboard.wire.errors import DETAILS_KEY, error_from_rpc, parse_error, status_details, status_of
+from callboard.wire.refusals import (
+    KINDS,
     CallboardError,
     CallError,
     DeadlineExceeded,
@@ -28,11 +33,7 @@ from callboard.wire.errors import (
     Unschedulable,
     WrongState,
     code_of,
-    error_from_rpc,
     exception_for,
-    parse_error,
-    status_details,
-    status_of,
 )
 
 
@@ -74,6 +75,33 @@ class TestReasons:
     def test_only_unavailable_is_worth_a_retry(self) -> None:
         retryable = {reason for reason in ErrorReason if code_of(reason) == "UNAVAILABLE"}
         assert retryable == {ErrorReason.STORE_FAILED, ErrorReason.STOPPING}
+
+
+class TestTheTableOfRefusals:
+    """``UPDATE_DOCS=1`` writes it anew."""
+
+    PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+    @staticmethod
+    def row(kind: type[CallboardError]) -> str:
+        reasons = ", ".join(f"`{reason}`" for reason in kind.reasons if reason != "UNSPECIFIED")
+        meaning = re.sub(r"``([^`]+)``|:class:`([^`]+)`", r"`\1\2`", " ".join((kind.__doc__ or "").split()))
+        return f"| {reasons} | `{kind.__name__}` | `{kind.code}` | {meaning.rstrip('.')} |"
+
+    def test_is_what_the_classes_declare(self) -> None:
+        rows = [self.row(kind) for kind in KINDS]
+        table = "\n".join(["| reason | exception | status | meaning |", "|---|---|---|---|", *rows])
+        page = self.PAGE.read_text()
+        head, rest = page.split("<!-- refusals: written by tests/wire/test_errors.py -->\n")
+        written, tail = rest.split("<!-- end -->", 1)
+        if os.environ.get("UPDATE_DOCS"):
+            self.PAGE.write_text(page.replace(f"{rest}", f"{table}\n<!-- end -->{tail}"))
+            return
+        assert head
+        assert written == f"{table}\n", "run with UPDATE_DOCS=1"
+
+    def test_every_reason_of_the_scheduler_is_one_of_the_api(self) -> None:
+        assert {code.value for code in RefusalCode} <= {reason.value for kind in KINDS for reason in kind.reasons}
 
 
 class TestTravel:

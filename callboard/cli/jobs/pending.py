@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from callboard.client.client import Client
 from callboard.v1.job_pb2 import Job, JobState
-from callboard.wire.errors import NotFound
+from callboard.wire.refusals import NotFound
 
 MOST = 50
 """Jobs that are asked: what fits a screen. Each costs the controller a planning."""
