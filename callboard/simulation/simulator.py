@@ -134,7 +134,7 @@ class Simulator:
             self._reconnect()
         self._pass(60_000)
         self._check_all()
-        check_settled(self.controller.scheduler, self.controller.now_ms())
+        check_settled(self.site, self.controller.scheduler, self.controller.now_ms())
         self._check_processes()
         self._check_heard()
 

@@ -15,6 +15,7 @@ from callboard.scheduler.records.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator
 from callboard.simulation.world.disk import Disk
 from callboard.simulation.world.ground import Fence, GroundProcesses
+from callboard.wire.refusals import Unavailable
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
 
@@ -118,3 +119,20 @@ def test_a_controller_that_believes_the_hello_of_a_dead_run_is_caught(monkeypatc
     failure = next((report.failure for report in runs() if report.failure is not None), None)
     assert failure is not None, "nothing was noticed"
     assert failure.rule == "R2/I4"
+
+
+def test_a_defect_that_production_code_logs_and_answers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("callboard.simulation.programs.controller._Call.auth_context")
+    failure = failure_of(Simulator(OPTIONS))
+    assert failure.rule == "defect"
+    assert "a handler failed" in failure.message
+
+
+def test_a_cluster_that_lets_no_agent_in_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise Unavailable("come again")
+
+    monkeypatch.setattr("callboard.controller.sessions.sessions.check_hello", refuses)
+    failure = failure_of(Simulator(SimulationOptions(seed=2, events=20, nodes=2)))
+    assert failure.rule == "end"
+    assert "was never let in" in failure.message

@@ -8,13 +8,16 @@ from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.site import Site
 
 
-def check_settled(scheduler: Scheduler, now_ms: int) -> None:
+def check_settled(site: Site, scheduler: Scheduler, now_ms: int) -> None:
     """After healing and some time: no job is on its way for ever, and one that waits says why.
 
     Raises:
         RuleBroken: one is, or doesn't.
     """
     state = scheduler.state
+    for node_id in site.machines.by_node:
+        if node_id not in state.nodes:
+            raise RuleBroken("end", f"the agent of {node_id} was never let in though everything healed")
     for node in state.nodes.values():
         if node.state is not NodeState.READY:
             raise RuleBroken("end", f"{node.node_id} is {node.state} ({node.reason}) though everything healed")

@@ -35,10 +35,11 @@ class RuleBroken(AssertionError):
 def watched_logs(timeline: Timeline) -> Iterator[None]:
     """Takes in every line that is logged meanwhile; nothing is shown."""
 
-    def take(_logger: object, _level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if "exc_info" in line and not in_dead_process():
+    def take(_logger: object, method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if (method == "exception" or "exc_info" in line) and not in_dead_process():
             told = {name: value for name, value in line.items() if name != "exc_info"}
-            error = line["exc_info"] if isinstance(line["exc_info"], BaseException) else sys.exc_info()[1]
+            given = line.get("exc_info")
+            error = given if isinstance(given, BaseException) else sys.exc_info()[1]
             trace = "".join(traceback.format_exception(error)) if error is not None else ""
             timeline.fail(RuleBroken("defect", f"production code logged an error: {told}\n{trace}"))
         raise structlog.DropEvent
