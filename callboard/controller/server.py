@@ -229,6 +229,7 @@ class Controller:
             await asyncio.sleep(LOOK_EVERY_S)
             self._guard.review()
             self.metrics.look()
+            await asyncio.to_thread(self.audit.sync)
             if self._registration is not None and self._registration.token != self.access.token:
                 self._registration.close()
                 self._registration = self._registered()

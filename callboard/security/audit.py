@@ -2,8 +2,9 @@
 
 One line of JSON for each call that changed something or was meant to, in the state directory (``audit.jsonl``, mode
 0600). When the file is full it becomes ``audit.jsonl.1`` in place of the one before, so that the log is bounded. A line
-is with the operating system before the call is answered; a crash of the controller loses none, a power failure may
-lose the last.
+is with the operating system before the call is answered, and on disk within a second (:meth:`AuditLog.sync`): a crash
+of the controller loses none, a power failure at most the lines of the last second. The changes themselves are in the
+journal, which is on disk before a call is answered.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class AuditLog:
         self._bytes = 0
         self._entries: deque[Entry] = deque(maxlen=IN_MEMORY)
         self._number = 0
+        self._unsynced = False
         self.trouble = ""
         """Why the newest entry is not on disk; empty: it is."""
 
@@ -85,10 +87,27 @@ class AuditLog:
             self._write(b"\n")  # torn by a crash: the line is lost, and the next one is not
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Lets go of the file, once it is on disk."""
         if self._descriptor >= 0:
+            self.sync()
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def sync(self) -> None:
+        """Brings what was added to disk. May take a while, and may be called by another thread than :meth:`add`."""
+        if not self._unsynced:
+            return
+        self._unsynced = False
+        try:
+            # A descriptor of its own: the log may go on in another file meanwhile.
+            descriptor = os.dup(self._descriptor)
+            try:
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._unsynced = True
+            _log.error("audit_log_not_on_disk", why=str(error))
 
     def add(
         self, *, at_ms: int, who: str, role: str, method: str, subject: str, peer: str, code: str, why: str
@@ -152,6 +171,7 @@ class AuditLog:
         while line:  # A disk that is nearly full takes a part.
             written = os.write(self._descriptor, line)
             self._bytes += written
+            self._unsynced = True
             line = line[written:]
 
 

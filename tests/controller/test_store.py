@@ -318,6 +318,25 @@ class TestSecrets:
             with pytest.raises(Unsealable):
                 seal.open(wrong)
 
+    def test_each_start_seals_anew_with_a_key_of_its_own(self, opened: Opened) -> None:
+        key_path = opened.directory.path / "secrets.key"
+        opened.store.commit(submission(1, secret=SECRET), [])
+        old_key, old_seal = key_path.read_bytes(), Seal.of(key_path)
+        assert Put(spec("j1", secret=SECRET)) in opened.reopen().load()
+        assert (len(key_path.read_bytes()), key_path.read_bytes() != old_key) == (32, True)
+        with closing(sqlite3.connect(opened.directory.secrets_path)) as database:
+            (sealed,) = database.execute("SELECT value FROM secret").fetchone()
+        with pytest.raises(Unsealable):
+            old_seal.open(sealed)
+
+    def test_a_crash_between_two_keys_loses_nothing(self, opened: Opened) -> None:
+        key_path = opened.directory.path / "secrets.key"
+        opened.store.commit(submission(1, secret=SECRET), [])
+        Seal.of(key_path).rotated(key_path)  # and it crashed: nothing is sealed with the new key yet
+        assert len(key_path.read_bytes()) == 64
+        assert Put(spec("j1", secret=SECRET)) in opened.reopen().load()
+        assert len(key_path.read_bytes()) == 32
+
     @pytest.mark.parametrize("secret", ["x", "Zeile 1\nline 2\x00", "s3cret" * 20_000, "half \udcff", ""])
     def test_values_of_earlier_versions_are_read_and_sealed_anew(self, opened: Opened, secret: str) -> None:
         opened.store.commit(submission(1, secret=SECRET), [])

@@ -292,6 +292,21 @@ class TestGrants:
 
 
 class TestTheAuditLog:
+    def test_what_was_added_is_brought_to_disk_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        synced: list[int] = []
+        monkeypatch.setattr("os.fdatasync", synced.append)
+        log = AuditLog(tmp_path / AUDIT_NAME)
+        log.open()
+        log.sync()
+        assert synced == [], "there is nothing yet"
+        add(log, "a")
+        log.sync()
+        log.sync()
+        assert len(synced) == 1
+        add(log, "b")
+        log.close()
+        assert len(synced) == 2
+
     async def test_every_change_is_written_down_with_who_and_what_came_of_it(
         self, controller: Controller, tmp_path: Path
     ) -> None:

@@ -40,7 +40,8 @@ class SecretStore:
             OSError, sqlite3.Error: the file can't be used.
         """
         make_private_file(path)
-        self._seal = Seal.of(path.with_name(KEY_NAME))
+        self._key_path = path.with_name(KEY_NAME)
+        self._seal = Seal.of(self._key_path)
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA secure_delete=ON")
         # No write-ahead log, in which overwritten values would stay readable for a while.
@@ -63,14 +64,13 @@ class SecretStore:
         return without_values(record)
 
     def _seal_again(self) -> None:
-        """Seals anew what earlier versions wrote, so that their form goes with the first start of this one."""
-        self._write(
-            [
-                (*owner, self._seal.close(value))
-                for *owner, kept in self._database.execute("SELECT uid, component, name, value FROM secret").fetchall()
-                if Seal.is_old(kept) and (value := self._opened(kept)) is not None
-            ]
-        )
+        """Seals everything anew with a new key: a copy of the old one, and the form of an earlier version, go with each
+        start. A value whose key is lost stays as it is."""
+        self._seal = self._seal.rotated(self._key_path)
+        rows = self._database.execute("SELECT uid, component, name, value FROM secret").fetchall()
+        opened = [(*owner, self._opened(kept)) for *owner, kept in rows]
+        self._write([(*owner, self._seal.close(value)) for *owner, value in opened if value is not None])
+        self._seal = self._seal.only(self._key_path)
 
     def _write(self, rows: list[tuple[object, ...]]) -> None:
         """Stores uid, component, name and sealed value: all rows, durably, or none."""
