@@ -20,6 +20,9 @@ CHATTY = frozenset({"RenewJobs", "ReportSignals", "ServerReflectionInfo"})
 """Methods that tell the controller what goes on and come all the time; or that only read, by another name."""
 
 
+MOST_REMEMBERED = 10_000
+"""Clients whose calls are counted; beyond that those are forgotten that have not called for two seconds."""
+
 PROBE = Identity("probe", Role.VIEWER)
 """Every caller of a method that is open to all."""
 
@@ -111,6 +114,8 @@ class Gate:
             yield
         finally:
             self._streams[who.name] -= 1
+            if not self._streams[who.name]:
+                del self._streams[who.name]
 
     def write_down(
         self, who: Identity | None, method: str, subject: str, peer: str, *, code: str, why: str = ""
@@ -134,6 +139,9 @@ class Gate:
         """A bucket that fills by so many calls a second and holds twice as many."""
         rate, now_s = self._limits.requests_s, self._now_s()
         left, reckoned_s = self._left.get(name, (2.0 * rate, now_s))
+        if len(self._left) >= MOST_REMEMBERED:
+            # Names come from a company's login, too; one that called long ago has its whole bucket again.
+            self._left = {each: of for each, of in self._left.items() if now_s - of[1] < 2}
         left = min(2.0 * rate, left + (now_s - reckoned_s) * rate)
         if left < 1:
             self._left[name] = (left, now_s)
