@@ -5,12 +5,11 @@ from __future__ import annotations
 import typer
 
 from callboard.cli.cluster.checks import check_nodes
-from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
-from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.cluster.local_failures import run_locally
+from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
-from callboard.cli.show.session import failing_in_words
 from callboard.demo import elastic as elastic_demo
 from callboard.demo.acts import DoesNotFit
 from callboard.demo.rlhf import DemoOptions, as_plain, play
@@ -26,18 +25,12 @@ def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str
     options = DemoOptions(ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus)
 
     async def main(interrupts: Interrupts) -> list[Verdict]:
-        return await play(options, Story(console), interrupts)
-
-    with failing_in_words():
         try:
-            verdicts = run_interruptible(main)
-        except KeyboardInterrupt:
-            screen.stderr().print("Interrupted; nothing is left running.")
-            raise typer.Exit(INTERRUPTED) from None
-        except LOCAL_ERRORS as error:
-            raise in_words(error) from error
+            return await play(options, Story(console), interrupts)
         except DoesNotFit as error:
             raise _too_small(error) from error
+
+    verdicts = run_locally(main, _stopped)
     if as_json:
         printing.print_json(as_plain(verdicts), compact=True)
     if not all(verdict.passed for verdict in verdicts):
@@ -56,18 +49,16 @@ def elastic(*, as_json: bool, actor: str, role: str, agents: int, pace_s: float)
     async def main(interrupts: Interrupts) -> elastic_demo.ElasticResult:
         return await elastic_demo.play(options, TrainingStory(console), interrupts)
 
-    with failing_in_words():
-        try:
-            result = run_interruptible(main)
-        except KeyboardInterrupt:
-            screen.stderr().print("Interrupted; nothing is left running.")
-            raise typer.Exit(INTERRUPTED) from None
-        except LOCAL_ERRORS as error:
-            raise in_words(error) from error
+    result = run_locally(main, _stopped)
     if as_json:
         printing.print_json(result.as_plain(), compact=True)
     if not result.passed:
         raise typer.Exit(FAILED)
+
+
+def _stopped() -> int:
+    screen.stderr().print("Interrupted; nothing is left running.")
+    return INTERRUPTED
 
 
 def _too_small(error: DoesNotFit) -> CommandFailed:

@@ -12,16 +12,15 @@ from rich.table import Table
 from callboard.cli.autoscale.loop import Autoscaler, Limits, Provider
 from callboard.cli.autoscale.providers import CommandProvider, LocalProvider
 from callboard.cli.cluster.growing import cluster_to_grow
-from callboard.cli.cluster.local_failures import in_words
+from callboard.cli.cluster.local_failures import in_words, run_locally
 from callboard.cli.local.growth import NotGrowable
-from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import read_plan
-from callboard.cli.local.turns import ClusterGone
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
-from callboard.cli.show.session import connected, failing_in_words
+from callboard.cli.show.session import connected
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
 from callboard.model.durations import parse_duration_ms
@@ -89,13 +88,11 @@ def run(
             raise in_words(NotGrowable(record))
         return plan.controller, LocalProvider(directory, plan, tell)
 
-    with failing_in_words():
-        try:
-            run_interruptible(main)
-        except KeyboardInterrupt:
-            tell("Ended; the nodes stay as they are.")
-        except ClusterGone as error:
-            raise in_words(error) from error
+    def ended() -> int:
+        tell("Ended; the nodes stay as they are.")
+        return 0
+
+    run_locally(main, ended)
 
 
 async def _pause(pause_s: float, local: LocalProvider | None) -> None:

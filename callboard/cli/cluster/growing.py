@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.local.growth import Added, add_worker, end_worker, running_workers
-from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.nodes.actions import at_once, emptied
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.show.printing import done
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client
@@ -27,13 +25,7 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float) -> None:
         observer = Lines()
         return await add_worker(cluster_to_grow(name), observer, timeout_s=timeout_s, lock_pause_s=lock_pause_s)
 
-    with failing_in_words():
-        try:
-            added = run_interruptible(main)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except LOCAL_ERRORS as error:
-            raise in_words(error) from error
+    added = run_locally(main)
     has = words.amounts(added.node.capacity)
     on = f" on GPU {', '.join(added.gpus)}" if added.gpus else ""
     missing = "" if added.node.devices else "; it joined without a GPU"

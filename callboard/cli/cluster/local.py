@@ -14,11 +14,11 @@ import typer
 from rich.text import Text
 
 from callboard.cli.cluster.checks import check_name, check_nodes, deal_gpus, shapes_of
-from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
+from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.dashboard import usable_port
-from callboard.cli.local.interrupts import Interrupts, run_interruptible
+from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import take_down
@@ -145,14 +145,8 @@ def up(
                     if interrupts.received is not None and not wishes.quiet:
                         screen.stderr().print("Ended; nothing is left running.")
 
-    with failing_in_words():
-        try:
-            run_interruptible(main)
-        except KeyboardInterrupt:
-            # Ctrl-C is how a cluster that was ready is meant to end.
-            raise typer.Exit(0 if ready and not detach else INTERRUPTED) from None
-        except LOCAL_ERRORS as error:
-            raise in_words(error) from error
+    # Ctrl-C is how a cluster that was ready is meant to end.
+    run_locally(main, lambda: 0 if ready and not detach else INTERRUPTED)
 
 
 def down(*, name: str, every: bool) -> None:
@@ -168,13 +162,7 @@ def down(*, name: str, every: bool) -> None:
         done({"ended": ended}, "Ended; nothing is left running.")
 
     ended: list[str] = []
-    with failing_in_words():
-        try:
-            run_interruptible(main)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except LOCAL_ERRORS as error:
-            raise in_words(error) from error
+    run_locally(main)
 
 
 def _end_with_input(interrupts: Interrupts, *, owned: bool) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import typer
+
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import NotReady, PortTaken
 from callboard.cli.local.growth import NoPlaceLeft, NotGrowable
+from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.records import AlreadyUp
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.local.turns import ClusterGone, NoTurn
-from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.session import failing_in_words
+
+Result = TypeVar("Result")
 
 LocalError = (
     AlreadyUp | ChildEnded | ClusterGone | Leftovers | NoPlaceLeft | NotGrowable | NotReady | NoTurn | PortTaken
@@ -16,6 +25,24 @@ LocalError = (
 LOCAL_ERRORS = (
     *(AlreadyUp, ChildEnded, ClusterGone, Leftovers, NoPlaceLeft, NotGrowable, NotReady, NoTurn, PortTaken),
 )
+
+
+def run_locally(
+    main: Callable[[Interrupts], Coroutine[Any, Any, Result]], interrupted: Callable[[], int] = lambda: INTERRUPTED
+) -> Result:
+    """Runs what works on a cluster of this machine, and tells in words what fails.
+
+    Args:
+        main: what to do.
+        interrupted: called when a signal ended it; returns the exit code.
+    """
+    with failing_in_words():
+        try:
+            return run_interruptible(main)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupted()) from None
+        except LOCAL_ERRORS as error:
+            raise in_words(error) from error
 
 
 def in_words(error: LocalError) -> CommandFailed:
