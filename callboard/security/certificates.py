@@ -183,6 +183,14 @@ def new_request(name: str) -> tuple[str, str]:
     return _key_pem(key), request.public_bytes(Encoding.PEM).decode()
 
 
+def lifetime(pem: bytes) -> tuple[float, float]:
+    """When a certificate begins and ends, in seconds since 1970."""
+    from cryptography import x509  # noqa: PLC0415
+
+    found = x509.load_pem_x509_certificate(pem)
+    return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+
+
 def renew(directory: Path, name: str, *, lasts_ms: int = LASTS_MS) -> Issued:
     """Puts a new certificate with a new key in the place of one; who reads the files next uses it. The old one counts
     until it expires or is revoked.

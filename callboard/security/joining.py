@@ -6,17 +6,22 @@ over (:class:`JoinToken`) also holds the authority by which the agent knows the 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
+import structlog
+
 from callboard.security.access import Access
-from callboard.security.certificates import new_request, sign_request
-from callboard.security.dialing import Channel
+from callboard.security.certificates import lifetime, new_request, sign_request
+from callboard.security.dialing import Channel, open_channel
 from callboard.security.grants import consume, grant
 from callboard.security.places import TLS_VARIABLES, make_private, read_private, write_private
 from callboard.security.roles import Identity, Role, check_node
@@ -27,6 +32,11 @@ from callboard.wire.refusals import NotAuthenticated
 
 _PREFIX = "cbj1."
 _JOIN_S = 30.0
+
+LOOK_EVERY_S = 6 * 3600.0
+"""How often an agent looks whether its certificate ends soon."""
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +165,36 @@ class AgentCredentials:
             )
         if answer.token:
             write_private(self.token_file, answer.token + "\n")
-            return
+        else:
+            self._keep(key, answer)
+
+    async def keep_renewed(self, controller: str, node_id: str, *, look_every_s: float = LOOK_EVERY_S) -> None:
+        """Asks for the next certificate when a third of its time is left, for ever; who has a token needs none. The
+        next session shows the new one, and so does every other call."""
+        while True:
+            if self._pem["cert"].exists() and self._is_due():
+                try:
+                    await self._renew(controller, node_id)
+                    _log.info("certificate_renewed", node=node_id)
+                except (grpc.aio.AioRpcError, BadToken, OSError) as error:
+                    why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                    _log.warning("certificate_not_renewed", node=node_id, why=why, tried_again_in_s=look_every_s)
+            await asyncio.sleep(look_every_s)
+
+    async def _renew(self, controller: str, node_id: str) -> None:
+        key, request = new_request(node_id)
+        async with open_channel(controller, [("grpc.enable_http_proxy", 0)]) as channel:
+            answer: agent_pb2.JoinResponse = await agent_pb2_grpc.AgentServiceStub(channel).Join(
+                agent_pb2.JoinRequest(node_id=node_id, certificate_request=request.encode()), timeout=_JOIN_S
+            )
+        if answer.certificate:
+            self._keep(key, answer)
+
+    def _is_due(self) -> bool:
+        begins_s, ends_s = lifetime(self._pem["cert"].read_bytes())
+        return time.time() > ends_s - (ends_s - begins_s) / 3
+
+    def _keep(self, key: str, answer: agent_pb2.JoinResponse) -> None:
         write_private(self._pem["key"], key)
         write_private(self._pem["ca"], answer.authority)
         write_private(self._pem["cert"], answer.certificate)

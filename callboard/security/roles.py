@@ -34,7 +34,8 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Session": _AGENT,
         "SendOutput": _AGENT,
         "GetPackage": _AGENT,
-        "Join": frozenset({Role.JOINER}),
+        # An agent that has joined gets its next certificate by the one it has.
+        "Join": _AGENT | {Role.JOINER},
     },
     "callboard.v1.NodeService": {
         "GetNode": _PEOPLE,

@@ -13,6 +13,7 @@ import pytest
 from callboard.controller.server import Controller
 from callboard.security import access as access_module
 from callboard.security import certificates
+from callboard.security import joining as joining_module
 from callboard.security.grants import GRANTS_NAME, read_grants
 from callboard.security.joining import AgentCredentials, JoinToken, new_join_token
 from callboard.security.places import write_private
@@ -88,6 +89,29 @@ async def test_an_agent_exchanges_a_join_token_and_joins_with_what_it_got(
         if tls:
             listed = [each for each in certificates.read_issued(controller.options.certs) if each.name == "n1"]
             assert [(each.role, each.folder) for each in listed] == [("agent", "")], "its key never left the agent"
+
+
+async def test_an_agent_renews_its_certificate_by_the_one_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.make_authority(tmp_path / "state" / "certs", [])
+    async with running(options_for(tmp_path)) as controller:
+        apart(monkeypatch, tmp_path / "elsewhere")
+        own = AgentCredentials("default", "n1")
+        await own.obtain(controller.address, made(controller), "n1")
+        for name, value in own.environment().items():
+            monkeypatch.setenv(name, value)
+        first = (own.directory / "cert.pem").read_text()
+        assert not own._is_due(), "it has most of its time left"
+        with monkeypatch.context() as later:
+            later.setattr(joining_module.time, "time", lambda: certificates.lifetime(first.encode())[1] - 3600)
+            assert own._is_due()
+        await own._renew(controller.address, "n1")
+        assert (own.directory / "cert.pem").read_text() != first
+        async with FakeAgent(controller.address, "n1") as agent:
+            assert agent.welcome.epoch
+        listed = [each.name for each in certificates.read_issued(controller.options.certs)]
+        assert listed.count("n1") == 2
 
 
 async def test_of_many_at_once_one_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

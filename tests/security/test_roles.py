@@ -88,7 +88,7 @@ class TestTheTable:
             name = method.rpartition("/")[2]
             if changes(name):
                 assert Role.VIEWER not in roles, method
-            agents = ".AgentService/" in method and name != "Join"  # which is for who is not an agent yet
+            agents = ".AgentService/" in method
             assert (Role.AGENT in roles) == (agents or name == "DrainNode"), method
             assert (Role.JOINER in roles) == (name == "Join"), method
             if name == "Join":

@@ -128,7 +128,19 @@ def run(
         raise typer.BadParameter(error.why, param_hint=option_of(error.option)) from error
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--resource") from error
-    raise typer.Exit(asyncio.run(run_agent(options)))
+    raise typer.Exit(asyncio.run(_run_with_its_certificate(options)))
+
+
+async def _run_with_its_certificate(options: AgentOptions) -> int:
+    """Runs the agent, and keeps the certificate that it joined with from ending, if it has one."""
+    own = AgentCredentials(options.cluster, options.node_id)
+    if not own.environment() or not own.environment().items() <= os.environ.items():
+        return await run_agent(options)
+    renewing = asyncio.create_task(own.keep_renewed(options.controller, options.node_id))
+    try:
+        return await run_agent(options)
+    finally:
+        renewing.cancel()
 
 
 def _tell(text: str) -> None:
