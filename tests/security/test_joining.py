@@ -13,7 +13,6 @@ import pytest
 from callboard.controller.server import Controller
 from callboard.security import access as access_module
 from callboard.security import certificates
-from callboard.security import joining as joining_module
 from callboard.security.grants import GRANTS_NAME, read_grants
 from callboard.security.joining import AgentCredentials, JoinToken, new_join_token
 from callboard.security.places import write_private
@@ -104,7 +103,7 @@ async def test_an_agent_renews_its_certificate_by_the_one_it_has(
         first = (own.directory / "cert.pem").read_text()
         assert not own._is_due(), "it has most of its time left"
         with monkeypatch.context() as later:
-            later.setattr(joining_module.time, "time", lambda: certificates.lifetime(first.encode())[1] - 3600)
+            later.setattr("time.time", lambda: certificates.lifetime(first.encode())[1] - 3600)
             assert own._is_due()
         await own._renew(controller.address, "n1")
         assert (own.directory / "cert.pem").read_text() != first
