@@ -54,6 +54,8 @@ def main() -> None:
     """Runs the command line of this process."""
     # Read once, when gRPC is imported: its fork handlers stall programs that start others (docs/agents.md).
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # Else gRPC writes a line for each connection that fails, of whoever tries.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for number, argument in enumerate(sys.argv[1:], 1):
         if not argument.isascii() and argument.encode(errors="replace").decode() != argument:
             # Bytes of another encoding: no message carries them, and nothing here is named so.

@@ -30,8 +30,8 @@ LOOK_EVERY_S = 1.0
 """How often a changed file is noticed; until then the old tokens count."""
 
 REMEDY = (
-    "On the controller's machine, call it from the account that started it and the token is found; elsewhere, name a "
-    "private file with a token in CALLBOARD_TOKEN_FILE"
+    "On the controller's machine, call it from the account that started it and the token is found; elsewhere, log in "
+    "with `callboard login`, or name a private file with a token in CALLBOARD_TOKEN_FILE"
 )
 
 FIGURES = frozenset({Role.OPERATOR, Role.VIEWER})
