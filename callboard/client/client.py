@@ -75,10 +75,7 @@ class Client(JobCalls, ClusterCalls):
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
@@ -144,11 +141,7 @@ class Client(JobCalls, ClusterCalls):
             await self._cluster.stop()
 
     async def call(
-        self,
-        method: Method[Request, Response],
-        request: Request,
-        *,
-        timeout: float | None = None,
+        self, method: Method[Request, Response], request: Request, *, timeout: float | None = None
     ) -> Response:
         """One call of the API as it is on the wire, for what has no method of its own.
 

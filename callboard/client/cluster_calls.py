@@ -310,12 +310,7 @@ class ClusterCalls:
         return list((await self._connection.call(methods.LIST_AUDIT, request)).entries)
 
     async def list_events(
-        self,
-        *,
-        start_revision: int = 0,
-        types: Sequence[str] = (),
-        subject: str = "",
-        newest: int = 0,
+        self, *, start_revision: int = 0, types: Sequence[str] = (), subject: str = "", newest: int = 0
     ) -> list[Event]:
         """Events of the log, oldest first.
 
@@ -352,9 +347,7 @@ class ClusterCalls:
             Unreachable: the controller stayed away for a minute.
         """
         return watch_events(
-            self._connection,
-            start_revision=start_revision,
-            event_filter=EventFilter(types=types, subject=subject),
+            self._connection, start_revision=start_revision, event_filter=EventFilter(types=types, subject=subject)
         )
 
 

@@ -106,11 +106,7 @@ class Connection:
         await self._channel.close()
 
     async def call(
-        self,
-        method: Method[Request, Response],
-        request: Request,
-        *,
-        timeout_s: float | None = None,
+        self, method: Method[Request, Response], request: Request, *, timeout_s: float | None = None
     ) -> Response:
         """One call, repeated while that is safe and the controller is away.
 

@@ -251,10 +251,7 @@ class JobHandle(SeenJob):
         except QuantityError as error:
             raise InvalidInput([Fault("grace", str(error))]) from error
         request = methods.CANCEL_JOB.request(
-            name=self._resource,
-            reason=reason,
-            destroy_placement_groups=destroy_placement_groups,
-            grace_ms=grace_ms,
+            name=self._resource, reason=reason, destroy_placement_groups=destroy_placement_groups, grace_ms=grace_ms
         )
         self.job = (await self._connection.call(methods.CANCEL_JOB, request)).job
         return self.job

@@ -53,12 +53,7 @@ LIST_JOBS = Method("JobService/ListJobs", job_pb2.ListJobsRequest, job_pb2.ListJ
 CANCEL_JOB = Method("JobService/CancelJob", job_pb2.CancelJobRequest, job_pb2.CancelJobResponse)
 COMPLETE_JOB = Method("JobService/CompleteJob", job_pb2.CompleteJobRequest, job_pb2.CompleteJobResponse)
 # Done twice, it stops what the first let start again.
-PREEMPT_JOB = Method(
-    "JobService/PreemptJob",
-    job_pb2.PreemptJobRequest,
-    job_pb2.PreemptJobResponse,
-    repeatable=False,
-)
+PREEMPT_JOB = Method("JobService/PreemptJob", job_pb2.PreemptJobRequest, job_pb2.PreemptJobResponse, repeatable=False)
 # The number is absolute, so a repeat changes nothing.
 SCALE_JOB = Method("JobService/ScaleJob", job_pb2.ScaleJobRequest, job_pb2.ScaleJobResponse)
 RENEW_JOBS = Method("JobService/RenewJobs", job_pb2.RenewJobsRequest, job_pb2.RenewJobsResponse)

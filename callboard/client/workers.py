@@ -289,15 +289,7 @@ class WorkerHandle:
             return
         from callboard.client.lost_calls import Called, watch  # noqa: PLC0415 - needs Ray.
 
-        watch(
-            actor,
-            Called(
-                label=self._label,
-                uid=self.uid,
-                controller=self.controller,
-                actor_name=self._known_actor,
-            ),
-        )
+        watch(actor, Called(label=self._label, uid=self.uid, controller=self.controller, actor_name=self._known_actor))
 
     @property
     def _known_actor(self) -> str:

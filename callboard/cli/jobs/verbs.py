@@ -18,6 +18,9 @@ app.add_typer(job_verbs, name="job")
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completing.jobs)]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is done.", show_default=False)]
+ComponentOption = Annotated[
+    str, typer.Option("--component", metavar="NAME", help="Only workers of this component.", show_default=False)
+]
 
 
 class _Submit(TyperCommand):
@@ -229,9 +232,7 @@ def result(job: JobArgument, timeout: TimeoutOption = 60.0) -> None:
 @takes("controller")
 def logs(
     job: JobArgument,
-    component: Annotated[
-        str, typer.Option("--component", metavar="NAME", help="Only workers of this component.", show_default=False)
-    ] = "",
+    component: ComponentOption = "",
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="N", help="Only workers of this rank.", min=0, show_default=False)
     ] = None,
@@ -270,9 +271,7 @@ def logs(
 @reads
 def env(
     name: JobArgument,
-    component: Annotated[
-        str, typer.Option("--component", metavar="NAME", help="Only workers of this component.", show_default=False)
-    ] = "",
+    component: ComponentOption = "",
     rank: Annotated[
         int, typer.Option("--rank", metavar="N", help="Only the worker of this rank; -1: all.", min=-1)
     ] = -1,

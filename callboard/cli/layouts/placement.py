@@ -29,13 +29,7 @@ _GONE = (node_pb2.NODE_STATE_LOST, node_pb2.NODE_STATE_LEFT)
 
 
 def show(
-    file: str,
-    *,
-    overrides: Sequence[str],
-    config_path: Path | None,
-    nodes: str,
-    controller: str,
-    svg: Path | None,
+    file: str, *, overrides: Sequence[str], config_path: Path | None, nodes: str, controller: str, svg: Path | None
 ) -> None:
     """Shows the placement of a file; ends with 2 and every fault if it has some."""
     with failing_in_words():

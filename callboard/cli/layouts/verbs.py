@@ -53,12 +53,7 @@ def show(
     A file with faults ends with exit code 2 and says all of them, each with its line and column.
     """
     actions.placement.show(
-        file,
-        overrides=overrides or [],
-        config_path=config_path,
-        nodes=nodes,
-        controller=controller,
-        svg=svg,
+        file, overrides=overrides or [], config_path=config_path, nodes=nodes, controller=controller, svg=svg
     )
 
 

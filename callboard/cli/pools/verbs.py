@@ -15,6 +15,8 @@ app = typer.Typer()
 
 pool_verbs = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
 app.add_typer(pool_verbs, name="pool")
+PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)]
+ValidateOption = Annotated[bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)]
 
 
 @pool_verbs.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
@@ -54,9 +56,7 @@ def create(
             show_default=False,
         ),
     ] = "",
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
-    ] = False,
+    validate: ValidateOption = False,
 ) -> None:
     """Make a pool. One that exists with an equal spec is left as it is."""
     actions.pools.create(
@@ -78,9 +78,7 @@ def list_pools() -> None:
 
 @pool_verbs.command("get", epilog="Example: callboard pool get rlhf -o yaml")
 @reads
-def get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
-) -> None:
+def get(name: PoolArgument) -> None:
     """Show one pool: quota, usage, placement groups."""
     actions.pools.show(name)
 
@@ -88,7 +86,7 @@ def get(
 @pool_verbs.command("set", epilog="Example: callboard pool set rlhf nominal.cpu=8 pg_pool.max_dynamic=4")
 @takes("controller", "output", "quiet")
 def set_pool(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
+    name: PoolArgument,
     changes: Annotated[
         list[str],
         typer.Argument(
@@ -102,9 +100,7 @@ def set_pool(
             "--etag", help="Refuse the change if the pool has changed since this etag was read.", show_default=False
         ),
     ] = "",
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
-    ] = False,
+    validate: ValidateOption = False,
 ) -> None:
     """Change a pool: as a whole from a file, or single fields. What runs goes on."""
     actions.pools.change(name, changes, etag=etag, validate=validate)
@@ -113,7 +109,7 @@ def set_pool(
 @pool_verbs.command("delete", epilog="Example: callboard pool delete rlhf --force")
 @writes
 def delete(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)],
+    name: PoolArgument,
     force: Annotated[
         bool, typer.Option("--force", help="Also cancel the jobs in the pool.", show_default=False)
     ] = False,
@@ -183,9 +179,7 @@ def set_policy(
             help="A YAML file with the whole policy, or single fields to change; values are YAML.",
         ),
     ],
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)
-    ] = False,
+    validate: ValidateOption = False,
 ) -> None:
     """Set the policy: as a whole from a file, or single fields."""
     actions.policy.change(changes, validate=validate)
