@@ -73,11 +73,7 @@ class ComponentPlacement:
     def plan(self) -> PlacementPlan:
         """Everything at once, as data."""
         components = tuple(
-            PlannedComponent(
-                name,
-                layout.strategy,
-                self._charges.workers(layout.entry, self._located(name)),
-            )
+            PlannedComponent(name, layout.strategy, self._charges.workers(layout.entry, self._located(name)))
             for name, layout in self._layouts.items()
         )
         return PlacementPlan(

@@ -66,10 +66,7 @@ def place_by(spec: JobSpec, plan: PlacementPlan) -> JobSpec:
         for component in spec.components
     )
     return replace(
-        spec,
-        components=components,
-        placement_config=_kept(plan),
-        placement_digest=digest_of(spec.placement_config),
+        spec, components=components, placement_config=_kept(plan), placement_digest=digest_of(spec.placement_config)
     )
 
 

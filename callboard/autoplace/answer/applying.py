@@ -126,11 +126,7 @@ class _Entry:
 
 
 def _change(
-    editor: _Editor,
-    root: Any,
-    num_nodes: int,
-    placement: Mapping[str, PlacementValue],
-    stated: Mapping[str, Any],
+    editor: _Editor, root: Any, num_nodes: int, placement: Mapping[str, PlacementValue], stated: Mapping[str, Any]
 ) -> None:
     cluster = _child(root, "cluster")
     if cluster is None:

@@ -230,9 +230,6 @@ def improved(search: Combination, found: Found, budget: Budget) -> Found:
 def _windows(found: Found, size: int) -> list[frozenset[int]]:
     """Tasks next to each other by start, and by end."""
     tasks = range(len(found.starts))
-    orders = (
-        sorted(tasks, key=lambda i: (found.starts[i], i)),
-        sorted(tasks, key=lambda i: (found.ends[i], i)),
-    )
+    orders = (sorted(tasks, key=lambda i: (found.starts[i], i)), sorted(tasks, key=lambda i: (found.ends[i], i)))
     windows = [frozenset(order[at : at + size]) for order in orders for at in range(len(order) - size + 1)]
     return list(dict.fromkeys(windows))

@@ -321,10 +321,7 @@ def for_layout(instance: Instance, layout: Layout) -> Instance:
     if layout is Layout.COLLOCATED:
         lonely = sum(any(o.gpus for o in task.options) for task in instance.tasks) == 1
         tasks = tuple(
-            replace(
-                task,
-                options=tuple(o for o in task.options if (lonely or not o.alone) and not o.lies_side_by_side),
-            )
+            replace(task, options=tuple(o for o in task.options if (lonely or not o.alone) and not o.lies_side_by_side))
             for task in instance.tasks
         )
         return replace(instance, tasks=tasks)

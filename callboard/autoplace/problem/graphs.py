@@ -11,10 +11,7 @@ _SCORERS = ("reward", "reference", "old_logprob", "value")
 
 GRAPHS = MappingProxyType(
     {
-        "reasoning": (
-            ("rollout", "inference", EdgeKind.STREAM),
-            ("inference", "actor", EdgeKind.STREAM),
-        ),
+        "reasoning": (("rollout", "inference", EdgeKind.STREAM), ("inference", "actor", EdgeKind.STREAM)),
         "embodied": (
             ("env", "rollout", EdgeKind.STREAM),
             ("rollout", "env", EdgeKind.STREAM),

@@ -156,11 +156,7 @@ def _embodied_problem(job: Embodied, pool: Pool, profiled: int, *, notes: tuple[
     )
     return Problem(
         components=_placeable(
-            (
-                _by_environments("env", job, pool),
-                _by_environments("rollout", job, pool),
-                component_of(asked, (pool,)),
-            )
+            (_by_environments("env", job, pool), _by_environments("rollout", job, pool), component_of(asked, (pool,)))
         ),
         edges=(
             Edge(source="env", target="rollout"),

@@ -42,10 +42,7 @@ def batch_rules(instance: Instance, split: Split, sync: int, staleness: float) -
 def turn_rules(i: int, j: int, shift: int) -> list[Rule]:
     """What is asked of two tasks that take turns, ``shift`` periods apart."""
     # i ends before the turn of j, `shift` periods on; j before that of i, 1 − `shift` periods on.
-    return [
-        Rule(end_of(i), start_of(j), 0.0, float(shift)),
-        Rule(end_of(j), start_of(i), 0.0, float(1 - shift)),
-    ]
+    return [Rule(end_of(i), start_of(j), 0.0, float(shift)), Rule(end_of(j), start_of(i), 0.0, float(1 - shift))]
 
 
 def start_of(task: int) -> int:

@@ -39,13 +39,7 @@ FEW_WITH_MEMORY = 8
 
 
 def search_sync(
-    instance: Instance,
-    *,
-    layout: Layout,
-    halt: Stop,
-    told: Callable[[int, int], None],
-    gap: float,
-    solver: bool,
+    instance: Instance, *, layout: Layout, halt: Stop, told: Callable[[int, int], None], gap: float, solver: bool
 ) -> Outcome:
     """The shortest plan of an instance.
 
