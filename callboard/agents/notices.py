@@ -22,6 +22,7 @@ import grpc
 import structlog
 
 from callboard.agents.link.channel import controller_channel
+from callboard.security.tokens import BadToken
 from callboard.v1 import node_pb2, node_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -147,12 +148,15 @@ def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool,
     async def drain(reason: str) -> bool:
         request = node_pb2.DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
         request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
-        async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
-            try:
+        try:
+            async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
                 await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)
-            except grpc.aio.AioRpcError as error:
-                _log.warning("notice_not_heard", reason=reason, code=error.code().name, why=error.details())
-                return False
+        except grpc.aio.AioRpcError as error:
+            _log.warning("notice_not_heard", reason=reason, code=error.code().name, why=error.details())
+            return False
+        except BadToken as error:
+            _log.warning("notice_not_heard", reason=reason, code="UNAUTHENTICATED", why=str(error))
+            return False
         _log.warning("notice", reason=reason, within_ms=within_ms)
         return True
 

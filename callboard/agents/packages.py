@@ -20,6 +20,7 @@ import structlog
 
 from callboard.agents.runtime import HostError
 from callboard.security.dialing import Channel
+from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -76,8 +77,9 @@ class Packages:
                         if not piece.data and output.tell() < size:
                             raise HostError("the controller sent nothing of the code of the job")
                         output.write(piece.data)
-        except grpc.aio.AioRpcError as error:
-            raise HostError(f"the code of the job can't be fetched: {error.details()}") from error
+        except (grpc.aio.AioRpcError, BadToken) as error:
+            why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+            raise HostError(f"the code of the job can't be fetched: {why}") from error
         if (found := await asyncio.to_thread(_name_of, part)) != package:
             raise HostError(
                 f"the code of the job arrived as {found}, not as {package}; the network or a disk changes data"

@@ -16,7 +16,7 @@ from callboard.agents.link import channel
 from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
 from callboard.controller.server import Controller
-from callboard.security.tokens import find_token
+from callboard.security.tokens import BadToken, find_token
 from callboard.v1.node_pb2 import NodeState
 from callboard.wire.refusals import InvalidRequest
 from tests.agents.conftest import cluster_of
@@ -143,13 +143,30 @@ async def test_an_agent_that_looked_for_the_token_before_there_was_one_looks_aga
 
     def early(address: str, stated: Path | None = None) -> str:
         looks.append(address)
-        return find_token(address, stated) if len(looks) > 1 else ""
+        return find_token(address, stated) if len(looks) > 2 else ""  # once for the stream, once for its call
 
     monkeypatch.setattr(channel, "find_token", early)
     agent = site.start("n1")
     await site.until("n1", "READY", 0)
     assert not agent.done()
-    assert len(looks) > 1
+    assert len(looks) > 2
+
+
+async def test_an_agent_goes_on_trying_while_its_token_file_is_broken(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    def broken_at_first(address: str, stated: Path | None = None) -> str:
+        looks.append(address)
+        if len(looks) < 3:
+            raise BadToken("token", "is being replaced.")
+        return find_token(address, stated)
+
+    monkeypatch.setattr(channel, "find_token", broken_at_first)
+    agent = site.start("n1")
+    await site.until("n1", "READY", 0)
+    assert not agent.done()
 
 
 async def test_nj_13_a_rank_is_nobodys_twice_and_one_that_is_not_asked_for_is_the_lowest_free(site: Site) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from callboard.agents.files.output_store import OutputStore
 from callboard.agents.link.channel import controller_channel
+from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 
 _log = structlog.get_logger(__name__)
@@ -52,16 +53,18 @@ class OutputSender:
             await asyncio.wait(self._reads)
 
     async def _send(self, ask: agent_pb2.ReadOutput) -> None:
-        async with self._dial() as channel:
-            finish = asyncio.Event()
-            # No deadline: a follower follows as long as it likes. The keepalive notices when the controller is gone.
-            stream = agent_pb2_grpc.AgentServiceStub(channel).SendOutput(self._requests(ask, finish))
-            try:
+        try:
+            async with self._dial() as channel:
+                finish = asyncio.Event()
+                # No deadline: a follower follows as long as it likes. Keepalive notices when the controller is gone.
+                stream = agent_pb2_grpc.AgentServiceStub(channel).SendOutput(self._requests(ask, finish))
                 async for response in stream:
                     if response.finish:
                         finish.set()
-            except grpc.aio.AioRpcError as error:
-                _log.info("output_broken_off", job=ask.job_id, why=f"{error.code().name}: {error.details()}")
+        except grpc.aio.AioRpcError as error:
+            _log.info("output_broken_off", job=ask.job_id, why=f"{error.code().name}: {error.details()}")
+        except BadToken as error:
+            _log.warning("output_not_sent", job=ask.job_id, why=str(error))
 
     async def _requests(
         self, ask: agent_pb2.ReadOutput, finish: asyncio.Event

@@ -25,6 +25,7 @@ from callboard.agents.link.channel import REFUSALS, controller_channel
 from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
 from callboard.model.backoff import Backoff
+from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc, inspection_pb2
 from callboard.wire.errors import why_lost
 
@@ -357,7 +358,13 @@ def _decoded(message: _T) -> _T:
 
 @asynccontextmanager
 async def _grpc_stream(controller: str, *, token_file: str, http_proxy: bool) -> AsyncIterator[Stream]:
-    async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
+    try:
+        channel = controller_channel(controller, token_file=token_file, http_proxy=http_proxy)
+        channel.metadata()
+    except BadToken as error:
+        # A file of it is being replaced just now, or is broken: whoever mends it need not start the agent again.
+        raise _Lost(str(error)) from error
+    async with channel:
         # No deadline: a session lasts. The lease and keepalive notice when it is dead.
         try:
             yield agent_pb2_grpc.AgentServiceStub(channel).Session()
