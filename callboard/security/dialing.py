@@ -22,6 +22,9 @@ SCHEME = "Bearer "
 CLOSE_S = 30.0
 """How long calls of a channel may go on that was replaced because a certificate was."""
 
+LOOK_EVERY_S = 1.0
+"""How often a channel that does not connect looks for another certificate."""
+
 FindTls = Callable[[], TlsParts | None]
 
 
@@ -56,15 +59,23 @@ class Channel(grpc.aio.Channel):
 
     def renew(self) -> bool:
         """Looks for token and certificate again; whether one is another now."""
-        before, self._token = (self._token, self._tls), self._find()
-        tls = self._find_tls()
-        if tls != self._tls:
-            self._tls, old = tls, self._inner
-            self._inner = self._dialed()
-            closing = asyncio.ensure_future(old.close(CLOSE_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-        return (self._token, self._tls) != before
+        before, self._token = self._token, self._find()
+        return self.renew_certificate() or self._token != before
+
+    def renew_certificate(self) -> bool:
+        """Looks for the certificate again; whether it is another now."""
+        try:
+            tls = self._find_tls()
+        except BadToken:
+            return False  # it is being replaced just now, or is broken; the one there was may still do
+        if tls == self._tls:
+            return False
+        self._tls, old = tls, self._inner
+        self._inner = self._dialed()
+        closing = asyncio.ensure_future(old.close(CLOSE_S))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return True
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries.
@@ -138,7 +149,15 @@ class Channel(grpc.aio.Channel):
         await self._inner.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """As of grpc.aio."""
+        """As of grpc.aio; and meanwhile a certificate may be replaced: one that has ended never connects."""
+        while self._tls is not None:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._inner.channel_ready()
+            except TimeoutError:
+                self.renew_certificate()
+            else:
+                return
         await self._inner.channel_ready()
 
 

@@ -175,6 +175,21 @@ async def test_a_client_goes_on_with_a_renewed_certificate(tmp_path: Path, monke
             assert await client.list_pools() == []
 
 
+async def test_a_client_that_waits_connects_once_its_certificate_is_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.make_authority(tmp_path / "another", [])
+    certificates.issue(tmp_path / "another", "olga", Role.OPERATOR, tmp_path / "olga")
+    async with with_tls(tmp_path) as controller, somewhere_else(monkeypatch, tmp_path):
+        shown(monkeypatch, tmp_path / "olga")
+        async with Client(controller.address, retry=30) as client:
+            waiting = asyncio.create_task(client.list_pools())
+            done, _ = await asyncio.wait({waiting}, timeout=0.5)
+            assert not done
+            certificates.issue(controller.options.certs, "olga", Role.OPERATOR, tmp_path / "olga")
+            assert await waiting == []
+
+
 async def test_the_controller_shows_its_renewed_certificate_without_a_restart(tmp_path: Path) -> None:
     async with with_tls(tmp_path, metrics="127.0.0.1:0") as controller:
         certs = controller.options.certs
