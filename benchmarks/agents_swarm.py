@@ -22,7 +22,7 @@ from typing import Any
 import grpc.aio
 
 from callboard._version import __version__
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, agent_pb2_grpc, common_pb2
 

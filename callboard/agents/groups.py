@@ -14,8 +14,7 @@ import structlog
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.ray.ray_devices import Shares, amount, in_order
 from callboard.agents.runtime import BundleBooking, GroupBooking, HostError, Runtime
-from callboard.model.hardware import is_piece
-from callboard.model.quantities import MILLI
+from callboard.model.quantities import MILLI, is_piece
 from callboard.v1 import agent_pb2, common_pb2
 
 _log = structlog.get_logger(__name__)

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from callboard.client.errors import RequestTooLarge, Unreachable
 from callboard.client.methods import Method
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 from callboard.security.dialing import open_channel
 from callboard.wire.errors import error_from_rpc, is_answer, parse_error, was_unconnected, why_lost
 from callboard.wire.refusals import CallboardError, DeadlineExceeded, ErrorReason, InternalError

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from callboard.model.colocation import unfused
 from callboard.model.environment import is_secret
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
+from callboard.model.roles import unfused
 from callboard.model.schema import Declared, Secrecy, declared_in
 from callboard.model.specs import COLOCATED_CONCURRENCY, PROGRAM_SIGNAL, ComponentSpec, JobSpec, Labels, PoolSpec
 

@@ -1,11 +1,16 @@
 """Quantities: integers in milli-units and bytes, and the texts people write for them.
 
+Declared hardware is an amount, too: "Franka/1" is the second Franka of its node, a resource like any other with one
+unit of it, so two jobs never hold one robot. Names of custom resources have no slash
+(:func:`callboard.model.names.is_name`).
+
 Floating point is used nowhere after the edge: 4.1 − 3.1 must equal 1.0 (docs/scheduling.md, Quantities).
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -278,18 +283,27 @@ def _merge(
 NOTHING = Resources()
 """No amount of anything."""
 
-__all__ = [
-    "MAX_MEMORY_BYTES",
-    "MAX_MILLI",
-    "MILLI",
-    "NOTHING",
-    "Number",
-    "QuantityError",
-    "Resources",
-    "format_amount",
-    "format_memory",
-    "format_milli",
-    "parse_memory",
-    "parse_milli",
-    "total",
-]
+
+def piece_name(hardware_type: str, position: int) -> str:
+    """Name of a piece.
+
+    Args:
+        hardware_type: its type, as its node declares it.
+        position: which of the node's pieces of that type, from 0.
+    """
+    return f"{hardware_type}/{position}"
+
+
+def is_piece(resource: str) -> bool:
+    """Whether a resource is a piece of declared hardware; Ray knows nothing of those."""
+    return "/" in resource
+
+
+def pieces(types: Iterable[str]) -> Resources:
+    """One unit of every piece of a node that declares hardware of these types, in the order declared."""
+    seen: Counter[str] = Counter()
+    custom: dict[str, int] = {}
+    for hardware_type in types:
+        custom[piece_name(hardware_type, seen[hardware_type])] = MILLI
+        seen[hardware_type] += 1
+    return Resources.of(custom=custom)

@@ -15,11 +15,12 @@ from enum import StrEnum
 from typing import Annotated
 
 from callboard.model import names
-from callboard.model.inputs.arguments import ArgsJson, KwargsJson
 from callboard.model.inputs.compounds import (
+    ArgsJson,
     Devices,
     Env,
     HardwareJson,
+    KwargsJson,
     LabelMap,
     PassEnv,
     Pieces,
@@ -224,7 +225,7 @@ class WorkerPlace:
         node_group: label of the node group that its placement counts ranks in; empty: none.
         hardware_json: settings of the declared hardware it was given, a JSON array; empty: none.
         hardware: (piece, share in milli) of each piece of its node's declared hardware that it holds, sorted; see
-            :mod:`callboard.model.hardware`.
+            :mod:`callboard.model.quantities`.
     """
 
     node_id: Annotated[Name, Written("node")]
@@ -307,7 +308,7 @@ class ComponentSpec:
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
         members: the components of a colocation group that this one stands for, each as it was asked for; see
-            :mod:`callboard.model.colocation`. Empty: it stands for itself.
+            :mod:`callboard.model.roles`. Empty: it stands for itself.
     """
 
     name: Name

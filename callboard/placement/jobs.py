@@ -13,9 +13,8 @@ from dataclasses import replace
 import yaml
 
 from callboard.model.describe import masked
-from callboard.model.hardware import piece_name, pieces
 from callboard.model.inputs.located import Misfit, Misfits, Place
-from callboard.model.quantities import MILLI, format_milli
+from callboard.model.quantities import MILLI, format_milli, piece_name, pieces
 from callboard.model.specs import ComponentSpec, JobSpec, WorkerPlace
 from callboard.placement.cluster.cluster import Cluster
 from callboard.placement.layout.plan import PlacementPlan, PlannedComponent, PlannedWorker

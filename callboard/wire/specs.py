@@ -5,11 +5,11 @@ The name of a pool travels beside its spec: ``CreatePoolRequest.pool_id``, ``Poo
 
 from __future__ import annotations
 
-from callboard.model.colocation import unfused
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.pool import PolicyInput, PoolInput
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
+from callboard.model.roles import unfused
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, WorkerPlace
 from callboard.v1 import common_pb2, job_pb2, policy_pb2, pool_pb2
 from callboard.wire.schema import Reader, written

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
-from callboard.model.colocation import fused, unfused
 from callboard.model.describe import MASK, job_to_mapping
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec, read_yaml
+from callboard.model.inputs.groups import faults_of_groups, settled
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.roles import read_role_file, role_file
-from callboard.model.inputs.settling import settled
 from callboard.model.quantities import Resources
 from callboard.model.requests import ComponentSpec, JobSpec
-from callboard.model.roles import PRESETS
-from callboard.model.specs import COLOCATED_CONCURRENCY
+from callboard.model.roles import PER_PROCESS, PRESETS, fused, unfused
+from callboard.model.specs import COLOCATED_CONCURRENCY, Strategy
 from callboard.model.specs import ComponentSpec as Exact
 from callboard.model.specs import JobSpec as ExactJob
 from callboard.wire.specs import job_spec_from_proto, job_spec_to_proto
@@ -337,3 +336,29 @@ class TestTheSdk:
 def test_scaling_rules_are_checked(rule: object, path: str, words: str) -> None:
     found = faults_of(part(min_workers=1, max_workers=2, scaling=[rule]))
     assert words in found[f"components[0].scaling[0]{path}"]
+
+
+@pytest.mark.parametrize("name", PER_PROCESS)
+def test_what_a_process_has_one_of_is_agreed_on_and_kept(name: str) -> None:
+    """A field that is added to components is one of these, unless the rules of fusing name it: it is never lost."""
+    default = next(field.default for field in fields(Exact) if field.name == name)
+    samples: dict[type, tuple[Any, Any]] = {
+        str: ("x", "y"),
+        int: (1, 2),
+        bool: (not default, default),
+        Resources: (Resources(cpu_milli=1000), Resources(cpu_milli=2000)),
+        type(None): (Strategy.SPREAD, Strategy.PACK),
+    }
+    one, other = samples[type(default)]
+
+    def members(*stated: dict[str, Any]) -> tuple[Exact, ...]:
+        return tuple(
+            Exact(name=f"m{index}", actor="a:B", colocation_group="g", **each) for index, each in enumerate(stated)
+        )
+
+    agreed = members({}, {name: one}, {name: one})
+    assert faults_of_groups(agreed) == []
+    (process,) = fused(ExactJob(name="j", pool="p", components=agreed)).components
+    assert (process.resources if name == "colocation_total" else getattr(process, name)) == one
+    (fault,) = faults_of_groups(members({name: one}, {name: other}))
+    assert "differs from that of m0" in fault.message

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from callboard.controller.searches.placements import placed
-from callboard.model.colocation import fused
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs import job_spec
 from callboard.model.quantities import Resources
+from callboard.model.roles import fused
 from callboard.model.specs import JobSpec
 from callboard.scheduler.account.demand import demand
 from callboard.scheduler.records.states import JobState

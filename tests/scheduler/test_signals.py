@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from callboard.model.colocation import fused
 from callboard.model.quantities import Number, Resources
+from callboard.model.roles import fused
 from callboard.model.specs import ComponentSpec, JobSpec, ScalingAction, ScalingRule, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler.records import events as ev

@@ -14,7 +14,7 @@ import structlog
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.system.process_tree import ProcessId, identify
 from callboard.agents.system.processes import Processes
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 
 _log = structlog.get_logger(__name__)
 

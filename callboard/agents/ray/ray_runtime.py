@@ -15,7 +15,7 @@ from callboard.agents.host.framing import Json, RemoteError
 from callboard.agents.ray.driver_client import DriverClient, DriverLost
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
 from callboard.agents.system.process_tree import ProcessId
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 
 _log = structlog.get_logger(__name__)
 

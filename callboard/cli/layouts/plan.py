@@ -13,17 +13,15 @@ from callboard.cli.options import wishes
 from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, as_json, lines, of_faults
 from callboard.cli.show.printing import show_result
 from callboard.model.cluster_text import parse_cluster
-from callboard.model.colocation import member_names
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.groups import settled, unknown_roles
 from callboard.model.inputs.job import job_of_file
 from callboard.model.inputs.located import Misfits
 from callboard.model.inputs.placement_config import KEY
 from callboard.model.inputs.reading import faults_of
-from callboard.model.inputs.settling import settled, unknown_roles
 from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import NOTHING, Resources, total
-from callboard.model.role_file import RoleFile
-from callboard.model.roles import PRESETS
+from callboard.model.roles import PRESETS, RoleFile, member_names
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler.account.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
 

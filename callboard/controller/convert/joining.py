@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from callboard._version import __version__
 from callboard.controller.convert.workers import WORKER_STATES
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.hardware import pieces
 from callboard.model.names import NAME_PATTERN, OWN_LABELS, is_custom_resource, is_label, is_name
-from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI
+from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI, pieces
 from callboard.model.ray_fault import MAX_TEXT as MAX_FAULT_TEXT
 from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.scheduler.records.events import NodeJoined, RunningWorker

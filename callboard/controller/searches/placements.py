@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from callboard.model.colocation import unfused
 from callboard.model.faults import Fault, InvalidInput
+from callboard.model.inputs.groups import settled
 from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.located import Misfit, Misfits, path_of
-from callboard.model.inputs.settling import settled
-from callboard.model.roles import RolePreset
+from callboard.model.roles import RolePreset, unfused
 from callboard.model.specs import JobSpec
 from callboard.placement.jobs import digest_of, place_job
 from callboard.scheduler import State

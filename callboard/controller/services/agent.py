@@ -17,7 +17,7 @@ from callboard.controller.packages import Packages
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.names import is_name
 from callboard.scheduler import Outcome

@@ -28,8 +28,8 @@ from callboard.controller.services.requests import (
 )
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.views.jobs import explanation_message, job_message
-from callboard.model.colocation import unfused
 from callboard.model.inputs.scalars import DAY_MS
+from callboard.model.roles import unfused
 from callboard.model.specs import JobSpec
 from callboard.scheduler import Outcome, State
 from callboard.scheduler.records.events import (

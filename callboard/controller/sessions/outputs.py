@@ -19,7 +19,7 @@ import structlog
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.sessions.session import AgentSession
-from callboard.model.colocation import member_names
+from callboard.model.roles import member_names
 from callboard.scheduler.records.commands import Command, StartWorker
 from callboard.scheduler.records.job_records import EventRecord, JobRecord
 from callboard.scheduler.records.states import ENDED, NodeState

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 from callboard.scheduler.records.commands import Command
 from callboard.v1 import agent_pb2, inspection_pb2
 from callboard.wire.refusals import CallboardError, LimitReached, Unavailable

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from callboard.controller.convert.commands import allocation, shares, worker_key
 from callboard.controller.views.common import kill_time, preemption_message, reason_message, timestamp
-from callboard.model.colocation import member_names
+from callboard.model.roles import member_names
 from callboard.scheduler import Explanation, State
 from callboard.scheduler.handlers.stopping import cause_of
 from callboard.scheduler.records.job_records import Failure, JobRecord, WorkerRecord

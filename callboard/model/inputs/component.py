@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from callboard.model.inputs.arguments import MAX_ARGUMENTS_BYTES
-from callboard.model.inputs.compounds import Amounts, list_of
+from callboard.model.inputs.compounds import MAX_ARGUMENTS_BYTES, Amounts, list_of
 from callboard.model.inputs.located import Misfit, Misfits, Refused, shown_text
 from callboard.model.inputs.reading import Input, check
 from callboard.model.inputs.scalars import Actor, Concurrency, Flag, Name, Workers, text

@@ -1,13 +1,20 @@
-"""Rules for sharing a process: where a process has one of something, members of a group must agree."""
+"""Settled jobs: presets filled in, groups fused, and the rules for sharing a process.
+
+Where a process has one of something, the members of its group must agree. :func:`settled` is the one place where
+presets are filled in and groups fused, for jobs from every edge (SDK, files, messages): a controller settles a job when
+it is submitted, after its placement was resolved, and `callboard plan` when it reads the file.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from callboard.model.colocation import groups_of
-from callboard.model.inputs.located import Misfit
-from callboard.model.specs import ComponentSpec
+from callboard.model.faults import guess
+from callboard.model.inputs.located import Misfit, Misfits
+from callboard.model.roles import PER_PROCESS, PRESETS, RolePreset, filled_in, fused, groups_of
+from callboard.model.schema import declared_in
+from callboard.model.specs import ComponentSpec, JobSpec
 
 
 def faults_of_groups(components: Sequence[ComponentSpec]) -> list[Misfit]:
@@ -72,12 +79,12 @@ def _disagreements(indexes: Sequence[int], components: Sequence[ComponentSpec]) 
         what = f"that of {first.name}, with which it shares a process in colocation group '{first.colocation_group}'"
         if component.pool != first.pool:
             misfits.append(Misfit(("components", i, "pool"), f"differs from {what}"))
-    for field in ("interpreter", "colocation_total", "alias", "stop_signal", "placement", "ports", "working_dir"):
+    keys = {field.name: field.keys for field in declared_in(ComponentSpec)} | {"alias": ("ray_options", "name")}
+    for field in PER_PROCESS:
         stated = [(i, getattr(components[i], field)) for i in indexes if getattr(components[i], field)]
-        key = ("ray_options", "name") if field == "alias" else (field,)
         misfits.extend(
             Misfit(
-                ("components", i, *key),
+                ("components", i, *keys[field]),
                 f"differs from that of {components[stated[0][0]].name}, with which it "
                 f"shares a process in colocation group '{first.colocation_group}'",
             )
@@ -110,3 +117,37 @@ def _clashing_variables(indexes: Sequence[int], components: Sequence[ComponentSp
                         message = f"differs from what {other} says, with which it shares a process"
                         misfits.append(Misfit(("components", i, kind, name), message))
     return misfits
+
+
+def settled(spec: JobSpec, presets: Mapping[str, RolePreset] = PRESETS) -> JobSpec:
+    """The job as it is scheduled and journaled; asked again, the same.
+
+    Raises:
+        Misfits: components whose role has no preset, members of a colocation group with different places.
+    """
+    misfits = unknown_roles([component.role for component in spec.components], presets)
+    misfits += [
+        Misfit(
+            ("components", index, "places"),
+            f"differ from those of {spec.components[indexes[0]].name}, with which it shares a process",
+        )
+        for indexes in groups_of(spec.components).values()
+        for index in indexes[1:]
+        if spec.components[index].places != spec.components[indexes[0]].places
+    ]
+    if misfits:
+        raise Misfits(misfits)
+    return fused(filled_in(spec, presets))
+
+
+def unknown_roles(roles: Sequence[str], presets: Mapping[str, RolePreset]) -> list[Misfit]:
+    """A misfit for each component, in the order of the job, whose role has no preset; "" names no role."""
+    return [
+        Misfit(("components", index, "role"), _unknown(role, presets))
+        for index, role in enumerate(roles)
+        if role and role not in presets
+    ]
+
+
+def _unknown(role: str, presets: Mapping[str, RolePreset]) -> str:
+    return f"role {role} has no preset (`callboard controller --roles FILE` adds presets); {guess(role, presets)}"

@@ -30,8 +30,7 @@ from callboard.model.inputs.reading import Input, check, read
 from callboard.model.inputs.scalars import name, text, whole
 from callboard.model.inputs.source import read_yaml
 from callboard.model.quantities import Resources
-from callboard.model.role_file import RoleFile
-from callboard.model.roles import PRESETS, RolePreset
+from callboard.model.roles import PRESETS, RoleFile, RolePreset
 from callboard.model.schema import Kind
 from callboard.model.specs import PoolSpec
 

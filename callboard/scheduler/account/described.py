@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from callboard.model.cluster_text import NodeText
-from callboard.model.hardware import pieces
-from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, total
+from callboard.model.quantities import MILLI, NOTHING, Resources, format_amount, pieces, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PoolSpec, WorkerPlace
 from callboard.scheduler.account.explain import PlannedWorker, explain_spec
 from callboard.scheduler.plan.rooms import NodeFilter
@@ -146,7 +145,7 @@ def plan_job(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequence[Pool
     """Where the job would go on an empty cluster of these nodes, or how much of it.
 
     Args:
-        spec: the job, settled (:func:`callboard.model.inputs.settling.settled`).
+        spec: the job, settled (:func:`callboard.model.inputs.groups.settled`).
         nodes: the cluster, by rank.
         pools: its pools; those that the job names beside them have no quota and no selector.
     """

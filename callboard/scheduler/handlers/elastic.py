@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from callboard.model.colocation import member_names
+from callboard.model.roles import member_names
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler.handlers import starting, stopping
 from callboard.scheduler.plan.complement import closed_to, is_leaving, live_of, missing, next_rank, wanted

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from callboard.model.colocation import fused, unfused
 from callboard.model.faults import InvalidInput
 from callboard.model.inputs.located import Misfits
+from callboard.model.roles import fused, unfused
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
 from callboard.placement.cluster.cluster import RESERVED_LABELS

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from callboard.model.hardware import is_piece
-from callboard.model.quantities import format_amount
+from callboard.model.quantities import format_amount, is_piece
 from callboard.model.specs import Labels, WorkerPlace
 from callboard.scheduler.plan.rooms import NodeFilter, Rooms, could_return
 from callboard.scheduler.plan.view import Room, View
