@@ -24,9 +24,8 @@ import structlog
 from callboard.agents.link.channel import REFUSALS, controller_channel
 from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
-from callboard.model.backoff import Backoff
-from callboard.security.tokens import BadToken
 from callboard.model.durations import Backoff
+from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc, inspection_pb2
 from callboard.wire.errors import why_lost
 
