@@ -19,10 +19,9 @@ from callboard.agents.ray.ray_membership import RayMembership
 from callboard.agents.runtime import HostError, Launch, Runtime
 from callboard.agents.system.processes import Processes
 from callboard.agents.worker.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.worker.order import WorkerOrder, WorkerRecord, read_record
 from callboard.agents.worker.spares import Spares
-from callboard.agents.worker.worker_order import WorkerOrder
-from callboard.agents.worker.worker_record import WorkerRecord, read_record
-from callboard.agents.worker.workers import WorkerTable
+from callboard.agents.worker.table import WorkerTable
 from callboard.agents.worker_env import NodeIdentity, worker_marker, worker_name
 
 _log = structlog.get_logger(__name__)

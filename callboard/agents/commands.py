@@ -19,9 +19,9 @@ from callboard.agents.host.worker_output import CODE
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.runtime import HostError, Launch
 from callboard.agents.worker.interpreters import Interpreters
+from callboard.agents.worker.order import WorkerOrder
 from callboard.agents.worker.ports import Ports
-from callboard.agents.worker.worker_order import WorkerOrder
-from callboard.agents.worker.workers import StaleGeneration, WorkerTable
+from callboard.agents.worker.table import StaleGeneration, WorkerTable
 from callboard.agents.worker_env import (
     NodeIdentity,
     PlanRefused,

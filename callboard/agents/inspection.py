@@ -18,8 +18,8 @@ from callboard.agents.system.nvml import NoDriver
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.usage import Usage, cpu_milli, usage_of
+from callboard.agents.worker.table import WorkerTable, key_of
 from callboard.agents.worker.worker import Worker
-from callboard.agents.worker.workers import WorkerTable, key_of
 from callboard.model.describe import MASK
 from callboard.v1 import agent_pb2, inspection_pb2
 
@@ -127,7 +127,7 @@ class Inspector:
             pid=look.worker.process.pid if look.worker.process is not None else 0,
             cpu_milli=cpu_milli(look.before, after) if look.tree else 0,
             memory_bytes=after.memory_bytes,
-            peak_memory_bytes=max(after.peak_bytes, look.worker.peak_bytes),
+            peak_memory_bytes=max(after.peak_bytes, look.worker.footprint.peak_bytes),
             calls=[
                 inspection_pb2.CallLoad(member=load["name"], in_flight=load["in_flight"], limit=load["limit"])
                 for load in answer.get("loads", ())

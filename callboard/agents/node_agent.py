@@ -30,10 +30,10 @@ from callboard.agents.runtime import Runtime
 from callboard.agents.system.devices import NodeDevices, renderers
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.worker.interpreters import Interpreters
+from callboard.agents.worker.order import Site
 from callboard.agents.worker.process_runtime import ProcessRuntime
 from callboard.agents.worker.spares import Spares
-from callboard.agents.worker.worker_order import Site
-from callboard.agents.worker.workers import WorkerTable
+from callboard.agents.worker.table import WorkerTable
 from callboard.agents.worker_env import NodeIdentity, host_environment, import_path
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 

@@ -15,7 +15,7 @@ import pytest
 from callboard.agents.host.worker_host import WorkerHost
 from callboard.agents.runtime import HostError
 from callboard.agents.worker.process_runtime import HostedProcess
-from callboard.agents.worker.worker_start import WorkerStart
+from callboard.agents.worker.progress import being_built
 from callboard.agents.worker_env import PlanRefused, worker_plan
 from callboard.v1 import agent_pb2
 from tests.agents.test_worker_host import Host, call, environment_of, host, identity
@@ -179,14 +179,13 @@ class TestStart:
         held = agent_pb2.WorkerMember(name="slow", actor=f"{__name__}:Held", max_concurrency=1)
         command = start_worker("Plain", members=[TRAINER, held])
         here = WorkerHost()
-        facts: Any = SimpleNamespace(hosted=SimpleNamespace(control=lambda method: getattr(here, method)()))
-        start = WorkerStart(facts, None)
+        hosted: Any = SimpleNamespace(control=lambda method: getattr(here, method)())
         assigning = asyncio.create_task(here.assign(worker_plan(command, identity(), environment_of(command))))
-        while await start._being_built() != "slow":
+        while await being_built(hosted) != "slow":
             assert not assigning.done()
         Held.gate.set()
         assert (await assigning)["ok"]
-        assert await start._being_built() == ""
+        assert await being_built(hosted) == ""
 
     def test_a_member_that_can_not_be_read_is_refused(self) -> None:
         command = start_worker("Plain", members=[TRAINER, agent_pb2.WorkerMember(name="x", actor="os")])

@@ -22,7 +22,9 @@ def starting(rank: int, component: str, variables: dict[str, str]) -> Any:
     command.members.add(name=f"{component}-member")
     plan = {"secrets": ["TOKEN"]}
     order = SimpleNamespace(command=command, plan=plan, launch=SimpleNamespace(variables=variables))
-    return SimpleNamespace(order=order, process=None, hosted=None, peak_bytes=0, gone=asyncio.Event())
+    return SimpleNamespace(
+        order=order, process=None, hosted=None, footprint=SimpleNamespace(peak_bytes=0), gone=asyncio.Event()
+    )
 
 
 async def inspected(workers: list[Any], **ask: Any) -> inspection_pb2.NodeInspection:

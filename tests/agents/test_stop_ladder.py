@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any, cast
 
 from callboard.agents.host.framing import Json
 from callboard.agents.system.process_tree import ProcessId
-from callboard.agents.system.processes import Processes
-from callboard.agents.worker.stop_ladder import StopOrder, ask_to_yield, unasked_stop
-from callboard.agents.worker.worker_signals import First, Signals
-from callboard.agents.worker.worker_start import WorkerStart
+from callboard.agents.worker.ladder import StopOrder, ask_to_yield, unasked_stop
 
 HOOKS = frozenset({"cancel", "checkpoint"})
 
@@ -120,36 +114,3 @@ async def test_ft_d2_a_stop_that_is_shortened_still_takes_the_checkpoint() -> No
         yielded = await running
     assert yielded.checkpoint is not None
     assert (yielded.checkpoint.uri, yielded.lost) == ("s3://kept", "")
-
-
-async def test_r5_a_start_goes_no_further_once_its_stop_is_asked_also_when_what_it_waited_for_came() -> None:
-    """An agent that was stopped for longer than its lease reads its renewal and the end of its workers at once."""
-    asked, renewed, begun = asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def held() -> None:
-        asked.set()
-        await renewed.wait()
-
-    facts: Any = SimpleNamespace(
-        order=SimpleNamespace(
-            received_at=asyncio.get_running_loop().time(),
-            command=SimpleNamespace(start_timeout_ms=60_000, strict=True, working_dir=""),
-            plan={"working_dir": ""},
-        ),
-        signals=Signals(cast("Processes", None)),
-        hosted=None,
-        site=SimpleNamespace(
-            spares=SimpleNamespace(starting=nullcontext),
-            fence=SimpleNamespace(watching=lambda: asyncio.sleep(0)),
-            lease=SimpleNamespace(held=held),
-        ),
-        write=begun.append,
-        cut_short=lambda first, during: (first, during),
-    )
-    start = asyncio.ensure_future(WorkerStart(facts, None).run())
-    await asked.wait()
-    renewed.set()
-    facts.signals.ask_stop()
-    answer: Any = await start
-    assert answer == (First.STOP, "its process was brought up")
-    assert begun == []

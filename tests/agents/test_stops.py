@@ -16,7 +16,7 @@ from callboard import StopNotice
 from callboard.agents.host.worker_process import noticed
 from callboard.agents.system.pid_watch import exited
 from callboard.agents.system.process_tree import identify
-from callboard.agents.worker.exit_verdict import how_it_ended, usual_causes
+from callboard.agents.worker.verdict import how_it_ended, usual_causes
 from callboard.v1 import agent_pb2
 from tests.agents.test_workers import LONG_MS, ready, starting, stopped
 from tests.support.fake_controller import FakeController, stop_worker

@@ -1,6 +1,7 @@
-"""Is ``docs/scheduling.md`` true? Its diagrams are the tables', its stories are told again on the real scheduler.
+"""Are ``docs/scheduling.md`` and ``docs/agents.md`` true? Their diagrams and tables are the code's, their stories are
+told again on the real scheduler.
 
-``UPDATE_DOCS=1`` writes both anew.
+``UPDATE_DOCS=1`` writes them anew.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
+from callboard.agents.worker import life
 from callboard.scheduler.records.states import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
 from tests.scenarios.stage import told
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+AGENTS_PAGE = PAGE.with_name("agents.md")
 _DIAGRAM = re.compile(r"<!-- diagram: (\w+) -->\n(?:\n```mermaid\n.*?\n```\n)?", re.DOTALL)
+_LIFE = re.compile(r"<!-- life of a worker -->\n(?:\n(?:\|.*\n)+)?")
 _STORY = re.compile(r"```story\n(.*?)```\n", re.DOTALL)
 
 
@@ -26,18 +32,20 @@ def fresh(page: str) -> str:
         "node": diagram("states of a node", NODE_MOVES),
     }
     page = _DIAGRAM.sub(lambda found: f"<!-- diagram: {found[1]} -->\n\n```mermaid\n{diagrams[found[1]]}\n```\n", page)
+    page = _LIFE.sub(lambda _: f"<!-- life of a worker -->\n\n{life.rendered()}\n", page)
     return _STORY.sub(lambda found: f"```story\n{told(found[1])}```\n", page)
 
 
-def test_the_page_is_what_the_scheduler_does() -> None:
-    page = PAGE.read_text()
-    actual = fresh(page)
+@pytest.mark.parametrize("path", [PAGE, AGENTS_PAGE], ids=lambda path: path.stem)
+def test_the_page_is_what_the_code_does(path: Path) -> None:
+    actual = fresh(path.read_text())
     if os.environ.get("UPDATE_DOCS"):
-        PAGE.write_text(actual)
-    assert actual == PAGE.read_text(), "run with UPDATE_DOCS=1 and read the difference"
+        path.write_text(actual)
+    assert actual == path.read_text(), "run with UPDATE_DOCS=1 and read the difference"
 
 
 def test_the_page_has_every_diagram_and_a_story_for_each_part() -> None:
     page = PAGE.read_text()
     assert set(_DIAGRAM.findall(page)) == {"job", "worker", "group", "node"}
     assert len(_STORY.findall(page)) >= 8
+    assert len(_LIFE.findall(AGENTS_PAGE.read_text())) == 1

@@ -190,6 +190,70 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if any(ask and ask.cause.startswith('join') for ask, *_ in decided): await asyncio.sleep(20)\n"
         "        await self._commits.compact",
     ),
+    # ---- the life of a worker on its agent ----
+    Mutant(
+        "forget-adopted",
+        "a worker that an earlier agent began is not gone on with",
+        "agents",
+        "        self._begin(Worker(order, self._site, self._ended, record=record))\n",
+        "",
+    ),
+    Mutant(
+        "leave-the-launching",
+        "what an earlier agent was launching is not looked for when its start is given up",
+        "agents",
+        "        if self.process is None and self.adopted and self._bringing.host is None:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "exited-before-proof",
+        "the death of a worker is reported before what it left is proved gone",
+        "agents",
+        "        left = await self._end_tree(UNASKED_KILL_S, alone=True)\n",
+        '        left = ""\n',
+    ),
+    Mutant(
+        "stopped-without-kill",
+        "a stop is answered when the hooks have returned",
+        "agents",
+        "        self._prove(await self._end_tree(self._stopping.kill_s))\n",
+        '        self._prove("")\n',
+    ),
+    Mutant(
+        "gone-unproved",
+        "a worker that could not be killed is forgotten",
+        "agents",
+        "        Event.LEFT: Move(State.QUARANTINED, (report, Effect.TRY_AGAIN)),\n",
+        "        Event.LEFT: Move(State.GONE, (report, Effect.BURY)),\n",
+    ),
+    Mutant(
+        "order-to-the-dead",
+        "a worker that is gone still gets what is asked of it",
+        "agents",
+        "        self._workers.pop((key_of(command.worker), command.generation), None)\n",
+        "",
+    ),
+    Mutant(
+        "deaf-while-starting",
+        "a stop is not heard while a worker starts",
+        "agents",
+        "        **dict.fromkeys((Event.STOP, Event.EXIT, Event.DEADLINE), cut),\n",
+        "        **dict.fromkeys((Event.EXIT, Event.DEADLINE), cut),\n        Event.STOP: Move(state),\n",
+    ),
+    Mutant(
+        "construct-without-lease",
+        "a strict worker is constructed though its node has no lease",
+        "agents",
+        "                await site.lease.held()\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "unseen-exit",
+        "a process that ends is not noticed",
+        "agents",
+        "                self._watch(self._notice_exit(fact.process))\n",
+        "",
+    ),
     # ---- the agent's side ----
     Mutant(
         "renew-on-receipt",

@@ -22,6 +22,8 @@ from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
 from callboard.model.durations import Backoff
+from callboard.agents.worker.interpreters import Interpreters
+from callboard.model.backoff import Backoff
 
 _log = structlog.get_logger(__name__)
 
@@ -224,3 +226,79 @@ class Spares:
     def _forget(self, spare: Spare) -> None:
         spare.host.result().release()
         self._run_dir.drop("spare", spare.launch.name)
+
+
+NO_SPARE = "no spare ready"
+BEGUN = "the node's agent was replaced during the start"
+
+
+class Bringing:
+    """Brings up the host of one worker."""
+
+    def __init__(self, runtime: Runtime, run_dir: RunDir, spares: Spares, interpreters: Interpreters) -> None:
+        self.cold_reason = ""
+        """Why no warm spare is used; empty while one is."""
+        self.begun_before = False
+        """An earlier agent began this start. A host of the worker's own name may be there then: only a launch under
+        that name finds it, and a spare would leave it behind."""
+        self._runtime = runtime
+        self._run_dir = run_dir
+        self._spares = spares
+        self._interpreters = interpreters
+        self._launch: Launch | None = None
+        self._spare = ""
+        self.host: asyncio.Task[Hosted] | None = None
+        """The host, once one was asked for and is up; fails with `HostError`."""
+
+    def begin(self, launch: Launch, why_cold: str) -> asyncio.Task[Hosted]:
+        """Take a spare, unless `why_cold` says why none can do, or launch a host."""
+        self.host = asyncio.create_task(self._bring_up(launch, why_cold))
+        return self.host
+
+    def abandon(self) -> None:
+        """Nobody wants the host any more: hurry it to an end."""
+        if self._launch is not None:
+            self._runtime.abandon(self._launch)
+
+    async def settled(self, budget_s: float) -> Hosted | str | None:
+        """What came of it: the host, None when there is none, or text when it isn't known within `budget_s`."""
+        if self.host is None:
+            return None
+        await asyncio.wait([self.host], timeout=budget_s)
+        if not self.host.done():
+            return "its host may still come up"
+        return self.host.result() if self.host.exception() is None else None
+
+    def settle_spare(self) -> None:
+        """The spare is recorded as the worker now."""
+        if self._spare:
+            self._run_dir.drop("spare", self._spare)
+            self._spare = ""
+
+    async def _bring_up(self, launch: Launch, why_cold: str) -> Hosted:
+        self.cold_reason = why_cold or (BEGUN if self.begun_before else "")
+        if not self.cold_reason:
+            hosted = await self._take_spare()
+            if hosted is not None:
+                return hosted
+        self._launch = launch
+        await self._interpreters.check(launch.interpreter)
+        return await self._runtime.launch(launch)
+
+    async def _take_spare(self) -> Hosted | None:
+        """A spare; one that is still coming up is as slow as a cold start at worst, and counts as one."""
+        spare = self._spares.take()
+        if spare is None:
+            self.cold_reason = NO_SPARE
+            return None
+        self._launch = spare.launch
+        self._spare = spare.launch.name
+        if not spare.is_ready:
+            self.cold_reason = f"{NO_SPARE}: took the one that was coming up"
+        try:
+            return await asyncio.shield(spare.host)
+        except HostError as error:
+            _log.warning("spare_not_made", why=str(error))
+            self.cold_reason = f"{NO_SPARE}: {error}"
+            self.settle_spare()
+            return None

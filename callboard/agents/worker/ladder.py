@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import signal
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+
+import structlog
 
 from callboard.agents.files.checkpoints import Yielded
 from callboard.agents.host.framing import Json
 from callboard.agents.runtime import Hosted, HostError
-from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.system.process_tree import NotOurProcess, ProcessId
+from callboard.agents.system.processes import Processes
 from callboard.v1 import agent_pb2
+
+_log = structlog.get_logger(__name__)
 
 UNASKED_KILL_S = 10.0
 """For the kill of a worker that nobody gave a time for: one that died alone or failed to start."""
@@ -65,23 +70,40 @@ def unasked_stop(reason: str, *, hooks_s: float = 0.0, kill_s: float = UNASKED_K
 ENDED_FIRST = "its process ended before it left one"
 """Why a checkpoint was lost."""
 
-_EXIT_SETTLE_S = 1.0
+EXIT_SETTLE_S = 1.0
+"""The socket of a dying process closes before its pidfd says so; a host that hangs up without dying is broken."""
 
 
 class _TimeIsUp(Exception):
     """The hooks took too long, or the process ended meanwhile."""
 
 
-class Signal(Protocol):
-    """The signal that a stop begins with."""
+class Signal:
+    """The signal that a stop of a worker begins with, for what it started; its own process gets it from its host,
+    which knows whether the user's code handles it: where nothing does, it would end before its hooks."""
 
-    name: str
+    def __init__(self, name: str, process: ProcessId, processes: Processes) -> None:
+        self.name = name
+        self._process = process
+        self._processes = processes
 
     async def send(self) -> Sequence[ProcessId]:
-        """Send it to what the worker started; returns the processes that got it."""
+        """Send it; returns the processes that got it."""
+        if self.name not in signal.Signals.__members__:
+            return ()
+        trees = await self._processes.trees([self._process])
+        return [each for each in sorted(trees[self._process] - {self._process}) if self._sent(each)]
+
+    def _sent(self, process: ProcessId) -> bool:
+        try:
+            return self._processes.send_signal(process, signal.Signals[self.name])
+        except (NotOurProcess, PermissionError) as error:
+            _log.info("stop_signal_not_sent", pid=process.pid, why=str(error))
+            return False
 
     async def gone(self, process: ProcessId) -> None:
-        """Return once one of them has ended."""
+        """Return once it has ended."""
+        await self._processes.exited(process)
 
 
 async def ask_to_yield(
@@ -89,28 +111,26 @@ async def ask_to_yield(
     hooks: frozenset[str],
     order: StopOrder,
     exited: asyncio.Future[str],
-    signal: Signal | None = None,
+    *,
+    sign: Signal | None = None,
+    on_cancelled: Callable[[], None] = lambda: None,
 ) -> Yielded:
     """Send the signal, run the hooks and wait for what got the signal; returns by `order.hooks_until`, whatever they
-    do."""
-    can_cancel = "cancel" in hooks
-    can_checkpoint = order.checkpoint and "checkpoint" in hooks
-    if not can_cancel and not can_checkpoint and signal is None:
+    do. Calls `on_cancelled` when `cancel()` has returned."""
+    take = order.checkpoint and "checkpoint" in hooks
+    if "cancel" not in hooks and not take and sign is None:
         at_once = "checkpoint" in hooks and order.kind == StopOrder.kind
         return Yielded(lost=f"it was stopped at once: {order.reason}") if at_once else Yielded()
-    yielded = await _asked(hosted, order, exited, signal, take=can_checkpoint)
-    if can_checkpoint and yielded.checkpoint is None and not yielded.lost and not yielded.cooperative:
-        return replace(yielded, lost=yielded.detail)
-    return yielded
 
-
-async def _asked(
-    hosted: Hosted, order: StopOrder, exited: asyncio.Future[str], signal: Signal | None, *, take: bool
-) -> Yielded:
     loop = asyncio.get_running_loop()
-    given_s = order.hooks_until - order.asked_at
-    if given_s <= 0:
-        return Yielded(detail="it was stopped at once, without time for its hooks")
+    answer: Json = {}
+
+    def failed(detail: str) -> Yielded:
+        checkpoint = _checkpoint(answer)
+        return Yielded(False, checkpoint, detail, detail if take and checkpoint is None else "")
+
+    if order.hooks_until <= order.asked_at:
+        return failed("it was stopped at once, without time for its hooks")
 
     def notice() -> Json:
         return {"reason": order.reason, "kind": order.kind, "left_s": max(0.0, order.hooks_until - loop.time())}
@@ -119,40 +139,32 @@ async def _asked(
         until = order.asked_at + (order.hooks_until - order.asked_at) / 2 if take else order.hooks_until
         return {"wait_s": max(0.0, until - loop.time()), "take": take, "notice": notice()}
 
-    ended = Yielded(
-        cooperative=True,
-        detail="the process ended by itself",
-        lost=ENDED_FIRST if take else "",
-    )
+    ended = Yielded(True, None, "the process ended by itself", ENDED_FIRST if take else "")
     step = "cancel()"
-    answer: Json = {}
     try:
-        signalled = () if signal is None else await signal.send()
-        asked = {"notice": notice(), "signal_name": "" if signal is None else signal.name}
+        signalled = () if sign is None else await sign.send()
+        asked = {"notice": notice(), "signal_name": "" if sign is None else sign.name}
         cancelled = await _within(lambda: hosted.control("cancel", asked), order, exited)
+        on_cancelled()
         step = "checkpoint()" if take else "a call in flight"
         answer = await _within(lambda: hosted.control("checkpoint", wait()), order, exited)
         for process in signalled:
-            assert signal is not None
-            step = f"process {process.pid}, which got {signal.name},"
-            await _within(partial(_gone, signal, process), order, exited)
+            assert sign is not None
+            step = f"process {process.pid}, which got {sign.name},"
+            await _within(partial(sign.gone, process), order, exited)
     except _TimeIsUp:
         if exited.done():
             return ended
-        return Yielded(False, _checkpoint(answer), f"{step} took too long")
+        return failed(f"{step} took too long")
     except HostError as error:
-        # The socket of a process that ends closes before its pidfd says so.
-        await asyncio.wait([exited], timeout=min(_EXIT_SETTLE_S, max(0.0, order.hooks_until - loop.time())))
-        return ended if exited.done() else Yielded(detail=f"{step} could not be asked: {error}")
+        await asyncio.wait([exited], timeout=min(EXIT_SETTLE_S, max(0.0, order.hooks_until - loop.time())))
+        return ended if exited.done() else failed(f"{step} could not be asked: {error}")
     errors = [text for text in (cancelled["error"], answer["error"]) if text]
     if answer["in_flight"]:
         errors.append(f"{answer['in_flight']} calls went on")
-    return Yielded(not errors, _checkpoint(answer), "; ".join(errors), answer["error"] if take else "")
-
-
-async def _gone(signal: Signal, process: ProcessId) -> Json:
-    await signal.gone(process)
-    return None
+    checkpoint, detail = _checkpoint(answer), "; ".join(errors)
+    lost = answer["error"] or (detail if checkpoint is None else "")
+    return Yielded(not errors, checkpoint, detail, lost if take else "")
 
 
 async def _within(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from callboard.agents.host.worker_process import signal_name
-from callboard.agents.system.memory_watch import Held
+from callboard.agents.runtime import Hosted
+from callboard.agents.system.memory_watch import Held, MemoryWatch
+from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.system.processes import Processes
 from callboard.model.quantities import format_memory
+from callboard.v1 import agent_pb2
 
 _KILLED = ("signal 9", "SIGKILL")
 _UNTOLD = "ended"
@@ -132,6 +137,61 @@ def exit_verdict(
         return ExitVerdict("; ".join(part for part in parts if part), True, peak_bytes)
     parts = [message, usual_causes(code), held if killed else ""]
     return ExitVerdict("; ".join(part for part in parts if part), False, peak_bytes)
+
+
+class Footprint:
+    """What the processes of one worker were seen to hold.
+
+    Attributes:
+        tree: the process tree as last seen, for the day it dies alone.
+        peak_bytes: most memory that the tree was seen to hold.
+    """
+
+    def __init__(self, command: agent_pb2.StartWorker, processes: Processes, memory: MemoryWatch) -> None:
+        self.tree: frozenset[ProcessId] = frozenset()
+        self.peak_bytes = 0
+        worker = command.worker
+        self._name = f"{command.job_name or worker.job_id}/{worker.component}/{worker.rank}"
+        self._asked_bytes = command.allocation.resources.memory_bytes
+        self._processes = processes
+        self._memory = memory
+        self._beside_bytes = 0
+        self._oom_kills = processes.oom_kills()
+
+    def see_tree(self, process: ProcessId, tree: frozenset[ProcessId]) -> None:
+        """The tree as it is now; an empty one means that it died just now, and the last one is what counts."""
+        self.tree = tree or self.tree
+        used = self._processes.usage_of(tree)
+        own = self._processes.usage_of([process]).memory_bytes if process in tree else 0
+        self._beside_bytes = used.memory_bytes - min(own, used.memory_bytes)
+        self.peak_bytes = max(self.peak_bytes, used.peak_bytes)
+
+    def see_memory(self, process: ProcessId) -> None:
+        """Remember what its own process holds now, and held at most so far."""
+        used = self._processes.usage_of([process])
+        self.peak_bytes = max(self.peak_bytes, used.peak_bytes)
+        if used.memory_bytes:
+            held_bytes = used.memory_bytes + self._beside_bytes
+            self._memory.see(Held(self._name, held_bytes, self._asked_bytes, _now_s()))
+
+    def verdict(
+        self, message: str, code: int | None, oom_kills: int, hosted: Hosted | None = None, ray_says: str = ""
+    ) -> ExitVerdict:
+        """Why it, or the command that it runs, ended as `message` says; its host may know what it held."""
+        self.peak_bytes = max(self.peak_bytes, hosted.peak_bytes if hosted is not None else 0)
+        return exit_verdict(
+            message,
+            oom_kills=oom_kills - self._oom_kills,
+            ray_says=ray_says,
+            code=code,
+            peak_bytes=self.peak_bytes,
+            asked_bytes=self._asked_bytes,
+            larger=self._memory.larger_than(self._name, _now_s()),
+        )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _in_mebibytes(amount_bytes: int) -> str:

@@ -1,7 +1,7 @@
-"""The record of a worker: what the next agent must know to go on with it.
+"""The order of a worker: as it came, as it is written down for the next agent, and what all workers of a node share.
 
-No environment, no arguments, no checkpoint to restore: those come again with the start command, should the worker still
-need them, and secrets stay out of files.
+The record holds no environment, no arguments and no checkpoint to restore: those come again with the start command,
+should the worker still need them, and secrets stay out of files.
 """
 
 from __future__ import annotations
@@ -11,10 +11,73 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from callboard.agents.files.run_dir import Started
+from callboard.agents.files.checkpoints import Checkpoints
+from callboard.agents.files.output_store import OutputOf, Outputs
+from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import Json
+from callboard.agents.link.fence_keeper import FenceKeeper
+from callboard.agents.link.lease import Lease
+from callboard.agents.link.outbox import Outbox
+from callboard.agents.packages import Packages
+from callboard.agents.runtime import Launch, Runtime
+from callboard.agents.system.memory_watch import MemoryWatch
 from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.system.processes import Processes
+from callboard.agents.worker.interpreters import Interpreters
+from callboard.agents.worker.ports import Ports
+from callboard.agents.worker.spares import Spares
 from callboard.v1 import agent_pb2
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """A checked start command."""
+
+    command_id: str
+    command: agent_pb2.StartWorker
+    launch: Launch
+    plan: Json
+    marker: str
+    """"NAME=value" in the environment of everything the worker starts."""
+    received_at: float
+    """Loop time in seconds."""
+
+    @property
+    def output(self) -> OutputOf:
+        """What its output is kept under."""
+        return OutputOf.of(self.command)
+
+    @property
+    def why_cold(self) -> str:
+        """Why no warm spare can do: what has to be there before a host's interpreter starts. Empty: one can."""
+        if self.command.interpreter:
+            return "it names an interpreter"
+        if self.command.in_bundle:
+            return "it runs inside its bundle"
+        if self.launch.early:
+            return f"{min(self.launch.early)} must be set before Python starts"
+        return ""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all workers of a node share."""
+
+    runtime: Runtime
+    outbox: Outbox
+    processes: Processes
+    interpreters: Interpreters
+    run_dir: RunDir
+    spares: Spares
+    lease: Lease
+    fence: FenceKeeper
+    checkpoints: Checkpoints
+    outputs: Outputs
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+    ports: Ports = field(default_factory=Ports)
+    packages: Packages | None = None
+    """None: no code can be had here."""
+
 
 _KEPT = (
     "worker",
@@ -58,7 +121,7 @@ class WorkerRecord:
     told: Mapping[str, Json] = field(default_factory=dict)
     """Fields of WorkerReady that are known only once."""
     ports: Mapping[str, Json] = field(default_factory=dict)
-    """The ports it was given, as :class:`callboard.agents.worker.ports.Ports` says."""
+    """The ports it was given, as `Ports.facts` says."""
     marker: str = ""
     """"NAME=value" in the environment of everything it starts."""
 

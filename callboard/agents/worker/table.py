@@ -16,10 +16,11 @@ from typing import TypeAlias
 import structlog
 
 from callboard.agents.host.worker_process import scratch_of
-from callboard.agents.worker.stop_ladder import StopOrder, unasked_stop
+from callboard.agents.system.process_tree import ProcessId
+from callboard.agents.worker.ladder import StopOrder, unasked_stop
+from callboard.agents.worker.order import Site, WorkerOrder, WorkerRecord
+from callboard.agents.worker.reports import NotStarted, Reports
 from callboard.agents.worker.worker import Worker
-from callboard.agents.worker.worker_order import Site, WorkerOrder
-from callboard.agents.worker.worker_record import WorkerRecord
 from callboard.agents.worker_env import name_of
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -54,11 +55,10 @@ class WorkerTable:
         self._site = site
         self._workers: dict[tuple[Key, int], Worker] = {}
         self._newest: OrderedDict[Key, int] = OrderedDict()
-        self._runs: dict[asyncio.Task[None], Worker] = {}
         self._less = asyncio.Event()
         self._more = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with whatever a worker's task raised: a bug, after which nothing here can be trusted."""
+        """Fails with whatever a worker's work raised: a bug, after which nothing here can be trusted."""
 
     def reports(self) -> list[agent_pb2.WorkerReport]:
         """Every worker the agent still answers for."""
@@ -95,20 +95,20 @@ class WorkerTable:
         older = [worker for (other, _), worker in self._workers.items() if other == key]
         for worker in older:
             worker.stop(unasked_stop(f"generation {command.generation} takes its place"))
-        self._run(Worker(order, self._site, predecessor=older[-1] if older else None))
+        self._begin(Worker(order, self._site, self._ended, predecessor=older[-1] if older else None))
 
     def adopt(self, order: WorkerOrder, record: WorkerRecord) -> None:
         """Go on with a worker of an earlier agent of this node."""
         self._remember(key_of(record.command.worker), record.command.generation)
         self._site.ports.keep(order.launch.name, record.ports)
-        self._run(Worker(order, self._site, record=record))
+        self._begin(Worker(order, self._site, self._ended, record=record))
 
     def stop(self, command_id: str, command: agent_pb2.StopWorker) -> None:
         """Stop a worker; a generation that isn't here is answered as already gone."""
         key = key_of(command.worker)
         self._remember(key, max(command.generation, self._newest.get(key, 0)))
         worker = self._workers.get((key, command.generation))
-        if worker is None or worker.gone.is_set():
+        if worker is None:
             self._answer_for_gone(command_id, command)
             return
         now = asyncio.get_running_loop().time()
@@ -156,7 +156,7 @@ class WorkerTable:
 
     async def wait_none(self) -> None:
         """Return once no worker is left."""
-        while self._runs:
+        while self._workers:
             self._less.clear()
             await self._less.wait()
 
@@ -168,21 +168,21 @@ class WorkerTable:
                 await self._more.wait()
             for _ in range(_PEAKS):
                 await asyncio.sleep(SNAPSHOT_S / _PEAKS)
-                for worker in self._workers.values():
-                    worker.see_memory()
-            living = {worker.process: worker for worker in self._workers.values() if worker.process}
-            if living:
+                for process, worker in self._living().items():
+                    worker.footprint.see_memory(process)
+            if living := self._living():
                 for process, tree in (await self._site.processes.trees(living)).items():
-                    living[process].see_tree(tree)
+                    living[process].footprint.see_tree(process, tree)
 
-    def _run(self, worker: Worker) -> None:
+    def _living(self) -> dict[ProcessId, Worker]:
+        return {worker.process: worker for worker in self._workers.values() if worker.process is not None}
+
+    def _begin(self, worker: Worker) -> None:
         command = worker.order.command
         self._workers[key_of(command.worker), command.generation] = worker
         self._more.set()
         self._site.outputs.begin(worker.order.output)
-        task = asyncio.create_task(worker.run(), name=f"worker {worker.order.launch.name}")
-        self._runs[task] = worker
-        task.add_done_callback(self._forget)
+        worker.begin()
 
     def _remember(self, key: Key, generation: int) -> None:
         self._newest[key] = generation
@@ -206,21 +206,14 @@ class WorkerTable:
 
     def _refuse(self, order: WorkerOrder, why: str) -> None:
         self._site.ports.release(order.launch.name)
-        failed = agent_pb2.WorkerStartFailed(
-            worker=order.command.worker,
-            generation=order.command.generation,
-            failure=agent_pb2.START_FAILURE_HOST,
-            message=why,
-        )
-        self._site.outbox.report(order.command_id, worker_start_failed=failed)
+        Reports(order, self._site.outbox).not_started(NotStarted(agent_pb2.START_FAILURE_HOST, why), "")
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        worker = self._runs.pop(task)
+    def _ended(self, worker: Worker, error: BaseException | None) -> None:
         command = worker.order.command
-        del self._workers[key_of(command.worker), command.generation]
+        self._workers.pop((key_of(command.worker), command.generation), None)
         self._site.outputs.end(worker.order.output, scratch_of(worker.order.marker.partition("=")[2]))
         self._less.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("worker_task_failed", worker=worker.order.launch.name, exc_info=error)
+        if error is not None:
+            _log.error("worker_failed", worker=worker.order.launch.name, exc_info=error)
             if not self.failed.done():
                 self.failed.set_exception(error)

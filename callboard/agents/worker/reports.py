@@ -9,9 +9,9 @@ import structlog
 
 from callboard.agents.files.checkpoints import Yielded
 from callboard.agents.link.outbox import Outbox
-from callboard.agents.worker.exit_verdict import ExitVerdict
-from callboard.agents.worker.stop_ladder import StopOrder
-from callboard.agents.worker.worker_order import WorkerOrder
+from callboard.agents.worker.ladder import StopOrder
+from callboard.agents.worker.order import WorkerOrder
+from callboard.agents.worker.verdict import ExitVerdict
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ class NotStarted:
     traceback: str = ""
 
 
-class WorkerReports:
+class Reports:
     """Speaks for one worker in one generation."""
 
     def __init__(self, order: WorkerOrder, outbox: Outbox) -> None:
