@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.worker import life
+from callboard.agents.worker.worker import life
 from callboard.scheduler.records.states import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
 from tests.scenarios.stage import told
 
