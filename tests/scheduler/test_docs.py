@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.worker.worker import life
+from callboard.agents.worker.life import rendered
 from callboard.scheduler.records.states import GROUP_MOVES, JOB_MOVES, NODE_MOVES, WORKER_MOVES, diagram
 from tests.scenarios.stage import told
 
@@ -32,7 +32,7 @@ def fresh(page: str) -> str:
         "node": diagram("states of a node", NODE_MOVES),
     }
     page = _DIAGRAM.sub(lambda found: f"<!-- diagram: {found[1]} -->\n\n```mermaid\n{diagrams[found[1]]}\n```\n", page)
-    page = _LIFE.sub(lambda _: f"<!-- life of a worker -->\n\n{life.rendered()}\n", page)
+    page = _LIFE.sub(lambda _: f"<!-- life of a worker -->\n\n{rendered()}\n", page)
     return _STORY.sub(lambda found: f"```story\n{told(found[1])}```\n", page)
 
 
