@@ -61,7 +61,9 @@ class Heir:
         if any(each.facts.get("strict") for each in kept):
             # Before the earlier agent's fence is ended: somebody always watches.
             await self.fence.watching()
-        lost = [each.process for each in earlier if each not in kept and each.process is not None]
+        # A spare that was becoming a worker when its agent was killed is recorded as both, and lives on as the worker.
+        living_on = {each.process for each in kept}
+        lost = [each.process for each in earlier if each.process is not None and each.process not in living_on]
         end = await self.processes.end_marked(lost, budget_s=LEFTOVERS_S)
         if end.killed:
             _log.warning("leftovers_ended", count=end.killed)

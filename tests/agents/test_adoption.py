@@ -202,6 +202,23 @@ class TestReady:
 
 
 class TestStarting:
+    async def test_r4_one_that_was_still_recorded_as_the_spare_that_it_was_goes_on(
+        self, controller: FakeController, node: Lineage
+    ) -> None:
+        """The agent was killed between the record of the worker and the end of that of the spare."""
+        await node.begin()
+        ready = (await controller.do(start_worker=start_worker("Plain"))).worker_ready
+        await node.kill()
+        file = node.run_dir / "processes.json"
+        records = json.loads(file.read_text())
+        (worker,) = (each for each in records if each["role"] == "worker")
+        spare = worker | {"role": "spare", "name": "spare/n0/x-1", "facts": {"address": worker["facts"]["address"]}}
+        file.write_text(json.dumps([spare, *records]))
+        assert told(await node.begin()) == [(1, "READY", ready.pid)]
+        assert not is_gone(ready.pid)
+        assert recorded(node, "spare") == []
+        await node.leave()
+
     async def test_one_that_is_being_built_is_finished(self, controller: FakeController, node: Lineage) -> None:
         await node.begin()
         command = start_worker("SlowToBuild", args_json="[0.4]")
