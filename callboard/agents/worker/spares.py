@@ -21,9 +21,8 @@ from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.runtime import Hosted, HostError, Launch, Runtime
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
-from callboard.model.durations import Backoff
 from callboard.agents.worker.interpreters import Interpreters
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 
 _log = structlog.get_logger(__name__)
 
