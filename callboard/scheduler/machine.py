@@ -24,6 +24,7 @@ from callboard.scheduler.handlers import (
     nodes,
     orders,
     passes,
+    placing,
     requests,
     signals,
     starting,
@@ -31,11 +32,11 @@ from callboard.scheduler.handlers import (
     workers,
 )
 from callboard.scheduler.handlers import stopping as ending
-from callboard.scheduler.handlers.placing import waited_in_vain
 from callboard.scheduler.plan.planning import could_ever_fit
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import Change, EventRecord, evolve
+from callboard.scheduler.records.refusals import Refusal
 from callboard.scheduler.records.states import (
     ENDED,
     GROUP_BACKOFF,
@@ -92,7 +93,7 @@ class Scheduler:
         """Carries out one event.
 
         Raises:
-            Refusal: the request is refused; nothing changed.
+            Refusal: the request is refused; nothing changed. Without the account that :meth:`accounted` adds.
             ImpossibleTransition: a defect; nothing changed.
         """
         tx = Transaction(self.state, event.now_ms, event.cause)
@@ -115,10 +116,19 @@ class Scheduler:
             Refusal: the event would be refused.
         """
         tx = Transaction(self.state, event.now_ms, event.cause)
+        refused: Refusal | None = None
         try:
             yield tx
+        except Refusal as refusal:
+            refused = refusal
         finally:
             tx.undo()
+        if refused is not None:
+            raise self.accounted(refused)
+
+    def accounted(self, refusal: Refusal) -> Refusal:
+        """A refusal with its account, on the state on which it was decided."""
+        return requests.accounted(self.state, refusal)
 
     def rehearse(self, event: ev.Event) -> Outcome:
         """What an event would lead to.
@@ -251,7 +261,7 @@ def _job_due(tx: Transaction, uid: str) -> None:
         if could_ever_fit(tx.state, spec):
             tx.change_job(uid, deadline_ms=0)
         else:
-            short = waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
+            short = placing.waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
             why = short or explaining.unschedulable(tx.state, spec).summary
             ending.end(tx, uid, JOB_FAILED, f"timed out waiting for nodes: {why}")
 
@@ -352,6 +362,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.JobCompleted: requests.complete,
     ev.JobPreempted: requests.preempt,
     ev.JobScaled: elastic.scale,
+    ev.PlacementResolved: placing.resolved,
     ev.SignalsReported: signals.reported,
     ev.JobsRenewed: requests.renew,
     ev.GroupDeleted: requests.delete_group,

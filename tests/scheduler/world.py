@@ -14,6 +14,7 @@ from callboard.model.quantities import Number, Resources
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, Scheduler, State, check_invariants
 from callboard.scheduler.account.explain import Explanation
+from callboard.scheduler.handlers.placing import on_nodes
 from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
@@ -93,14 +94,25 @@ class World:
 
     def send(self, event: ev.Event) -> Outcome:
         """Handles one event, checks the invariants, lets agents answer."""
-        outcome = self.scheduler.handle(event)
+        try:
+            outcome = self.scheduler.handle(event)
+        except Refusal as refusal:
+            raise self.scheduler.accounted(refusal) from None
         check_invariants(self.state)
         self.log.extend(outcome.events)
         self.held.extend(outcome.commands)
         self.starts.extend(command for command in outcome.commands if isinstance(command, cmd.StartWorker))
         if self.auto:
             self.answer()
+        if self.state.unplaced and isinstance(event, ev.NodeJoined):
+            self.place()
         return outcome
+
+    def place(self) -> None:
+        """Resolves placements whose nodes are there now, as a controller does."""
+        waiting = [(uid, self.state.specs[uid].spec) for uid in self.state.unplaced]
+        for uid, spec in list(on_nodes(waiting, self.state.nodes.values())):
+            self.send(ev.PlacementResolved(now_ms=self.now_ms, uid=uid, spec=spec))
 
     def tick(self, ms: int) -> None:
         """Lets time pass; what is due on the way happens at its time."""

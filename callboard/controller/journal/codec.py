@@ -155,13 +155,15 @@ class Told:
     def of(cls, outcome: Outcome | Refusal) -> Told:
         """What came of an event."""
         if isinstance(outcome, Refusal):
-            return cls(0, _digest(outcome), refused=True)
+            # Without its account, which is not a part of the decision.
+            bare = outcome if outcome.about is None else (outcome.code.value, outcome.subject, outcome.field)
+            return cls(0, digest_of(bare), refused=True)
         # Not in it: what is in the records, and the spec, whose secret values a journal doesn't have.
         plain = [
             (type(command).__name__, *[_plain(getattr(command, field.name)) for field in fields(command)])
             for command in outcome.commands
         ]
-        return cls(len(plain), _digest((plain, outcome.result)))
+        return cls(len(plain), digest_of((plain, outcome.result)))
 
 
 def _plain(value: Any) -> Any:
@@ -172,7 +174,8 @@ def _plain(value: Any) -> Any:
     return "" if isinstance(value, ComponentSpec) else value
 
 
-def _digest(value: object) -> str:
+def digest_of(value: object) -> str:
+    """Tells one thing that was told from another."""
     return sha256(repr(value).encode()).hexdigest()[:32]
 
 

@@ -14,7 +14,7 @@ from callboard.model.specs import JobSpec, Labels
 from callboard.scheduler.plan.complement import live_of, wanted
 from callboard.scheduler.plan.quota import shortages
 from callboard.scheduler.plan.view import Assumption, View
-from callboard.scheduler.records.asks import asks_of
+from callboard.scheduler.records.asks import Slot
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.scheduler.records.states import JobState
 from callboard.scheduler.state.state import State
@@ -24,15 +24,17 @@ MAX_JOBS_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One worker that has no place.
+    """Equal workers of a job that have no place.
 
     Attributes:
+        count: how many.
         job: name of its job.
         since_ms: when its job began to want it.
         optional: its job runs without it.
         quota_blocked: a quota stands in the way, so that room alone would not help.
     """
 
+    count: int
     pool: str
     resources: Resources
     selector: Labels
@@ -67,10 +69,10 @@ class Demand:
     quota_blocked: bool = True
 
     def add(self, want: Want) -> None:
-        """Counts one worker more."""
+        """Counts some workers more."""
         self.since_ms = min(self.since_ms, want.since_ms) if self.count else want.since_ms
-        self.count += 1
-        self.optional += want.optional
+        self.count += want.count
+        self.optional += want.count if want.optional else 0
         self.quota_blocked = self.quota_blocked and want.quota_blocked
         if want.job not in self.jobs and len(self.jobs) < MAX_JOBS_NAMED:
             self.jobs.append(want.job)
@@ -96,12 +98,15 @@ def _wants(state: State) -> Iterator[Want]:
 
 
 def _of_waiting(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iterator[Want]:
-    asks = asks_of(spec)
+    asks = state.shapes[job.uid].asks
     short = {ask.pool for ask in asks if _is_short(state, view, ask.pool, ask.resources)}
     for ask in asks:
-        for slot in ask.slots:
+        # Workers of a component differ only by their places.
+        slots = ask.slots if ask.placed else [Slot.of(part, ranks[0]) for part, ranks in ask.parts if ranks]
+        counts = [1] * ask.count if ask.placed else [len(ranks) for _, ranks in ask.parts if ranks]
+        for count, slot in zip(counts, slots, strict=True):
             selector = _selector(spec, slot.selector)
-            yield Want(ask.pool, slot.resources, selector, job.name, job.submit_ms, False, ask.pool in short)
+            yield Want(count, ask.pool, slot.resources, selector, job.name, job.submit_ms, False, ask.pool in short)
 
 
 def _of_growing(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iterator[Want]:
@@ -114,8 +119,8 @@ def _of_growing(state: State, view: View, job: JobRecord, spec: JobSpec) -> Iter
         pool = spec.pool_of(component)
         short = _is_short(state, view, pool, component.resources)
         selector = _selector(spec, () if component.node_selector_soft else component.node_selector)
-        for _ in range(missing):
-            yield Want(pool, component.resources, selector, job.name, job.running_ms, True, short)
+        if missing > 0:
+            yield Want(missing, pool, component.resources, selector, job.name, job.running_ms, True, short)
 
 
 def _is_short(state: State, view: View, pool: str, ask: Resources) -> bool:

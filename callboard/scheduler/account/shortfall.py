@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from callboard.model.quantities import MILLI, Resources, total
 from callboard.model.specs import Strategy
-from callboard.scheduler.plan.fitting import fit
+from callboard.scheduler.plan.fitting import EXACT_LIMIT, fit
+from callboard.scheduler.plan.packing import times
 from callboard.scheduler.plan.rooms import NodeFilter, Rooms
 from callboard.scheduler.plan.view import Room, View
 from callboard.scheduler.records.asks import Slot
@@ -73,10 +74,14 @@ def shortfall(
     state: State, view: View, wanted: NodeFilter, slots: Sequence[Slot], strategy: Strategy
 ) -> Shortfall | None:
     """What is missing for workers, or None if they find room. How many do is found by bisection."""
-    if fit(Rooms(state, view, wanted), slots, strategy) is not None:
+    counted = _counted(state, view, wanted, slots, strategy)
+    if counted is None:
+        if fit(Rooms(state, view, wanted), slots, strategy) is not None:
+            return None
+    elif counted >= len(slots):
         return None
     slots = sorted(slots, key=lambda slot: slot.place is None)  # as they are placed
-    low, high = 0, len(slots) - 1
+    low, high = (0, len(slots) - 1) if counted is None else (counted, counted)
     while low < high:
         middle = (low + high + 1) // 2
         if fit(Rooms(state, view, wanted), slots[:middle], strategy) is None:
@@ -101,6 +106,24 @@ def shortfall(
         room = found.taken.setdefault(node.node_id, found.room(node))
         room.use(bundle)
     return found
+
+
+def _counted(state: State, view: View, wanted: NodeFilter, slots: Sequence[Slot], strategy: Strategy) -> int | None:
+    """How many of many equal workers that go anywhere find room, by counting; None: they are few, or not equal."""
+    first = slots[0]
+    if len(slots) <= EXACT_LIMIT or first.place is not None or first.selector or first.prefers:
+        return None
+    same = {(slot.resources, slot.place, slot.selector, slot.prefers, slot.strategy) for slot in slots}
+    if len(same) > 1:
+        return None
+    each = [times(room, first.resources) for room in Rooms(state, view, wanted).all(len(slots))]
+    match first.strategy or strategy:
+        case Strategy.STRICT_PACK:
+            return max(each, default=0)
+        case Strategy.STRICT_SPREAD:
+            return sum(count > 0 for count in each)
+        case _:
+            return sum(each)
 
 
 def lacks(room: Room, ask: Resources) -> list[Lack]:

@@ -242,7 +242,7 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
-    ask = Ask.of(spec.pool_of(component), [Slot.of(component, rank)])
+    ask = Ask(spec.pool_of(component), [(component, range(rank, rank + 1))])
     if spec.replaces and _add_in_place(tx, uid, spec, ask):
         return True
     view = View(tx.state, Assumption(subject=uid, closed=closed_to(tx.state, tx.state.jobs[uid], spec, component)))

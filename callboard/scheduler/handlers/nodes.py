@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from callboard.model.ray_fault import RayFault
-from callboard.scheduler.handlers import elastic, groups, orders, placing, preempting, stopping, workers
+from callboard.scheduler.handlers import elastic, groups, orders, preempting, stopping, workers
 from callboard.scheduler.plan.planning import Victim
 from callboard.scheduler.plan.preemption import stop_timeouts
 from callboard.scheduler.records.events import (
@@ -96,7 +96,6 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
             tx.command(command)
     if ready:
         groups.reassign_removals(tx)
-    placing.resolve_waiting(tx)
     end_reconciling_if_complete(tx)
     return Admission(rank=rank, epoch=epoch, keep=keep)
 

@@ -18,7 +18,7 @@ from callboard.scheduler.plan.grouping import GroupUse, charged_beside, match, r
 from callboard.scheduler.plan.planning import Blocked, Plan, plan, plan_patiently
 from callboard.scheduler.plan.quota import borrows, shortages
 from callboard.scheduler.plan.view import Assumption, Room, View
-from callboard.scheduler.records.asks import Ask, asks_of
+from callboard.scheduler.records.asks import Ask
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.scheduler.records.states import GROUP_NOMINATED, JOB_PENDING, JOB_RUNNING, JOB_STARTING
 from callboard.scheduler.state.shapes import Shape
@@ -122,13 +122,20 @@ def _owners_first(tx: Transaction) -> list[str]:
     state = tx.state
     own: list[str] = []
     borrowers: list[str] = []
+    known: dict[Shape, bool] = {}
     for key in state.queue:
         uid = key[-1]
-        charged = View(state, Assumption(subject=uid)).charged
-        asks = asks_of(state.specs[uid].spec)
-        borrowing = any(
-            ask.pool in state.pools and borrows(charged, state.pools[ask.pool].spec, ask.resources) for ask in asks
-        )
+        shape = state.shapes[uid]
+        # A nomination of its own doesn't count for a job; all others of a shape borrow alike.
+        borrowing = None if uid in state.nominated else known.get(shape)
+        if borrowing is None:
+            charged = View(state, Assumption(subject=uid)).charged
+            borrowing = any(
+                ask.pool in state.pools and borrows(charged, state.pools[ask.pool].spec, ask.resources)
+                for ask in shape.asks
+            )
+            if uid not in state.nominated:
+                known[shape] = borrowing
         (borrowers if borrowing else own).append(uid)
     return own + borrowers
 
@@ -240,7 +247,7 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
     """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again."""
     state = tx.state
     job, spec = state.jobs[uid], state.specs[uid].spec
-    asks = asks_of(spec)
+    asks = state.shapes[uid].asks
     uses: list[GroupUse] = []
     broken = ""
     free = True

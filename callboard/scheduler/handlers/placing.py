@@ -1,7 +1,8 @@
 """Placements that wait for nodes: jobs whose text places them on more nodes than have joined.
 
 Until enough nodes are there, its workers have places on nodes that are still to come, so that it waits, counts as
-demand and is accounted for like any other job. Once they are there, the text is resolved against them.
+demand and is accounted for like any other job. Once they are there, the text is resolved against them: by whoever
+drives the scheduler, since that may take long, and what comes of it is an event.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from callboard.placement import Accelerator, Cluster, HardwareUnit, Node
 from callboard.placement.cluster.cluster import RESERVED_LABELS
 from callboard.placement.jobs import place_job
 from callboard.scheduler.records.asks import AWAITED
+from callboard.scheduler.records.events import PlacementResolved
 from callboard.scheduler.records.job_records import SpecRecord
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.state.roster import GONE
@@ -146,14 +148,10 @@ def _padded(cluster: Cluster, wanted: int, absent: Sequence[str]) -> Iterator[Cl
         yield Cluster(nodes=(*cluster.nodes, *to_come), groups=cluster.groups)
 
 
-def resolve_waiting(tx: Transaction) -> None:
-    """Resolves the placements whose nodes are there now."""
-    waiting = [key[-1] for key in tx.state.queue if tx.state.specs[key[-1]].spec.placement_nodes]
-    if not waiting:
-        return
-    cluster = cluster_of(tx.state.nodes.values())
-    for uid in waiting:
-        spec = tx.state.specs[uid].spec
+def on_nodes(waiting: Iterable[tuple[str, JobSpec]], nodes: Iterable[NodeRecord]) -> Iterator[tuple[str, JobSpec]]:
+    """With their uids the jobs among those that wait whose nodes are there now, each with its places."""
+    cluster = cluster_of(nodes)
+    for uid, spec in waiting:
         if len(cluster.nodes) < _nodes_of(spec.placement_config):
             continue
         open_spec = unfused(spec)
@@ -170,10 +168,18 @@ def resolve_waiting(tx: Transaction) -> None:
             placement_config=spec.placement_config,
             placement_digest=spec.placement_digest,
         )
-        tx.put(SpecRecord(uid=uid, spec=fused(found)))
-        job = tx.change_job(uid, deadline_ms=0)
-        tx.event("job.placed", f"jobs/{job.name}", job.state.value, f"its {spec.placement_nodes} nodes are there")
-        tx.fresh.append(uid)
+        yield uid, fused(found)
+
+
+def resolved(tx: Transaction, event: PlacementResolved) -> None:
+    """Gives a job that waited for nodes its places on them."""
+    if event.uid not in tx.state.unplaced:
+        return  # cancelled meanwhile, or resolved by an earlier one
+    wanted = tx.state.specs[event.uid].spec.placement_nodes
+    tx.put(SpecRecord(uid=event.uid, spec=event.spec))
+    job = tx.change_job(event.uid, deadline_ms=0)
+    tx.event("job.placed", f"jobs/{job.name}", job.state.value, f"its {wanted} nodes are there")
+    tx.fresh.append(event.uid)
 
 
 def _without_variables(text: str) -> str:

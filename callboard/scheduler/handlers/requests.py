@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from callboard.model.quantities import format_amount
 from callboard.model.specs import JobSpec, StopPolicy
 from callboard.scheduler.account.explain import unschedulable
@@ -9,6 +11,7 @@ from callboard.scheduler.handlers import groups, preempting, starting, stopping
 from callboard.scheduler.handlers import stopping as ending
 from callboard.scheduler.plan.planning import Victim, could_ever_fit, plan_with
 from callboard.scheduler.plan.quota import borrowable
+from callboard.scheduler.records.asks import Ask
 from callboard.scheduler.records.events import (
     GroupDeleted,
     JobCancelled,
@@ -40,6 +43,7 @@ from callboard.scheduler.records.states import (
     StopKind,
 )
 from callboard.scheduler.records.wording import asked
+from callboard.scheduler.state.state import State
 from callboard.scheduler.state.transaction import Transaction
 
 # ---- pools and policy ----
@@ -200,31 +204,56 @@ def check_spec(tx: Transaction, spec: JobSpec) -> None:
         if pool is None or pool.deleting:
             what = "is being deleted" if pool else "does not exist"
             raise Refusal(RefusalCode.NOT_FOUND, f"pools/{ask.pool}", f"pool {ask.pool} {what}", "spec.pool")
-        for resource, nominal in pool.spec.nominal:
-            wanted = ask.resources.get(resource)
-            limit = nominal + borrowable(tx.state.pools, pool.spec, resource)
-            if wanted > limit:
-                account = unschedulable(tx.state, spec)
-                raise Refusal(
-                    RefusalCode.QUOTA_EXCEEDED,
-                    f"pools/{ask.pool}",
-                    f"{spec.name} asks for {asked(resource, [slot.resources.get(resource) for slot in ask.slots])}, "
-                    f"but pool {ask.pool} can have {format_amount(resource, limit)}; ask for less or raise the quota",
-                    "spec.components",
-                    account.reasons,
-                    account.unblock,
-                )
+        short = _beyond_quota(tx.state, ask)
+        if short is not None:
+            raise Refusal(
+                RefusalCode.QUOTA_EXCEEDED,
+                f"pools/{ask.pool}",
+                f"{spec.name} asks for more than pool {ask.pool} can have",
+                "spec.components",
+                about=spec,
+            )
+
+
+def _beyond_quota(state: State, ask: Ask) -> tuple[str, int] | None:
+    """A resource of which an ask wants more than its pool can ever have, and that limit."""
+    pool = state.pools[ask.pool].spec
+    for resource, nominal in pool.nominal:
+        limit = nominal + borrowable(state.pools, pool, resource)
+        if ask.resources.get(resource) > limit:
+            return resource, limit
+    return None
 
 
 def refuse_unschedulable(tx: Transaction, spec: JobSpec) -> None:
     """Refuses a job that no node could ever hold, unless nodes of before a restart are still on their way."""
     if tx.state.meta.reconcile_until_ms or could_ever_fit(tx.state, spec):
         return
-    account = unschedulable(tx.state, spec)
-    subject = f"jobs/{spec.name}"
     raise Refusal(
-        RefusalCode.UNSCHEDULABLE, subject, account.summary, "spec.components", account.reasons, account.unblock
+        RefusalCode.UNSCHEDULABLE,
+        f"jobs/{spec.name}",
+        f"nothing there could ever hold {spec.name}",
+        "spec.components",
+        about=spec,
     )
+
+
+def accounted(state: State, refusal: Refusal) -> Refusal:
+    """A refusal with everything that its sender is told, on the state on which it was decided."""
+    spec = refusal.about
+    if spec is None:
+        return refusal
+    account = unschedulable(state, spec)
+    message = account.summary
+    if refusal.code is RefusalCode.QUOTA_EXCEEDED:
+        over = ((ask, _beyond_quota(state, ask)) for ask in state.shapes.of(spec).asks)
+        ask, (resource, limit) = next((ask, short) for ask, short in over if short is not None)
+        wanted = asked(resource, [slot.resources.get(resource) for slot in ask.slots])
+        message = (
+            f"{spec.name} asks for {wanted}, but pool {ask.pool} can have {format_amount(resource, limit)}; "
+            "ask for less or raise the quota"
+        )
+    return replace(refusal, message=message, reasons=account.reasons, unblock=account.unblock)
 
 
 def cancel(tx: Transaction, event: JobCancelled) -> str:

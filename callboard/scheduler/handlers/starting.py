@@ -39,7 +39,7 @@ def admit(tx: Transaction, uid: str, uses: tuple[GroupUse, ...], reason: str) ->
         if old.state in (WORKER_STOPPED, WORKER_LOST):
             tx.drop("worker", old.generation)
     group_ids = [_take_group(tx, uid, use) for use in uses]
-    generation = tx.draw("next_generation", sum(len(use.ask.slots) for use in uses))
+    generation = tx.draw("next_generation", sum(use.ask.count for use in uses))
     tx.move_job(
         uid,
         JOB_STARTING,

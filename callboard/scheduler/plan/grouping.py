@@ -8,13 +8,14 @@ from itertools import islice
 
 from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
-from callboard.model.specs import JobSpec, PgPoolSpec, PoolSpec, StopPolicy, Strategy
+from callboard.model.specs import ComponentSpec, JobSpec, Labels, PgPoolSpec, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.plan.fitting import fit, keeps_strategy
+from callboard.scheduler.plan.packing import times_while_empty
 from callboard.scheduler.plan.pinned import books
 from callboard.scheduler.plan.quota import Charged, shortages
 from callboard.scheduler.plan.rooms import ANY_NODE, NodeFilter, Rooms
 from callboard.scheduler.plan.view import View
-from callboard.scheduler.records.asks import Ask, Slot
+from callboard.scheduler.records.asks import INTERPRETER, Ask, Slot
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.records.states import GROUP_READY, KIND_DYNAMIC, KIND_PRIVATE, KIND_RESERVED, GroupKind
 from callboard.scheduler.state.state import State
@@ -144,10 +145,9 @@ def may_use(pg_pool: PgPoolSpec, spec: JobSpec, group: GroupRecord) -> bool:
 
 def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: Ask) -> tuple[int, ...] | None:
     """A bundle of the group for each slot of the ask, or None if the group doesn't fit."""
-    slots = ask.slots
-    if len(group.bundles) < len(slots) or not _size_fits(group, ask, pool.pg_pool):
+    if len(group.bundles) < ask.count or not _size_fits(group, ask, pool.pg_pool):
         return None
-    wanted = node_filter(spec, pool)
+    slots, wanted = ask.slots, node_filter(spec, pool)
     if not all(wanted.admits(state.nodes[bundle.node_id]) for bundle in group.bundles):
         return None
     # Bundles come back from Ray in no node order (PG-01), so order is made here: by node rank, then device.
@@ -194,14 +194,16 @@ def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[
         if kind is None:
             return None
         kinds.append(kind)
+    if not may_hold(state, view, spec, asks):
+        return None
     wanted, slots = together(state, spec, asks)
     found = fit(Rooms(state, view, wanted), slots, spec.placement)
     if found is None:
         return None
     rest = iter(found)
-    bundles_of = {ask.pool: tuple(islice(rest, len(ask.slots))) for ask in asks}
+    bundles_of = {ask.pool: tuple(islice(rest, ask.count)) for ask in asks}
     return [
-        GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(len(ask.slots))))
+        GroupUse(ask, "", kind, bundles_of[ask.pool], tuple(range(ask.count)))
         for ask, kind in zip(asks, kinds, strict=True)
     ]
 
@@ -229,10 +231,63 @@ def _selecting(slot: Slot, labels: frozenset[tuple[str, str]]) -> Slot:
 def _make_one(state: State, view: View, spec: JobSpec, ask: Ask) -> list[GroupUse] | None:
     pool = state.pools[ask.pool].spec
     kind = _kind_open(view, spec, pool, ask)
-    if kind is None:
+    if kind is None or not may_hold(state, view, spec, [ask]):
         return None
     bundles = fit(Rooms(state, view, node_filter(spec, pool)), ask.slots, spec.placement)
     return None if bundles is None else [GroupUse(ask, "", kind, bundles, tuple(range(len(bundles))))]
+
+
+def may_hold(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> bool:
+    """Whether workers may find room as far as sums tell: none of them is listed, and no node is looked at. Many that
+    can't be held cost no more than one."""
+    if any(ask.placed for ask in asks):
+        return True
+    if view.assumption.empty:
+        return all(
+            _held_by_empty_nodes(state, spec, state.pools[ask.pool].spec, component, len(ranks))
+            for ask in asks
+            for component, ranks in ask.parts
+        )
+    if len(asks) == 1 and asks[0].count == 1:
+        return True  # the index of free room tells that as soon
+    return view.may_hold(total(ask.resources for ask in asks))
+
+
+def ever_fits(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> bool:
+    """Whether the nodes and quotas there are could hold a job if nothing else was there. Of equal workers that go
+    anywhere, sums tell it all."""
+    counted = len(asks) == 1 and len(asks[0].parts) == 1 and not asks[0].placed
+    if counted:
+        ask, pool = asks[0], state.pools.get(asks[0].pool)
+        component = ask.parts[0][0]
+        counted = pool is not None and not (node_filter(spec, pool.spec).required or _labels_of(component))
+        if counted and pool is not None and not pool.deleting:
+            open_to = _kind_open(view, spec, pool.spec, ask) is not None
+            held = open_to and may_hold(state, view, spec, asks)
+            return held and not shortages(state.pools, view.charged, pool.spec, ask.resources)
+    return choose_groups(state, view, spec, asks) is not None
+
+
+def _held_by_empty_nodes(state: State, spec: JobSpec, pool: PoolSpec, component: ComponentSpec, workers: int) -> bool:
+    """Whether as many nodes as may have the labels could hold some equal workers if nothing else was there."""
+    strategy = component.placement or spec.placement
+    left = workers
+    labels = (*node_filter(spec, pool).required, *_labels_of(component))
+    for (capacity, devices), places in state.node_kinds.of(labels).items():
+        each = times_while_empty(capacity, devices, component.resources)
+        if strategy is Strategy.STRICT_PACK:
+            left = min(left, workers - each)
+        else:
+            left -= len(places) * (min(each, 1) if strategy is Strategy.STRICT_SPREAD else each)
+        if left <= 0:
+            return True
+    return left <= 0
+
+
+def _labels_of(component: ComponentSpec) -> Labels:
+    """Labels that every node of a component must have, the interpreter among them."""
+    labels = () if component.node_selector_soft else component.node_selector
+    return (*labels, (INTERPRETER, component.interpreter)) if component.interpreter else labels
 
 
 def _kind_open(view: View, spec: JobSpec, pool: PoolSpec, ask: Ask) -> GroupKind | None:
@@ -242,7 +297,7 @@ def _kind_open(view: View, spec: JobSpec, pool: PoolSpec, ask: Ask) -> GroupKind
     full = kind is KIND_DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic
     if kind is not None and not full:
         return kind
-    if not view.assumption.empty or len(ask.slots) != 1 or not pool.pg_pool.enable:
+    if not view.assumption.empty or ask.count != 1 or not pool.pg_pool.enable:
         return None
     meant = spec.priority_milli >= pool.pg_pool.reserved_min_priority_milli or pool.pg_pool.reserved_lendable
     fits = any(shape.covers(ask.slots[0].resources) for shape in pool.pg_pool.reserved)

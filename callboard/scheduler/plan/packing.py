@@ -137,7 +137,7 @@ def _count(room: Room, asks: Sequence[Resources], *, equal: bool) -> int:
     if len(asks) == 1:
         return int(room.fits(first))
     if equal:
-        return min(len(asks), _times(room, first))
+        return min(len(asks), times(room, first))
     trial = _Trial(asks)
     trial.fill(room)
     count = len(asks) - len(trial.waiting)
@@ -145,7 +145,7 @@ def _count(room: Room, asks: Sequence[Resources], *, equal: bool) -> int:
     return count
 
 
-def _times(room: Room, ask: Resources) -> int:
+def times(room: Room, ask: Resources) -> int:
     """How often one ask fits on a node, by division."""
     limits = [room.cpu_milli // ask.cpu_milli] if ask.cpu_milli else []
     if ask.memory_bytes:
@@ -156,6 +156,21 @@ def _times(room: Room, ask: Resources) -> int:
         limits.append(sum(free // ask.gpu_milli for free in room.device_milli if free > 0))
     limits.extend(room.custom_milli.get(name, 0) // milli for name, milli in ask.custom_milli)
     return max(0, min(limits)) if limits else 1 << 30
+
+
+def times_while_empty(capacity: Resources, devices: int, ask: Resources) -> int:
+    """How often one ask fits on a node that nobody uses."""
+    limits = (
+        [devices * MILLI // ask.gpu_milli if ask.gpu_milli >= MILLI else devices * (MILLI // ask.gpu_milli)]
+        if ask.gpu_milli
+        else []
+    )
+    if ask.cpu_milli:
+        limits.append(capacity.cpu_milli // ask.cpu_milli)
+    if ask.memory_bytes:
+        limits.append(capacity.memory_bytes // ask.memory_bytes)
+    limits.extend(capacity.get(name) // milli for name, milli in ask.custom_milli)
+    return min(limits) if limits else 1 << 30
 
 
 class _Trial:

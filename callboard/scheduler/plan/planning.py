@@ -20,7 +20,7 @@ from callboard.scheduler.plan.candidates import (
     takes_only_what_is_owed,
     without,
 )
-from callboard.scheduler.plan.grouping import GroupUse, choose_groups, together
+from callboard.scheduler.plan.grouping import GroupUse, choose_groups, ever_fits, together
 from callboard.scheduler.plan.pinned import pin
 from callboard.scheduler.plan.preemption import claims_of, left_ms, policy_for
 from callboard.scheduler.plan.rooms import NodeFilter, Rooms
@@ -118,7 +118,7 @@ def could_ever_fit(state: State, spec: JobSpec) -> bool:
     known = state.fits_ever.get(shape)
     if known is None:
         view = View(state, Assumption(empty=True))
-        known = choose_groups(state, view, spec, shape.asks) is not None
+        known = ever_fits(state, view, spec, shape.asks)
         if len(state.fits_ever) >= MAX_SHAPES:
             state.fits_ever.clear()
         state.fits_ever[shape] = known

@@ -95,28 +95,39 @@ class Rooms:
             workers: how many are to be placed. Of nodes that are alike while empty, as many are enough.
             selectors: labels by which some of the workers tell nodes apart.
         """
-        empty, wanted = self._view.assumption.empty, self._wanted
-        anywhere = not (wanted.required or wanted.excluded)
-        nodes = [
-            node
-            for node in self._state.nodes.values()
-            if (anywhere or wanted.admits(node)) and (node.usable or (empty and could_return(node)))
-        ]
+        wanted = self._wanted
+        if self._view.assumption.empty:
+            nodes = self._while_empty(workers, selectors)
+        else:
+            anywhere = not (wanted.required or wanted.excluded)
+            nodes = [node for node in self._state.nodes.values() if node.usable and (anywhere or wanted.admits(node))]
         nodes.sort(key=lambda node: node.rank)
         if wanted.preferred:
             nodes.sort(key=lambda node: not wanted.prefers(node))
-        if empty:
-            alike: dict[tuple[object, ...], int] = {}
-            telling = [NodeFilter(selector) for selector in dict.fromkeys(selectors) if selector]
-            few = []
-            for node in nodes:
-                kind = (node.capacity, len(node.devices), *[told.admits(node) for told in telling])
+        return [self._room(node) for node in nodes]
+
+    def _while_empty(self, workers: int, selectors: Sequence[Labels]) -> list[NodeRecord]:
+        """Nodes that come into question, of each kind as many as there are workers."""
+        nodes, wanted = self._state.nodes, self._wanted
+        anywhere = not (wanted.required or wanted.excluded)
+        telling = [NodeFilter(selector) for selector in dict.fromkeys(selectors) if selector]
+        found: list[NodeRecord] = []
+        for places in self._state.node_kinds.of(wanted.required).values():
+            alike: dict[tuple[bool, ...], int] = {}
+            order = [nodes[node_id] for _, node_id in places] if wanted.preferred else None
+            if order is not None:
+                order.sort(key=lambda node: not wanted.prefers(node))
+            for node in order or (nodes[node_id] for _, node_id in places):
+                if not (anywhere or wanted.admits(node)):
+                    continue
+                kind = tuple([told.admits(node) for told in telling])
                 count = alike.get(kind, 0)
                 if count < workers:
                     alike[kind] = count + 1
-                    few.append(node)
-            nodes = few
-        return [self._room(node) for node in nodes]
+                    found.append(node)
+                elif not telling:
+                    break
+        return found
 
     def at(self, node_id: str) -> Room | None:
         """One node, if it comes into question."""

@@ -200,6 +200,18 @@ class View:
             room.give_back(bundle)
         return room
 
+    def may_hold(self, ask: Resources) -> bool:
+        """Whether all nodes together have enough GPUs and CPUs; whether an ask fits on them is another matter."""
+        free = self.state.free
+        gpu_milli, cpu_milli = ask.gpu_milli - free.gpu_milli, ask.cpu_milli - free.cpu_milli
+        if gpu_milli <= 0 and cpu_milli <= 0:
+            return True
+        for bundles in self._returns.values():
+            for bundle in bundles:
+                gpu_milli -= bundle.resources.gpu_milli
+                cpu_milli -= bundle.resources.cpu_milli
+        return gpu_milli <= 0 and cpu_milli <= 0
+
     def changed_nodes(self) -> Iterable[str]:
         """Nodes on which more is free than the ledger says."""
         return self._returns.keys()

@@ -9,32 +9,50 @@ from callboard.model.quantities import Resources, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, Strategy, WorkerPlace
 
 
-@dataclass(frozen=True, slots=True)
 class Ask:
     """The workers of a job that are charged to one pool: they share one placement group.
 
     Attributes:
+        parts: components, and which ranks of them.
+        count: how many workers that are.
         resources: sum over the workers.
     """
 
-    pool: str
-    slots: tuple[Slot, ...]
-    resources: Resources
+    __slots__ = ("_slots", "count", "parts", "pool", "resources")
 
-    @classmethod
-    def of(cls, pool: str, slots: Iterable[Slot]) -> Ask:
-        """What these workers ask of a pool."""
-        kept = tuple(slots)
-        return cls(pool, kept, total(slot.resources for slot in kept))
+    def __init__(self, pool: str, parts: Iterable[tuple[ComponentSpec, range]]) -> None:
+        self.pool = pool
+        self.parts = tuple(parts)
+        self.count = sum(len(ranks) for _, ranks in self.parts)
+        self.resources = total(_together(component, ranks) for component, ranks in self.parts)
+        self._slots: tuple[Slot, ...] | None = None
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """A slot for each worker, made when somebody asks: most questions about 100 000 workers are answered by their
+        sum."""
+        if self._slots is None:
+            self._slots = tuple(Slot.of(component, rank) for component, ranks in self.parts for rank in ranks)
+        return self._slots
+
+    @property
+    def placed(self) -> bool:
+        """Whether some of the workers must run at certain places."""
+        return any(component.places for component, _ in self.parts)
+
+
+def _together(component: ComponentSpec, ranks: range) -> Resources:
+    if not component.places:
+        return component.resources.scaled(len(ranks))
+    return total(component.resources_of(rank) for rank in ranks)
 
 
 def asks_of(spec: JobSpec) -> tuple[Ask, ...]:
     """What a job needs to start: the fewest workers of each component, by the pool they are charged to."""
-    by_pool: dict[str, list[Slot]] = {}
+    by_pool: dict[str, list[tuple[ComponentSpec, range]]] = {}
     for component in spec.components:
-        slots = by_pool.setdefault(spec.pool_of(component), [])
-        slots.extend(Slot.of(component, rank) for rank in range(component.min_workers))
-    return tuple(Ask.of(pool, slots) for pool, slots in by_pool.items())
+        by_pool.setdefault(spec.pool_of(component), []).append((component, range(component.min_workers)))
+    return tuple(Ask(pool, parts) for pool, parts in by_pool.items())
 
 
 INTERPRETER = "interpreter:"

@@ -121,6 +121,19 @@ class JobScaled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementResolved(Event):
+    """The nodes that a job's placement waited for are there: its text was resolved against the nodes of this moment,
+    beside the loop that decides.
+
+    Attributes:
+        spec: the job with its places.
+    """
+
+    uid: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalsReported(Event):
     """Somebody reported gauges of a job. Result: (component, workers it should have) of what that changed.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
+
+from callboard.model.specs import JobSpec
 
 
 class RefusalCode(StrEnum):
@@ -54,6 +57,8 @@ class Refusal(Exception):
         field: path of the request's field at fault; empty: none.
         reasons: the account behind the message.
         unblock: smallest changes by which the request would be taken.
+        about: the job that can't be held. Its account takes long: the refusal is decided without it, and who tells
+            somebody asks for it (``Scheduler.accounted``).
     """
 
     code: RefusalCode
@@ -62,6 +67,7 @@ class Refusal(Exception):
     field: str = ""
     reasons: tuple[Reason, ...] = ()
     unblock: tuple[str, ...] = ()
+    about: JobSpec | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.message

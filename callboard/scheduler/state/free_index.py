@@ -24,6 +24,9 @@ class FreeIndex:
         self._keys: list[Key] = []
         self._cpus: list[tuple[int, str]] = []
         self._known: dict[str, Key] = {}
+        self.gpu_milli = 0
+        self.cpu_milli = 0
+        """What is free on all of them together."""
 
     def update(self, book: NodeBook) -> None:
         """Follows a node after its record or its sums changed."""
@@ -36,7 +39,11 @@ class FreeIndex:
             del self._keys[bisect_left(self._keys, old)]
             del self._cpus[bisect_left(self._cpus, (old[1], node_id))]
             del self._known[node_id]
+            self.gpu_milli -= old[0]
+            self.cpu_milli -= old[1]
         if new is not None:
+            self.gpu_milli += new[0]
+            self.cpu_milli += new[1]
             insort(self._keys, new)
             insort(self._cpus, (new[1], node_id))
             self._known[node_id] = new
@@ -47,6 +54,8 @@ class FreeIndex:
         if old is not None:
             del self._keys[bisect_left(self._keys, old)]
             del self._cpus[bisect_left(self._cpus, (old[1], node_id))]
+            self.gpu_milli -= old[0]
+            self.cpu_milli -= old[1]
 
     def fullest_first(self, ask: Resources) -> Iterator[str]:
         """Nodes that may hold an ask, the one with the least to spare first."""

@@ -169,6 +169,7 @@ def whole(state: State) -> dict[str, object]:
         "holders": (state.holders.known(), {key: list(orders) for key, orders in state.holders.classes.items()}),
         "nominated": list(state.nominated),
         "elastic": list(state.elastic),
+        "unplaced": list(state.unplaced),
         "requests": state.requests,
         "uids_of_name": _walked(jobs._uids_of_name),  # noqa: SLF001
         **{f"workers {name}": _walked(getattr(workers, name)) for name in ("of_job", "in_group", "on_node")},
@@ -182,7 +183,8 @@ def whole(state: State) -> dict[str, object]:
         "checkpoints": _walked(state._checkpoints_of_job),  # noqa: SLF001
         "preemptions": (_walked(state._preemptions_for), _walked(state._open_preemptions)),  # noqa: SLF001
         "roster": (state.roster.known(), _walked(state.roster.by_state)),
-        "free": state.free.keys(),
+        "node_kinds": state.node_kinds.known(),
+        "free": (state.free.keys(), state.free.gpu_milli, state.free.cpu_milli),
         "cluster": (use.capacity, use.used, use.held, use.free, use.quarantined),
         "pools": state.ledger.pools,
         "books": {

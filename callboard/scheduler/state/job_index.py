@@ -25,6 +25,7 @@ class JobIndex:
         shapes: shape of every job's spec.
         queue: PENDING jobs in the order they are looked at; the last item of a key is the uid.
         waiting: PENDING jobs by shape, each in the order of the queue.
+        unplaced: PENDING jobs whose placement waits for nodes.
         elastic: RUNNING jobs with a component whose number of workers may change, or whose lost workers are replaced.
         requests: uid of the job that a request made, by the request's id.
     """
@@ -41,6 +42,7 @@ class JobIndex:
         self.waiting: dict[Shape, list[QueueKey]] = {}
         self.holders = Holders()
         self.nominated: InOrder[str, int] = InOrder()
+        self.unplaced: InOrder[str, int] = InOrder()
         self.elastic: InOrder[str, int] = InOrder()
         self.requests: dict[str, str] = {}
         self._uids_of_name: dict[str, Members[str]] = {}
@@ -99,6 +101,8 @@ class JobIndex:
         key = self.queue_key(job)
         insort(self.queue, key)
         insort(self.waiting.setdefault(self.shapes[job.uid], []), key)
+        if self._specs[job.uid].spec.placement_nodes:
+            self.unplaced.put(job.uid, job.order)
 
     def _unqueue(self, job: JobRecord) -> None:
         key, shape = self.queue_key(job), self.shapes[job.uid]
@@ -107,6 +111,7 @@ class JobIndex:
         del alike[bisect_left(alike, key)]
         if not alike:
             del self.waiting[shape]
+        self.unplaced.pop(job.uid, None)
 
     def _follow_name(self, old: JobRecord | None, new: JobRecord | None) -> None:
         if new is not None:

@@ -52,6 +52,7 @@ from callboard.scheduler.state.group_index import GroupIndex
 from callboard.scheduler.state.indexes import InOrder, Members, add, remove
 from callboard.scheduler.state.job_index import JobIndex, QueueKey, WorkerIndex
 from callboard.scheduler.state.ledger import Ledger, NodeUse
+from callboard.scheduler.state.node_kinds import NodeKinds
 from callboard.scheduler.state.roster import GONE, Roster
 from callboard.scheduler.state.shapes import Shape
 
@@ -103,6 +104,7 @@ class State:
         self.fits_ever: dict[Shape, bool] = {}
         """What is known of whether a shape could ever fit; forgotten when a node or a quota changes."""
         self.roster = Roster()
+        self.node_kinds = NodeKinds()
         self.group_index = GroupIndex(self._is_there)
         self._job_index = JobIndex(self.specs)
         # What is asked of these all the time is asked without a detour.
@@ -111,7 +113,7 @@ class State:
         self.queue, self.waiting = self._job_index.queue, self._job_index.waiting
         self.holders = self._job_index.holders
         self.nominated, self.elastic = self._job_index.nominated, self._job_index.elastic
-        self.requests = self._job_index.requests
+        self.unplaced, self.requests = self._job_index.unplaced, self._job_index.requests
         self._worker_index = WorkerIndex()
         self.jobs_holding, self.leaving_extras = self._worker_index.holding_of_job, self._worker_index.leaving_extras
         self._checkpoints_of_job: dict[str, Members[tuple[str, str, int]]] = {}
@@ -305,6 +307,7 @@ class State:
         self.nodes_version += 1
         self.fits_ever.clear()
         self.roster.update(old, new)
+        self.node_kinds.update((new or cast("NodeRecord", old)).node_id, new)
         self.ledger.node_changed(old, new)
         was_there = old is not None and old.state not in GONE
         if was_there != (new is not None and new.state not in GONE):
