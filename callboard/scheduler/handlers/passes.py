@@ -3,12 +3,17 @@
 A job that can't start doesn't block others. Most events free nothing: then only what is new is looked at. Which of the
 two it is follows from the records and the event alone, and so does what is known to be blocked: a job that waits was
 found blocked when something was last freed, else it would not wait.
+
+No event looks at more than a bounded part of the queue: the next one goes on, at once, unless something was freed
+meanwhile: then the first come first again. So that the last are not passed over for ever, an event may make twice as
+many plans each time that happens.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -21,12 +26,22 @@ from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import Ask
 from callboard.scheduler.records.job_records import JobRecord
 from callboard.scheduler.records.states import GROUP_NOMINATED, JOB_PENDING, JOB_RUNNING, JOB_STARTING
+from callboard.scheduler.state.job_index import QueueKey
 from callboard.scheduler.state.shapes import Shape
 from callboard.scheduler.state.transaction import Transaction
 
 MOST_ROUNDS = 4
 """Most passes after one event. A pass that frees something (a nomination is overtaken) may help who was looked at
 before. A second round finds nothing nearly always; what even the last one leaves open is for the next event."""
+
+MOST_PLANS = 32
+"""Most plans of waiting jobs in one event: about 5 ms."""
+
+FRONT = (0, -(1 << 62), 0, 0, "")
+"""Before everybody in the queue."""
+
+Place = tuple[int, int, int, int, str]
+"""(1 for a borrower where owners come first, queue key): the order in which what waits is looked at."""
 
 MOST_WITNESSES = 8
 """Most waiting jobs of a shape that are asked whether it is blocked, before it is found out anew."""
@@ -40,8 +55,10 @@ class Found:
         blocked: shapes of which a job can't start, so that no other can.
         hopeless: whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is
             known.
+        left: how many plans may still be made.
     """
 
+    left: int
     blocked: set[Shape] = field(default_factory=set)
     hopeless: dict[Shape, bool] = field(default_factory=dict)
 
@@ -51,38 +68,54 @@ def run(tx: Transaction) -> None:
     state, meta = tx.state, tx.state.meta
     retries = state.deadlines.due_of("retry", tx.now_ms)
     changed = state.room_version != tx.room_version
-    if not (tx.fresh or retries or changed or meta.unsettled or state.leaving_version != tx.leaving_version):
+    due = tx.fresh or retries or changed or meta.unsettled or meta.look_on is not None
+    if not (due or state.leaving_version != tx.leaving_version):
         return
     came = dict.fromkeys(tx.fresh)
     tx.fresh.clear()
     for uid in retries:
         came[tx.change_job(str(uid), retry_ms=0).uid] = None
     if meta.reconcile_until_ms:
+        if meta.look_on is not None:
+            tx.count(look_on=None, look_most=0)
         return  # everything is looked at when that is over
     leaving_seen = tx.leaving_version
     # What comes now might be promised room that has begun to leave since those who wait were looked at: they are first.
     overtakes = meta.overlooked and came and len(state.queue) > len(came)
     everything = meta.unsettled or overtakes or changed
     looked_at_all = everything
+    look_on = meta.look_on
+    most = left = (meta.look_most or MOST_PLANS) * (2 if everything and look_on is not None else 1)
     for _ in range(MOST_ROUNDS):
         version = state.room_version
+        found = Found(left)
         if everything:
-            _look_at_all(tx)
+            look_on = _look_at_all(tx, found)
             looked_at_all, leaving_seen = True, state.leaving_version
-        elif came:
-            _look_at_some(tx, came)
+        else:
+            _look_at_some(tx, found, came, look_on)
+            look_on = look_on and _go_on(tx, found, look_on)
+        left = found.left
         came.clear()
         tx.fresh.clear()
         everything = state.room_version != version
-        if not everything:
+        if not everything or left <= 0:
             break
     overlooked = state.leaving_version != leaving_seen or (meta.overlooked and not looked_at_all)
-    if (everything, overlooked) != (meta.unsettled, meta.overlooked):
-        tx.count(unsettled=everything, overlooked=overlooked)
+    _leave(tx, everything, overlooked, FRONT if everything and left <= 0 else look_on, most)
 
 
-def _look_at_all(tx: Transaction) -> None:
-    state, found = tx.state, Found()
+def _leave(tx: Transaction, unsettled: bool, overlooked: bool, look_on: Place | None, most: int) -> None:
+    """Writes down what is left for the next event."""
+    look_most = 0 if look_on is None or most == MOST_PLANS else most
+    meta = tx.state.meta
+    if (unsettled, overlooked, look_on, look_most) != (meta.unsettled, meta.overlooked, meta.look_on, meta.look_most):
+        tx.count(unsettled=unsettled, overlooked=overlooked, look_on=look_on, look_most=look_most)
+
+
+def _look_at_all(tx: Transaction, found: Found) -> Place | None:
+    """Looks at everything from the front on; returns where to go on, if that is left for the next event."""
+    state = tx.state
     for pool in list(state.pools.values()):
         if pool.deleting:
             requests.finish_deletion(tx, pool.spec.name)
@@ -90,21 +123,50 @@ def _look_at_all(tx: Transaction) -> None:
             groups.ensure_reserved(tx, pool)
     for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
         _advance_nominee(tx, uid)
-    if any(record.spec.cohort for record in state.pools.values()):
-        for uid in _owners_first(tx):
-            _look_at(tx, found, uid)
-    else:
-        _look_at_heads(tx, found)
-    for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
-        elastic.grow(tx, uid)
+    return _go_on(tx, found, FRONT)
 
 
-def _look_at_heads(tx: Transaction, found: Found) -> None:
+def _go_on(tx: Transaction, found: Found, start: Place) -> Place | None:
+    """Looks at what waits from a place in the queue on, and at its end at jobs that grow."""
+    state = tx.state
+    stopped = _look_at_owners_first(tx, found, start) if _lending(tx) else _look_at_heads(tx, found, start)
+    if stopped is None:
+        for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
+            elastic.grow(tx, uid)
+    return stopped
+
+
+def _lending(tx: Transaction) -> bool:
+    return any(record.spec.cohort for record in tx.state.pools.values())
+
+
+def _look_at_owners_first(tx: Transaction, found: Found, start: Place) -> Place | None:
+    for place in _owners_first(tx):
+        uid = place[-1]
+        if place < start:
+            if _shows_that_its_shape_is_blocked(tx, uid):
+                found.blocked.add(tx.state.shapes[uid])
+            continue
+        if found.left <= 0:
+            return place
+        _look_at(tx, found, uid)
+    return None
+
+
+def _look_at_heads(tx: Transaction, found: Found, start: Place) -> Place | None:
     """Goes through the queue, shape by shape at once: as soon as one job of a shape is blocked, so are the others."""
     waiting = tx.state.waiting
-    heads = [(alike[0], number, shape, 0) for number, (shape, alike) in enumerate(waiting.items())]
+    heads = []
+    for number, (shape, alike) in enumerate(waiting.items()):
+        first = bisect_left(alike, start[1:]) if start != FRONT else 0
+        if first and _witness(tx, alike[:first]):
+            found.blocked.add(shape)
+        elif first < len(alike):
+            heads.append((alike[first], number, shape, first))
     heapq.heapify(heads)
     while heads:
+        if found.left <= 0:
+            return (0, *heads[0][0])
         key, number, shape, index = heapq.heappop(heads)
         _look_at(tx, found, key[-1])
         if shape in found.blocked:
@@ -115,13 +177,14 @@ def _look_at_heads(tx: Transaction, found: Found) -> None:
             index += 1
         if index < len(alike):
             heapq.heappush(heads, (alike[index], number, shape, index))
+    return None
 
 
-def _owners_first(tx: Transaction) -> list[str]:
+def _owners_first(tx: Transaction) -> list[Place]:
     """The queue where pools lend to each other: jobs within their own quota come before borrowers (QL-10)."""
     state = tx.state
-    own: list[str] = []
-    borrowers: list[str] = []
+    own: list[Place] = []
+    borrowers: list[Place] = []
     known: dict[Shape, bool] = {}
     for key in state.queue:
         uid = key[-1]
@@ -129,43 +192,58 @@ def _owners_first(tx: Transaction) -> list[str]:
         # A nomination of its own doesn't count for a job; all others of a shape borrow alike.
         borrowing = None if uid in state.nominated else known.get(shape)
         if borrowing is None:
-            charged = View(state, Assumption(subject=uid)).charged
-            borrowing = any(
-                ask.pool in state.pools and borrows(charged, state.pools[ask.pool].spec, ask.resources)
-                for ask in shape.asks
-            )
+            borrowing = _borrows(tx, uid)
             if uid not in state.nominated:
                 known[shape] = borrowing
-        (borrowers if borrowing else own).append(uid)
+        (borrowers if borrowing else own).append((int(borrowing), *key))
     return own + borrowers
 
 
-def _look_at_some(tx: Transaction, came: Collection[str]) -> None:
-    """Nothing changed that could help what is blocked: only new jobs, and those whose time has come."""
-    state, found = tx.state, Found()
+def _borrows(tx: Transaction, uid: str) -> bool:
+    """Whether a job takes one of its pools beyond its own quota."""
+    pools, charged = tx.state.pools, View(tx.state, Assumption(subject=uid)).charged
+    return any(
+        ask.pool in pools and borrows(charged, pools[ask.pool].spec, ask.resources) for ask in tx.state.shapes[uid].asks
+    )
+
+
+def _look_at_some(tx: Transaction, found: Found, came: Collection[str], look_on: Place | None) -> None:
+    """Nothing changed that could help what is blocked: only new jobs, and those whose time has come. Where the queue is
+    still gone through, those that stand behind have their turn then."""
+    state = tx.state
     uids = [uid for uid in came if uid in state.jobs]
+    if look_on is not None:
+        lending = _lending(tx)
+        uids = [
+            uid for uid in uids if (int(lending and _borrows(tx, uid)), *state.queue_key(state.jobs[uid])) < look_on
+        ]
     if len(uids) > 1:
         uids.sort(key=lambda uid: state.queue_key(state.jobs[uid]))
     for uid in uids:
         if state.jobs[uid].nominated:
             _advance_nominee(tx, uid)
         shape = state.shapes[uid]
-        if shape not in found.blocked and len(state.waiting.get(shape, ())) > 1 and _witness(tx, shape, came):
+        alike = state.waiting.get(shape, ())
+        # While the queue is gone through, nobody knows who was looked at.
+        if look_on is None and shape not in found.blocked and len(alike) > 1 and _witness(tx, alike, came):
             found.blocked.add(shape)
         _look_at(tx, found, uid)
-        if uid in state.elastic:
+        if uid in state.elastic and look_on is None:
             elastic.grow(tx, uid)
 
 
-def _witness(tx: Transaction, shape: Shape, came: Collection[str]) -> bool:
-    """Whether a job of a shape waits that was looked at when something was last freed, and so shows that the shape is
-    blocked."""
-    for key in islice(tx.state.waiting.get(shape, ()), MOST_WITNESSES):
-        job = tx.state.jobs[key[-1]]
-        apart = job.nominated or job.eligible_ms or job.yielded_to or job.uid in came
-        if not (apart or starting.a_copy_may_live(tx, job.uid)):
-            return True
-    return False
+def _witness(tx: Transaction, alike: Sequence[QueueKey], came: Collection[str] = ()) -> bool:
+    """Whether among jobs of a shape one waits that was looked at when something was last freed, and so shows that the
+    shape is blocked."""
+    uids = (key[-1] for key in islice(alike, MOST_WITNESSES))
+    return any(uid not in came and _shows_that_its_shape_is_blocked(tx, uid) for uid in uids)
+
+
+def _shows_that_its_shape_is_blocked(tx: Transaction, uid: str) -> bool:
+    """Whether a job that was looked at and still waits does so because there is no way for it."""
+    job = tx.state.jobs[uid]
+    apart = job.nominated or job.eligible_ms or job.yielded_to
+    return not (apart or starting.a_copy_may_live(tx, uid))
 
 
 def _look_at(tx: Transaction, found: Found, uid: str) -> None:
@@ -182,6 +260,7 @@ def _look_at(tx: Transaction, found: Found, uid: str) -> None:
     starving = 0 < job.starving_ms <= tx.now_ms
     if not starving and (found.hopeless.get(shape) if job.yielded_to else shape in found.blocked):
         return
+    found.left -= 1
     way = plan(tx.state, uid, spec, job.submit_ms, tx.now_ms)
     if isinstance(way, Blocked):
         if starving and _hold_room(tx, job, spec):

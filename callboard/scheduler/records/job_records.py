@@ -307,6 +307,9 @@ class MetaRecord:
         reconcile_until_ms: nothing is admitted before, unless every known node is back; 0: not reconciling.
         unsettled: what waits was not looked at to the end; the next event goes on with it.
         overlooked: something began to leave, and what waits was not looked at since.
+        look_on: where in the queue to go on, for one event may not look at all that waits: (1 where a borrower stands
+            behind all owners, queue key); None: the queue was gone through.
+        look_most: most plans that an event may make before it leaves the rest for the next; 0: as few as usual.
     """
 
     kind: ClassVar[str] = "meta"
@@ -328,6 +331,8 @@ class MetaRecord:
     cold_starts: int = 0
     unsettled: bool = False
     overlooked: bool = False
+    look_on: tuple[int, int, int, int, str] | None = None
+    look_most: int = 0
 
     @property
     def key(self) -> str:

@@ -166,6 +166,8 @@ class State:
         if old.policy is not new.policy or old.reconcile_until_ms != new.reconcile_until_ms:
             self.room_version += 1
             self.deadlines.set("meta", "", new.reconcile_until_ms)
+        if old.look_on is not None or new.look_on is not None:
+            self.deadlines.set("look", "", 0 if new.look_on is None else new.now_ms + 1)
         return old
 
     # ---- questions ----
