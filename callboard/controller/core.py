@@ -15,6 +15,7 @@ from callboard.controller.loop.event_log import EventLog
 from callboard.controller.loop.followers import LogFollower, SetHealth
 from callboard.controller.loop.inbox import new_cause
 from callboard.controller.options import ControllerOptions
+from callboard.controller.searches.placements import AwaitedPlacements
 from callboard.controller.services.agent import AgentService
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.sessions import Sessions
@@ -44,6 +45,7 @@ class Core:
         new_clock: Callable[[int], Clock] = Clock,
         new_cause: Callable[[str], str] = new_cause,
         new_scheduler: Callable[[State, int], Scheduler] = Scheduler,
+        threads: bool = True,
     ) -> None:
         """
         Args:
@@ -51,7 +53,7 @@ class Core:
             journal: where batches go first.
             identity: of the controller's state, known once that is open.
             set_health: changes what the health service says.
-            measured, new_clock, new_cause, new_scheduler: as :class:`Driver` takes them.
+            measured, new_clock, new_cause, new_scheduler, threads: as :class:`Driver` takes them.
         """
         limits = options.limits
         self.driver = Driver(
@@ -63,6 +65,7 @@ class Core:
             new_clock=new_clock,
             new_cause=new_cause,
             new_scheduler=new_scheduler,
+            threads=threads,
             measured=measured,
         )
         self.events = EventLog(self.driver.read_events, in_memory=limits.events_in_memory, watchers=limits.watchers)
@@ -73,3 +76,4 @@ class Core:
         self.driver.subscribe(self.sessions)
         self.driver.subscribe(self.outputs)
         self.driver.subscribe(SpareTargets(self.sessions.live, lambda: self.driver.state))
+        self.driver.subscribe(AwaitedPlacements(self.driver))

@@ -20,6 +20,7 @@ from callboard.controller.journal.journal import SqliteJournal
 from callboard.controller.journal.state_dir import StateDir, StoreFailed
 from callboard.controller.logs import configure_logs
 from callboard.controller.loop.collector import sparing_what_is_made
+from callboard.controller.loop.questions import SWITCH_S
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.options import ControllerOptions, split_address
 from callboard.controller.packages import Packages
@@ -158,7 +159,7 @@ class Controller:
             self.metrics.start(
                 self.options.metrics,
                 required=self.options.metrics_required,
-                pages={"/demand": lambda: demand_page(self.driver.state)},
+                pages={"/demand": lambda: self.driver.question(lambda scheduler: demand_page(scheduler.state))},
                 admits=None if self.options.metrics_open else self.access.may_read_figures,
                 tls=self._tls,
             )
@@ -402,6 +403,7 @@ def run_controller(options: ControllerOptions, listening: Callable[[str], None] 
     """
     configure_logs(options.log_format, options.log_level)
     build_inputs()
+    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=_loop_factory(options.loop)) as runner:
         main: Coroutine[Any, Any, int] = serve_controller(options, listening)
         return runner.run(main)

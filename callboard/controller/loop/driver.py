@@ -27,13 +27,15 @@ from callboard.controller.loop.clock import Clock
 from callboard.controller.loop.inbox import Ask, Inbox, Make, new_cause
 from callboard.controller.loop.liveness import HELD_UP_S
 from callboard.model.durations import Backoff
+from callboard.controller.loop.questions import MOST_WAITING, Questions
+from callboard.model.backoff import Backoff
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import ControllerStarted, Event, Tick
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.refusals import ImpossibleTransition, Refusal
-from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, Unavailable
+from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, LimitReached, Unavailable
 
 T = TypeVar("T")
 
@@ -84,6 +86,7 @@ class Driver:
         new_clock: Callable[[int], Clock] = Clock,
         new_cause: Callable[[str], str] = new_cause,
         new_scheduler: Callable[[State, int], Scheduler] = Scheduler,
+        threads: bool = True,
         measured: Callable[[str, float], None] = lambda _what, _seconds: None,
     ) -> None:
         """
@@ -96,6 +99,7 @@ class Driver:
             new_clock: makes the clock of a term; its argument is the last time journaled.
             new_cause: makes a fresh cause id for what a source asks.
             new_scheduler: makes the scheduler of a term from its state and the most ended jobs kept.
+            threads: questions are answered in a thread; else on the loop.
             measured: is told how many seconds a "decision" or a "commit" took.
         """
         self._commits = Commits(journal)
@@ -106,6 +110,7 @@ class Driver:
         self._measured = measured
         self._ended_jobs = ended_jobs
         self._newest_events = newest_events
+        self._questions = Questions(ended_jobs, beside=threads)
         self._inbox = Inbox(inbox, self.now_ms, new_cause)
         self._inbox.closed = _stopping("starting")
         self._listeners: list[Listener] = []
@@ -174,6 +179,38 @@ class Driver:
         await self.journaled()
         return value
 
+    async def question(self, build: Callable[[Scheduler], T]) -> T:
+        """What ``build`` makes of the scheduler as it is at this moment, worked out beside the loop; returned once all
+        of it is journaled. For what may take long.
+
+        Args:
+            build: runs in another thread: it uses nothing but the scheduler that it is given, and changes nothing.
+
+        Raises:
+            Unavailable: not serving, or the journal failed meanwhile.
+            LimitReached: too many questions wait.
+        """
+        while True:
+            self.check_serving()
+            asked_of = self._scheduler
+            value = await self._questions.ask(asked_of, build)
+            await self.journaled()
+            if self._scheduler is asked_of:
+                return value
+            # The journal failed meanwhile and works again: what was asked of may never have been written.
+
+    async def trial(self, make: Make) -> Event:
+        """Decides an event as if it was asked, beside the loop, and takes everything back; returns the event.
+
+        Raises:
+            Refusal: the scheduler would refuse it.
+            Unavailable, LimitReached: as :meth:`question` does.
+        """
+        self.check_serving()
+        event = make(self.now_ms(), "trial")
+        await self.question(lambda scheduler: scheduler.rehearse(event))
+        return event
+
     async def journaled(self) -> None:
         """Returns once everything decided so far is on disk.
 
@@ -208,6 +245,7 @@ class Driver:
         """
         state, events = await self._commits.open(self._newest_events)
         self._scheduler = self._new_scheduler(state, self._ended_jobs)
+        self._questions.forget()
         self._clock = self._new_clock(state.meta.now_ms)
         decided: Decided = []
         cause, grace_ms = self._new_cause("start"), self._reconcile_grace_ms
@@ -242,6 +280,7 @@ class Driver:
             self._disarm()
             self._inbox.closed = _stopping("stopping")
             self._inbox.drop(self._inbox.closed)
+            self._questions.close()
             await self._commits.close(self.state if good else None)
 
     def stop(self) -> None:
@@ -298,7 +337,9 @@ class Driver:
         try:
             self._handle(ask, ask.make(self.now_ms(), ask.cause), decided)
             self._measured("decision", time.perf_counter() - began)
-        except (Refusal, CallboardError, InvalidInput) as refusal:
+        except Refusal as refusal:
+            self._refuse(ask, refusal)
+        except (CallboardError, InvalidInput) as refusal:
             ask.fail(refusal)
         except ImpossibleTransition as defect:
             log.exception("a defect: an impossible transition; nothing changed", story=str(defect), cause=ask.cause)
@@ -307,12 +348,34 @@ class Driver:
             log.exception("a defect: an event could not be handled; nothing changed", cause=ask.cause)
             ask.fail(InternalError(f"the controller met a defect, nothing changed (cause {ask.cause})"))
 
+    def _refuse(self, ask: Ask[Any], refusal: Refusal) -> None:
+        """Answers with a refusal, once it has its account: that is worked out beside the loop, as of this moment."""
+        if refusal.about is None:
+            ask.fail(refusal)
+            return
+        try:
+            accounted = self._questions.put(
+                self._scheduler, lambda scheduler: scheduler.accounted(refusal), most=MOST_WAITING // 2
+            )
+        except LimitReached:
+            ask.fail(refusal)
+            return
+
+        def told(done: asyncio.Future[Refusal]) -> None:
+            error = None if done.cancelled() else done.exception()
+            if error is not None:
+                log.error("a defect: the account of a refusal could not be made", cause=ask.cause, exc_info=error)
+            ask.fail(refusal if done.cancelled() or error is not None else done.result())
+
+        accounted.add_done_callback(told)
+
     def _handle(self, ask: Ask[Any] | None, event: Event, decided: Decided) -> None:
         try:
             outcome = self._scheduler.handle(event)
         except Refusal as refusal:
             self._note(event, refusal, 0)
             raise
+        self._questions.follow(outcome.changes)
         if outcome.changes or outcome.commands:
             self._note(event, outcome, len(outcome.changes))
         decided.append((ask, outcome))

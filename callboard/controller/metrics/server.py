@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import TimeoutError as LateError
+from inspect import isawaitable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -26,6 +27,7 @@ READ_S = 5.0
 log = structlog.get_logger(__name__)
 
 Build = Callable[[], Any]
+"""Makes something, or what is awaited for it."""
 
 
 class LoopCollector(Collector):
@@ -52,7 +54,8 @@ def on_loop(loop: asyncio.AbstractEventLoop, build: Build) -> Any:
     """
 
     async def built() -> Any:
-        return build()
+        found = build()
+        return await found if isawaitable(found) else found
 
     asked = asyncio.run_coroutine_threadsafe(built(), loop)
     try:

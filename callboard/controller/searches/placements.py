@@ -11,6 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import structlog
+
+from callboard.controller.loop.driver import Driver
+from callboard.model.colocation import unfused
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.groups import settled
 from callboard.model.inputs.job import JobInput
@@ -19,11 +23,16 @@ from callboard.model.roles import RolePreset, unfused
 from callboard.model.specs import JobSpec
 from callboard.placement.jobs import digest_of, place_job
 from callboard.scheduler import State
-from callboard.scheduler.handlers.placing import awaiting, cluster_of
+from callboard.scheduler.handlers.placing import awaiting, cluster_of, on_nodes
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.events import PlacementResolved
+from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import NodeState
-from callboard.wire.refusals import CallboardError, ErrorReason, InventoryChanged
+from callboard.wire.refusals import CallboardError, ErrorReason, InventoryChanged, Unavailable
 from callboard.wire.schema import refuse
+
+log = structlog.get_logger(__name__)
 
 _GONE = (NodeState.LOST, NodeState.LEFT)
 
@@ -69,6 +78,70 @@ class _Basis:
         """Whether it is so still."""
         first = state.requests.get(request_id) if request_id else None
         return state is self.state and state.nodes_version == self.version and first == self.first
+
+
+class AwaitedPlacements:
+    """Gives jobs whose placements waited for nodes their places once enough nodes have joined. Listens to the driver.
+
+    Their texts are compiled beside the loop, against the nodes of one moment; what comes of it is an event if the nodes
+    are still the same then, else it is done again.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._running: asyncio.Task[None] | None = None
+        self._seen: _Basis | None = None
+        """What was looked at last."""
+
+    def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - only the state counts
+        """A term began: placements may have waited through the end of the one before."""
+        self._look()
+
+    def outage(self) -> None:
+        """Nothing is decided until the journal works again; a new term begins then."""
+
+    def deliver(self, commands: Sequence[Command]) -> None:
+        """Commands are for agents."""
+
+    def publish(self, events: Sequence[EventRecord]) -> None:
+        """No node joins without an entry in the log."""
+        if events:
+            self._look()
+
+    def _look(self) -> None:
+        state = self._driver.state
+        if state.unplaced and self._running is None and not self._is_seen():
+            self._running = asyncio.create_task(self._place())
+            self._running.add_done_callback(self._ended)
+
+    def _is_seen(self) -> bool:
+        return self._seen is not None and self._seen.holds(self._driver.state, "")
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running = None
+        if not task.cancelled() and task.exception() is not None:
+            log.error("placements that wait for nodes could not be resolved", exc_info=task.exception())
+
+    async def _place(self) -> None:
+        while not self._is_seen():
+            self._seen = basis = _Basis.of(self._driver.state, "")
+            waiting = [(uid, basis.state.specs[uid].spec) for uid in basis.state.unplaced]
+            found = await asyncio.to_thread(lambda b=basis, w=waiting: list(on_nodes(w, b.nodes)))  # type: ignore[misc]
+            for uid, spec in found:
+                try:
+                    await self._decided(basis, uid, spec)
+                except _Moved:
+                    break
+                except Unavailable:
+                    return  # the next term looks again
+
+    async def _decided(self, basis: _Basis, uid: str, spec: JobSpec) -> None:
+        def make(now_ms: int, cause: str) -> PlacementResolved:
+            if not basis.holds(self._driver.state, ""):
+                raise _Moved("nodes changed meanwhile")
+            return PlacementResolved(now_ms=now_ms, cause=cause, uid=uid, spec=spec)
+
+        await self._driver.ask(make, lambda _: None, source="placed")
 
 
 async def resolving(

@@ -31,7 +31,7 @@ from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.inputs.scalars import DAY_MS
 from callboard.model.roles import unfused
 from callboard.model.specs import JobSpec
-from callboard.scheduler import Outcome, State
+from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.events import (
     JobCancelled,
     JobCompleted,
@@ -113,15 +113,19 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """One job, with why it waits or is short of workers."""
         wanted = id_of(request.name, "jobs")
 
-        def build(state: State) -> job_pb2.Job:
-            job = self._seen(state, wanted)
-            waits = job.state is JobState.PENDING or job.uid in state.elastic
-            account = self._driver.scheduler.explain(job.uid, self._driver.now_ms()) if waits else None
-            message = job_message(job, state, account.reasons if account is not None else ())
-            message.gauges.update(self._gauges.of(job.uid, self._driver.now_ms()))
-            return message
+        self._driver.check_serving()
+        state, now_ms = self._driver.state, self._driver.now_ms()
+        uid = self._seen(state, wanted).uid
 
-        return job_pb2.GetJobResponse(job=await self._driver.read(build))
+        def build(scheduler: Scheduler) -> job_pb2.Job:
+            return job_message(scheduler.state.jobs[uid], scheduler.state, scheduler.explain(uid, now_ms).reasons)
+
+        if state.jobs[uid].state is JobState.PENDING or uid in state.elastic:
+            message = await self._driver.question(build)
+        else:
+            message = await self._driver.read(lambda state: job_message(self._seen(state, wanted), state))
+        message.gauges.update(self._gauges.of(uid, self._driver.now_ms()))
+        return job_pb2.GetJobResponse(job=message)
 
     async def ListJobs(self, request: job_pb2.ListJobsRequest, context: Context) -> job_pb2.ListJobsResponse:
         """Jobs, newest first. Why they wait is a question to GetJob and ExplainJob: it costs a plan for each."""
@@ -253,10 +257,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def ExplainJob(self, request: job_pb2.ExplainJobRequest, context: Context) -> job_pb2.ExplainJobResponse:
         """Why a job is where it is."""
         wanted = id_of(request.name, "jobs")
-        account = await self._driver.read(
-            lambda state: self._driver.scheduler.explain(self._seen(state, wanted).uid, self._driver.now_ms())
-        )
-        return job_pb2.ExplainJobResponse(explanation=explanation_message(account))
+        self._driver.check_serving()
+        now_ms, uid = self._driver.now_ms(), self._seen(self._driver.state, wanted).uid
+        account = await self._driver.question(lambda scheduler: explanation_message(scheduler.explain(uid, now_ms)))
+        return job_pb2.ExplainJobResponse(explanation=account)
 
     # A coroutine that writes, not a generator: a generator stuck in a write could not be told to end.
     async def ReadJobOutput(  # type: ignore[override]
@@ -281,12 +285,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """What would become of a job: its submission, decided and taken back."""
 
         async def plan(resolved: Callable[[], JobSpec]) -> job_pb2.Explanation:
-            def build(_state: State) -> job_pb2.Explanation:
-                now_ms, uid = self._driver.now_ms(), self._new_uid()
-                event = JobSubmitted(now_ms=now_ms, cause="trial", uid=uid, spec=resolved(), request_id=request_id)
-                return explanation_message(self._driver.scheduler.what_if(event))
-
-            return await self._driver.read(build)
+            self._driver.check_serving()
+            now_ms, uid = self._driver.now_ms(), self._new_uid()
+            event = JobSubmitted(now_ms=now_ms, cause="trial", uid=uid, spec=resolved(), request_id=request_id)
+            return await self._driver.question(lambda scheduler: explanation_message(scheduler.what_if(event)))
 
         return await self._resolving(spec, request_id, plan)
 

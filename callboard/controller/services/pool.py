@@ -7,7 +7,6 @@ from typing import Any
 import grpc.aio
 
 from callboard.controller.loop.driver import Driver
-from callboard.controller.loop.trial import trial
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, invalid, page_of, version_of
@@ -33,7 +32,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         """Makes a pool; an equal one that exists is returned."""
         spec = pool_spec_from_proto(request.pool_id, request.spec)
         if request.validate_only:
-            await trial(self._driver, lambda now_ms, cause: PoolCreated(now_ms=now_ms, cause=cause, spec=spec))
+            await self._driver.trial(lambda now_ms, cause: PoolCreated(now_ms=now_ms, cause=cause, spec=spec))
             return pool_pb2.CreatePoolResponse(pool=_planned(PoolRecord(spec=spec)))
         pool = await self._driver.ask(
             lambda now_ms, cause: PoolCreated(now_ms=now_ms, cause=cause, spec=spec),
@@ -83,7 +82,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             return PoolUpdated(now_ms=now_ms, cause=cause, spec=spec, expected_version=expected)
 
         if request.validate_only:
-            event = await trial(self._driver, make)
+            event = await self._driver.trial(make)
             assert isinstance(event, PoolUpdated)
             return pool_pb2.UpdatePoolResponse(pool=_planned(PoolRecord(spec=event.spec)))
         pool = await self._driver.ask(make, lambda _: self._message(name), source="pool")

@@ -8,7 +8,6 @@ import grpc.aio
 
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog
-from callboard.controller.loop.trial import trial
 from callboard.controller.metrics.metrics import Metrics
 from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, version_of
 from callboard.controller.views.common import timestamp
@@ -53,7 +52,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             return PolicySet(now_ms=now_ms, cause=cause, policy=policy, expected_version=expected)
 
         if request.validate_only:
-            await trial(self._driver, make)
+            await self._driver.trial(make)
             return scheduler_pb2.SetPolicyResponse(policy=policy_to_proto(policy))
         return await self._driver.ask(
             make,
@@ -80,11 +79,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetDemandRequest, context: Context
     ) -> scheduler_pb2.GetDemandResponse:
         """What is wanted beyond what there is."""
-        return await self._driver.read(
-            lambda state: scheduler_pb2.GetDemandResponse(
-                revision=self._events.revision, demands=demand_messages(state)
-            )
-        )
+        revision = self._events.revision
+        demands = await self._driver.question(lambda scheduler: demand_messages(scheduler.state))
+        return scheduler_pb2.GetDemandResponse(revision=revision, demands=demands)
 
     async def ListAudit(
         self, request: scheduler_pb2.ListAuditRequest, context: Context

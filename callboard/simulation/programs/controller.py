@@ -148,6 +148,7 @@ class Controller:
             ),
             new_cause=lambda source: f"{source}-{next(self._causes)}",
             new_scheduler=self._new_scheduler,
+            threads=False,
         )
         self._guard = Guard(gate=Gate(lambda *_: ANYBODY), call_timeout_s=self._options.call_timeout_ms / 1000)
         self._process.start(timeline, self._live(self._core)).add_done_callback(self._ended)
