@@ -408,8 +408,9 @@ class TestOneAgentDelaysNoOther:
 
 
 class TestCommands:
-    def test_one_that_is_sent_late_says_what_was_decided_whatever_became_of_its_job_and_node_since(self) -> None:
-        world = World({"n1": 1}, auto=False)
+    def test_a_command_carries_all_it_needs_from_when_it_was_decided(self) -> None:
+        world = World({}, auto=False)
+        world.join("n1", 1, address="n1.before")
         world.pool()
         world.submit("a", fencing=Fencing.STRICT, ttl_after_finished_ms=0)
         (create,) = world.held
@@ -419,14 +420,35 @@ class TestCommands:
         world.cancel("a")
         world.answer(lambda command: command is not start)
         world.tick(10)
-        world.join("n1", 1, node_group="other", ray=RayInfo(gcs_address="h:1", session="t", ray_node_id="new"))
+        world.join("n1", 1, node_group="other", address="n1.after", ray=RayInfo(gcs_address="h:1", session="t", ray_node_id="new"))
         assert not world.state.jobs
-        sent = command_message(start, 7, lambda _: "10.0.0.9").command
+        sent = command_message(start, 7).command
         assert (sent.term, sent.start_worker.job_name, sent.start_worker.node_group) == (7, "a", "")
         assert sent.start_worker.strict, "or a copy of it would outlive its lease"
-        assert sent.start_worker.master_address == "10.0.0.9"
-        made = command_message(create, 7, lambda _: "").command.create_placement_group
+        assert sent.start_worker.master_address == "n1.before"
+        made = command_message(create, 7).command.create_placement_group
         assert [bundle.ray_node_id for bundle in made.bundles] == ["ray-n1"]
+
+    def test_of_whatever_kind_it_is_its_message_is_the_same_when_everything_has_moved_on(self) -> None:
+        at_once: list[tuple[Command, bytes]] = []
+
+        class Sending(Scheduler):
+            def handle(self, event: Event) -> Outcome:
+                outcome = super().handle(event)
+                at_once.extend((each, command_message(each, 7).SerializeToString()) for each in outcome.commands)
+                return outcome
+
+        class Sent(World):
+            make_scheduler = Sending
+
+        class Told(History):
+            world_type = Sent
+
+        for seed in range(3):
+            run(seed, kind=Told)
+        assert {type(command) for command, _ in at_once} >= {StartWorker, StopWorker, CreateGroup, RemoveGroup}
+        for command, sent in at_once:
+            assert command_message(command, 7).SerializeToString() == sent
 
 
 async def test_a_goodbye_counts_though_its_stream_ends_before_it_is_decided(controller: Controller) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from callboard.controller.convert.workers import STOP_KINDS
 from callboard.model.environment import WORKER_PORTS
@@ -17,15 +17,11 @@ from callboard.wire.amounts import resources_to_proto
 
 _ANYWHERE = WorkerPlace(node_id="")
 
-AddressOf = Callable[[str], str]
-"""Node id → address that its agent's stream comes from; empty: it has none."""
-
-
-def command_message(command: Command, term: int, address_of: AddressOf) -> agent_pb2.SessionResponse:
+def command_message(command: Command, term: int) -> agent_pb2.SessionResponse:
     """The message of a command in a term of the controller."""
     message = agent_pb2.Command(command_id=command.command_id, term=term)
     if isinstance(command, StartWorker):
-        message.start_worker.CopyFrom(_start_worker(command, address_of))
+        message.start_worker.CopyFrom(_start_worker(command))
     elif isinstance(command, ReservePort):
         message.reserve_port.CopyFrom(
             agent_pb2.ReservePort(worker=worker_key(command.worker), generation=command.worker.generation)
@@ -83,7 +79,7 @@ def rendezvous_port(job: str, component: str, attempt: int) -> int:
     return WORKER_PORTS[int.from_bytes(digest) % len(WORKER_PORTS)]
 
 
-def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.StartWorker:
+def _start_worker(command: StartWorker) -> agent_pb2.StartWorker:
     worker, component = command.worker, command.component
     place = component.place_of(worker.rank) or _ANYWHERE
     message = agent_pb2.StartWorker(
@@ -103,7 +99,7 @@ def _start_worker(command: StartWorker, address_of: AddressOf) -> agent_pb2.Star
         local_rank=command.local_rank,
         local_world_size=command.local_world_size,
         node_rank=command.node_rank,
-        master_address=command.master_ip or address_of(command.master_node_id) or command.master_hostname,
+        master_address=command.master_address,
         master_port=command.master_port or rendezvous_port(worker.job, component.name, worker.attempt),
         interpreter=component.interpreter or place.interpreter,
         start_timeout_ms=command.start_timeout_ms,

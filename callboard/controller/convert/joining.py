@@ -54,7 +54,7 @@ def check_version(hello: agent_pb2.Hello) -> None:
         )
 
 
-def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: bool) -> NodeJoined:
+def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, address: str, previous_alive: bool) -> NodeJoined:
     """The event of a Hello that :func:`check_hello` found good."""
     inventory = hello.inventory
     return NodeJoined(
@@ -84,6 +84,7 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, previous_alive: b
         ray=ray_info(hello.ray),
         version=hello.version,
         hostname=hello.hostname,
+        address=address,
         hardware=tuple(HardwareInfo(item.type, item.config_json) for item in hello.hardware),
         ray_fault=ray_fault(hello.ray),
         ray_version=hello.ray_version,

@@ -110,7 +110,7 @@ class Sessions:
             session.warnings = unusual(hello, self._driver.state)
             taken = self._is_taken(session)
             self._joining[session.node_id] = session
-            return joined(hello, now_ms, cause, previous_alive=taken)
+            return joined(hello, now_ms, cause, address=session.address, previous_alive=taken)
 
         try:
             await (
@@ -296,11 +296,7 @@ class Sessions:
 
     def _send(self, session: AgentSession, command: Command) -> None:
         session.awaited[command.command_id] = command
-        session.send(command_message(command, self._driver.state.meta.term, self._address_of))
-
-    def _address_of(self, node_id: str) -> str:
-        session = self.live.get(node_id)
-        return session.address if session is not None else ""
+        session.send(command_message(command, self._driver.state.meta.term))
 
     def _is_taken(self, session: AgentSession) -> bool:
         """Whether another living agent has the node id: one whose stream is open and who was heard of lately."""

@@ -74,6 +74,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "agent_pid": event.agent_pid,
         "hello_number": event.hello_number,
         "hello_clock_ms": event.hello_clock_ms,
+        "address": event.address,
         "lost_devices": _lost_devices(old, event),
         "joined_ms": tx.now_ms,
         "ghosts": tuple(ghost.generation for ghost in ghosts),

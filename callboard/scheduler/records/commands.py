@@ -23,8 +23,7 @@ class StartWorker:
     Attributes:
         strict: no copy of it may outlive its lease (R5).
         node_group: node group of the node.
-        master_ip: address of the node of rank 0 in Ray; empty: it has none.
-        master_hostname: its name, where nothing better is known.
+        master_address: of the node of rank 0: in Ray, else where its agent's stream comes from, else its name.
     """
 
     command_id: str
@@ -40,8 +39,7 @@ class StartWorker:
     local_world_size: int
     node_rank: int
     master_node_id: str
-    master_ip: str
-    master_hostname: str
+    master_address: str
     master_port: int
     start_timeout_ms: int
     checkpoint: CheckpointRecord | None = None

@@ -173,7 +173,7 @@ class NodeJoined(Event):
     Attributes:
         rank: rank asked for; -1: the lowest free one.
         previous_alive: the session layer still has a living stream of this node id.
-        hello_number, hello_clock_ms: as in :class:`NodeRecord`.
+        hello_number, hello_clock_ms, address: as in :class:`NodeRecord`.
     """
 
     node_id: str
@@ -199,6 +199,7 @@ class NodeJoined(Event):
     previous_alive: bool = False
     hello_number: int = 0
     hello_clock_ms: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

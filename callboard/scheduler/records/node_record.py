@@ -68,6 +68,7 @@ class NodeRecord:
         hello_clock_ms: the clock of its machine when that was sent, in milliseconds since 1970; 0: not known.
         lost_devices: how many devices fewer it offers than it once did (PS-13).
         ray_fault: what keeps it out of Ray, by its agent.
+        address: address that its agent's stream comes from; empty: it has none.
         hardware: what the node declares beside its devices, in the order of its ranks.
     """
 
@@ -102,6 +103,7 @@ class NodeRecord:
     agent_pid: int = 0
     hello_number: int = 0
     hello_clock_ms: int = 0
+    address: str = ""
     revision: int = 0
 
     @property
