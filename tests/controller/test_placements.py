@@ -293,6 +293,32 @@ class TestCompilingBesideTheLoop:
                     assert {worker.allocation.node_id for worker in shown.workers} == {"n9"}
         assert gate.count == 2
 
+    async def test_a_placement_that_waited_for_nodes_is_compiled_beside_the_loop_against_those_that_are_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate = Gate(monkeypatch, "on_nodes")
+        text = "cluster: {num_nodes: 2, component_placement: {actor: 0-1}}"
+        async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with (
+                FakeAgent(controller.address, "n1", gpus=1, rank=1) as agent,
+                contextlib.AsyncExitStack() as agents,
+            ):
+                await api.submit(placed_job("rl", text, "actor", wait_for_nodes_ms=600_000))
+                await agents.enter_async_context(FakeAgent(controller.address, "n2", gpus=1, rank=2))
+                await gate.until_begun()
+                await agent.heartbeat()
+                await api.submit(job("quick"))
+                await api.until_job("quick", "RUNNING")
+                # Now the ranks of the text mean others.
+                await agents.enter_async_context(FakeAgent(controller.address, "n0", gpus=1, rank=0))
+                assert (await api.job("rl")).state == job_pb2.JOB_STATE_PENDING
+                gate.go.release(100)
+                await api.until_job("rl", "RUNNING")
+                shown = await api.job("rl")
+                assert {worker.allocation.node_id for worker in shown.workers} == {"n0", "n1"}
+        assert gate.count >= 2
+
     async def test_a_repeated_request_that_overlaps_the_first_makes_one_job(self, tmp_path: Path, gate: Gate) -> None:
         async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
             await api.pools.CreatePool(pool())

@@ -15,15 +15,16 @@ import pytest
 from callboard.controller.convert.commands import command_message
 from callboard.controller.server import Controller
 from callboard.model.specs import Fencing
-from callboard.scheduler import check_invariants
-from callboard.scheduler.records.commands import StartWorker
-from callboard.scheduler.records.events import Tick
+from callboard.scheduler import Outcome, Scheduler, check_invariants
+from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, StartWorker, StopWorker
+from callboard.scheduler.records.events import Event, Tick
 from callboard.scheduler.records.node_record import RayInfo
 from callboard.scheduler.records.states import NodeState
 from callboard.security.dialing import open_channel
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, node_pb2, scheduler_pb2
 from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, api_at, job, options_for, pool, refused_join, running
+from tests.scheduler.histories import History, run
 from tests.scheduler.world import World
 from tests.support.fake_agent import (
     FakeAgent,
@@ -420,7 +421,13 @@ class TestCommands:
         world.cancel("a")
         world.answer(lambda command: command is not start)
         world.tick(10)
-        world.join("n1", 1, node_group="other", address="n1.after", ray=RayInfo(gcs_address="h:1", session="t", ray_node_id="new"))
+        world.join(
+            "n1",
+            1,
+            node_group="other",
+            address="n1.after",
+            ray=RayInfo(gcs_address="h:1", session="t", ray_node_id="new"),
+        )
         assert not world.state.jobs
         sent = command_message(start, 7).command
         assert (sent.term, sent.start_worker.job_name, sent.start_worker.node_group) == (7, "a", "")

@@ -48,7 +48,10 @@ class _Copy:
             self._scheduler.state.apply(change)
         if not wanted():
             raise Unavailable("nobody waits for the answer any more", reason=ErrorReason.STOPPING)
-        return build(self._scheduler)
+        try:
+            return build(self._scheduler)
+        except StopIteration as defect:
+            raise RuntimeError("a question raised StopIteration") from defect  # no future takes it
 
 
 class Questions:
