@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -56,36 +57,36 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     held.go.set()
 
 
-def explained(api: Api) -> Awaitable[Any]:
+def explained(api: Api) -> Any:
     return api.jobs.ExplainJob(job_pb2.ExplainJobRequest(name="jobs/waits"))
 
 
-def read(api: Api) -> Awaitable[Any]:
+def read(api: Api) -> Any:
     return api.jobs.GetJob(job_pb2.GetJobRequest(name="jobs/waits"))
 
 
-def checked(api: Api) -> Awaitable[Any]:
+def checked(api: Api) -> Any:
     return api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=job("what", gpu=1000), validate_only=True))
 
 
-def demanded(api: Api) -> Awaitable[Any]:
+def demanded(api: Api) -> Any:
     return api.scheduler.GetDemand(scheduler_pb2.GetDemandRequest())
 
 
-def refused(api: Api) -> Awaitable[Any]:
+def refused(api: Api) -> Any:
     return refusal_of(api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=job("large", gpu=5000))))
 
 
-def beyond_quota(api: Api) -> Awaitable[Any]:
+def beyond_quota(api: Api) -> Any:
     return refusal_of(api.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=job("large", gpu=9000, pool="small"))))
 
 
-def tried_pool(api: Api) -> Awaitable[Any]:
+def tried_pool(api: Api) -> Any:
     request = pool_pb2.CreatePoolRequest(pool_id="other", spec=pool().spec, validate_only=True)
     return api.pools.CreatePool(request)
 
 
-def tried_policy(api: Api) -> Awaitable[Any]:
+def tried_policy(api: Api) -> Any:
     return api.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(validate_only=True))
 
 
@@ -103,7 +104,7 @@ def tried_policy(api: Api) -> Awaitable[Any]:
     ],
 )
 async def test_heartbeats_are_answered_and_jobs_start_while_somebody_asks_what_takes_long(
-    tmp_path: Path, held: Held, ask: Callable[[Api], Awaitable[Any]], where: Any, name: str
+    tmp_path: Path, held: Held, ask: Callable[[Api], Any], where: Any, name: str
 ) -> None:
     async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
         await others_are_served(controller, api, held, asking=(ask, where, name))
@@ -184,9 +185,11 @@ async def test_the_copy_is_what_the_live_one_is_whatever_came_in_between(
                     )
                 case _ if driver.state.nodes:
                     await submit(driver, f"j{step}")
+                case _:
+                    await join(driver, "n0")
             if chance.random() < 0.7:
-                expected = repr(whole(driver.state))
-                asked = asyncio.ensure_future(driver.question(lambda scheduler: repr(whole(scheduler.state))))
+                expected = deepcopy(whole(driver.state))
+                asked = asyncio.ensure_future(driver.question(lambda scheduler: whole(scheduler.state)))
                 await asyncio.sleep(0)
                 if driver.state.nodes:
                     await submit(driver, f"late{step}")  # what comes after the question is no part of the answer

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from callboard.model.quantities import Resources
+from callboard.model.quantities import Number, Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
 from callboard.scheduler.handlers import passes
-from callboard.scheduler.plan import grouping
+from callboard.scheduler.plan import grouping, planning
 from callboard.scheduler.plan.grouping import choose_groups
 from callboard.scheduler.plan.planning import could_ever_fit
 from callboard.scheduler.plan.view import Assumption, View
@@ -164,7 +164,7 @@ def many_that_wait(world: World, shapes: int) -> None:
 
 def test_an_event_that_frees_something_looks_at_a_bounded_part_of_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = 0
-    real = passes.plan
+    real = planning.plan
 
     def counted(*args: Any) -> Any:
         nonlocal plans
@@ -266,7 +266,7 @@ def test_what_sums_say_of_what_could_ever_fit_is_what_a_plan_says(seed: int, mon
     chance = random.Random(seed)
     world = World()
     for number in range(chance.randrange(1, 9)):
-        size = {"cpu": chance.randrange(1, 6), "memory": "8GiB", "gpu": chance.randrange(4)}
+        size: dict[str, Number] = {"cpu": chance.randrange(1, 6), "memory": "8GiB", "gpu": chance.randrange(4)}
         labels = (("zone", chance.choice("ab")),) if chance.random() < 0.5 else ()
         world.join(f"n{number}", size, labels=labels)
     for node_id in chance.sample(sorted(world.state.nodes), k=len(world.state.nodes) // 3):

@@ -17,6 +17,7 @@ from callboard.wire.amounts import resources_to_proto
 
 _ANYWHERE = WorkerPlace(node_id="")
 
+
 def command_message(command: Command, term: int) -> agent_pb2.SessionResponse:
     """The message of a command in a term of the controller."""
     message = agent_pb2.Command(command_id=command.command_id, term=term)
