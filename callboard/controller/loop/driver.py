@@ -367,7 +367,10 @@ class Driver:
                 log.error("a defect: the account of a refusal could not be made", cause=ask.cause, exc_info=error)
             ask.fail(refusal if done.cancelled() or error is not None else done.result())
 
-        accounted.add_done_callback(told)
+        if accounted.done():  # nobody is beside the loop
+            told(accounted)
+        else:
+            accounted.add_done_callback(told)
 
     def _handle(self, ask: Ask[Any] | None, event: Event, decided: Decided) -> None:
         try:
