@@ -26,9 +26,8 @@ from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop.clock import Clock
 from callboard.controller.loop.inbox import Ask, Inbox, Make, new_cause
 from callboard.controller.loop.liveness import HELD_UP_S
-from callboard.model.durations import Backoff
 from callboard.controller.loop.questions import MOST_WAITING, Questions
-from callboard.model.backoff import Backoff
+from callboard.model.durations import Backoff
 from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.commands import Command

@@ -14,7 +14,6 @@ from typing import TypeVar
 import structlog
 
 from callboard.controller.loop.driver import Driver
-from callboard.model.colocation import unfused
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.groups import settled
 from callboard.model.inputs.job import JobInput
