@@ -18,6 +18,7 @@ from callboard.agents.system.pid_watch import exited
 from callboard.agents.system.process_tree import identify
 from callboard.agents.worker.verdict import how_it_ended, usual_causes
 from callboard.v1 import agent_pb2
+from tests.agents.conftest import StartAgent
 from tests.agents.test_workers import LONG_MS, ready, starting, stopped
 from tests.support.fake_controller import FakeController, stop_worker
 
@@ -157,3 +158,40 @@ async def test_ft_a3_the_exit_status_of_a_process_that_is_no_child(
         pytest.skip("reaped before it was seen, and this kernel keeps no exit status (Linux 6.15 does)")
     assert how_it_ended(code) == how
     assert cause in usual_causes(code)
+
+
+def _stop(*pids: int) -> None:
+    """Stop them, and wait until the kernel has."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
+            os.sched_yield()
+
+
+@pytest.mark.usefixtures("agent")
+async def test_a_worker_that_somebody_stopped_is_woken_to_leave_its_checkpoint(controller: FakeController) -> None:
+    start = starting("Yielding", "bytes", entry="run")
+    _stop((await ready(controller, start)).pid)
+    end = await stopped(controller, start, checkpoint=True, cancel_timeout_ms=LONG_MS)
+    assert end.outcome == agent_pb2.STOP_OUTCOME_COOPERATIVE
+    assert end.checkpoint.data
+
+
+@pytest.mark.parametrize("stopped_again", [False, True], ids=["by its agent's end", "stopped again while it is asked"])
+async def test_a_stopped_worker_does_not_outlive_its_agent(
+    controller: FakeController, start_agent: StartAgent, tmp_path: Path, stopped_again: bool
+) -> None:
+    """`start_agent` lets the agent leave, and looks for whatever of it is left."""
+    await start_agent()
+    start = starting("Stubborn", str(tmp_path / "child"))
+    worker, child = (await ready(controller, start)).pid, int((tmp_path / "child").read_text())
+    _stop(worker, child)
+    if not stopped_again:
+        return
+    hanging = starting("Hanging", "sleep", rank=1, generation=2, entry="run")
+    other = (await ready(controller, hanging)).pid
+    process = identify(other)
+    assert process is not None
+    await controller.command(command_id="c", stop_worker=stop_worker(hanging, cancel_timeout_ms=500))
+    _stop(other)
+    assert (await controller.report("c")).worker_stopped.outcome == agent_pb2.STOP_OUTCOME_KILLED

@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from callboard.cli.local.ending import send
+from callboard.cli.local.ending import marked, send
 from callboard.cli.local.ports import free_port
-from callboard.client.clusters import ClusterRecord, ProcessId, recorded_clusters
+from callboard.cli.local.taking_down import AGENT_MARK
+from callboard.client.clusters import ClusterRecord, ProcessId, descendants, recorded_clusters
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,8 +66,11 @@ class Machine:
             if process.stdout is not None and not process.stdout.closed:
                 process.communicate()
         for record in self.clusters():
-            for entry in record.processes:
-                send(entry.process, signal.SIGKILL)
+            # With what descends from them and what lost its parent: an agent that is killed while it ends a worker
+            # leaves that one stopped, and nobody else would end it.
+            recorded = [entry.process for entry in record.processes]
+            for process in (*descendants(recorded), *recorded, *marked(f"{AGENT_MARK}={record.directory}/")):
+                send(process, signal.SIGKILL)
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:

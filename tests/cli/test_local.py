@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.ports import free_port
-from callboard.client.clusters import identify
+from callboard.client.clusters import descendants, identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
 ACTORS = "tests.support.actors"
@@ -57,12 +58,35 @@ def test_a_second_ctrl_c_hurries(machine: Machine) -> None:
     up = machine.up()
     (record,) = machine.clusters()
     agent = next(entry.process for entry in record.processes if entry.role == "agent node-1")
-    os.kill(agent.pid, signal.SIGSTOP)  # It will never answer a polite request.
+    os.kill(agent.pid, signal.SIGSTOP)
     up.send_signal(signal.SIGINT)
     wait_for_line(up, "stopping")
+    with suppress(ProcessLookupError):
+        os.kill(agent.pid, signal.SIGSTOP)  # woken to answer the polite request, it is stopped again
     up.send_signal(signal.SIGINT)
     up.communicate(timeout=15)
     assert [process for process in programs(record) if process.is_running()] == []
+    assert not machine.run_dir.exists()
+
+
+def test_what_is_stopped_ends_with_its_cluster(machine: Machine, tmp_path: Path) -> None:
+    """Stopped by SIGSTOP: a worker, what it started, its agent, the controller, the `up` that watches over them. Each is
+    woken to end in order."""
+    machine.up("--agents", "1")
+    (record,) = machine.clusters()
+    child = tmp_path / "child"
+    with SyncClient(record.controller) as client:
+        client.ensure_pool("p", nominal={"cpu": 2})
+        worker = {"name": "w", "actor": "tests.support.actors:Stubborn", "args": [str(child)], "resources": {"cpu": 1}}
+        job = client.submit({"name": "train", "pool": "p", "components": [worker]})
+        job.running(timeout=60)
+    below = {process.pid: process for process in descendants(programs(record))}
+    assert int(child.read_text()) in below
+    for pid in [*below, *(entry.process.pid for entry in record.processes)]:
+        os.kill(pid, signal.SIGSTOP)
+    shown = machine.run("down", "-q")
+    assert shown.returncode == 0, shown.stderr
+    assert [process for process in (*below.values(), *programs(record)) if process.is_running()] == []
     assert not machine.run_dir.exists()
 
 

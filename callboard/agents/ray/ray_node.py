@@ -136,6 +136,7 @@ class RayNode:
     async def stop(self) -> None:
         """End the node: politely, so that the cluster knows it left, then by recorded pids."""
         if self._processes.send_signal(self.process, signal.SIGTERM):
+            self._processes.send_signal(self.process, signal.SIGCONT)  # one that somebody stopped could not answer
             polite = asyncio.create_task(self._processes.exited(self.process))
             await asyncio.wait([polite], timeout=_POLITE_S)
             polite.cancel()

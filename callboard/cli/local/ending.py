@@ -53,7 +53,7 @@ async def ended(process: ProcessId) -> None:
 
 
 async def end_politely(programs: Sequence[ProcessId], *, grace_s: float, hurry: asyncio.Event) -> list[ProcessId]:
-    """Asks programs to end (SIGTERM) and waits.
+    """Asks programs to end (SIGTERM), also stopped ones, and waits.
 
     Args:
         programs: which; all are asked at once.
@@ -65,6 +65,7 @@ async def end_politely(programs: Sequence[ProcessId], *, grace_s: float, hurry: 
     """
     for program in programs:
         send(program, signal.SIGTERM)
+        send(program, signal.SIGCONT)  # one that somebody stopped could not answer
     waits = [asyncio.ensure_future(ended(program)) for program in programs]
     hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
     everything: asyncio.Future[Any] = asyncio.gather(*waits)

@@ -66,10 +66,10 @@ class GroundProcesses:
         return await ended
 
     def send_signal(self, process: ProcessId, number: signal.Signals) -> bool:
-        """Every signal ends it; only SIGKILL at once."""
+        """Every signal ends it but SIGCONT, which nothing stopped waits for; only SIGKILL at once."""
         running = self._machine.table.get(process)
-        if running is None:
-            return False
+        if running is None or number is signal.SIGCONT:
+            return running is not None
         self._site.machines.kill(self._machine, running, -number, None if number is signal.SIGKILL else 200)
         return True
 
