@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.cluster import LocalCluster
@@ -24,7 +25,6 @@ from callboard.cli.local.growth import Added, add_worker, end_worker
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.machine_gpus import machine_gpus
 from callboard.cli.local.plan import ClusterPlan, free_block
-from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client

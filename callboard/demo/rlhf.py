@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import LocalCluster, NotReady
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan, free_block
-from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show.failing import Failure
 from callboard.cli.show.failures import EXPECTED, failure_of

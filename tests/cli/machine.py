@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.ending import marked, send
-from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import AGENT_MARK
 from callboard.client.clusters import ClusterRecord, ProcessId, descendants, recorded_clusters
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.ending import marked
 from callboard.cli.local.growth import running_workers
-from callboard.cli.local.ports import free_port, listening_in
+from callboard.cli.local.ports import listening_in
 from callboard.client.clusters import ClusterRecord
 from callboard.demo.elastic import ElasticResult
 from callboard.demo.training import PASSES, TrainingActor

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.cluster import PortTaken
 from callboard.cli.local.growth import _check_ports, running_workers
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan, read_plan, write_plan
-from callboard.cli.local.ports import free_port
 from callboard.cli.local.turns import LOCK_NAME
 from callboard.client.clusters import ClusterRecord
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from callboard import ClusterFailed, InvalidInput, NoResult, SyncClient
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local import dashboard
 from callboard.cli.local.cluster import LocalCluster, PortTaken
 from callboard.cli.local.ending import send
 from callboard.cli.local.plan import ClusterPlan
-from callboard.cli.local.ports import free_port
 from callboard.client.clusters import descendants, identify
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
 
@@ -70,8 +70,8 @@ def test_a_second_ctrl_c_hurries(machine: Machine) -> None:
 
 
 def test_what_is_stopped_ends_with_its_cluster(machine: Machine, tmp_path: Path) -> None:
-    """Stopped by SIGSTOP: a worker, what it started, its agent, the controller, the `up` that watches over them. Each is
-    woken to end in order."""
+    """Stopped by SIGSTOP: a worker, what it started, its agent, the controller, and the `up` that watches over them.
+    Each is woken to end in order."""
     machine.up("--agents", "1")
     (record,) = machine.clusters()
     child = tmp_path / "child"

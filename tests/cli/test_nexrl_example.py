@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli.local.ports import free_port
+from callboard.agents.ray.ray_command import free_port
 
 ROOT = Path(__file__).parents[2]
 

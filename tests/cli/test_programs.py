@@ -6,7 +6,7 @@ import json
 import signal
 from pathlib import Path
 
-from callboard.cli.local.ports import free_port
+from callboard.agents.ray.ray_command import free_port
 from tests.cli.machine import Machine, wait_for_line
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from callboard.cli.local.ports import free_port
+from callboard.agents.ray.ray_command import free_port
 from callboard.placement import Cluster, plan_placement
 from tests.cli.machine import ROOT, Machine
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from callboard.cli.local.ports import free_port
+from callboard.agents.ray.ray_command import free_port
 from callboard.client import Client
 from callboard.client.diagnosis import Evidence, Finding, diagnose
 from callboard.controller.services import node as node_service

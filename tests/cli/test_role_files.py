@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.plan import ClusterPlan, NodeShape, read_plan, write_plan
-from callboard.cli.local.ports import free_port
 from callboard.cli.main import app
 from callboard.model.inputs import read_yaml
 from callboard.model.inputs.roles import role_file

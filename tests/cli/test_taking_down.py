@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local import taking_down
 from callboard.cli.local.plan import free_block, network_of
-from callboard.cli.local.ports import free_port, listeners, listening_in
+from callboard.cli.local.ports import listeners, listening_in
 from callboard.cli.local.taking_down import Leftovers, end_cluster
 from callboard.client.clusters import ClusterRecord, cluster_directory
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.cli.local.ports import free_port
+from callboard.agents.ray.ray_command import free_port
 from tests.cli.machine import ROOT, Machine
 
 DRIVER = """

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.growth import running_workers
 from callboard.cli.local.machine_gpus import machine_gpus
 from callboard.cli.local.plan import ClusterPlan, free_block
-from callboard.cli.local.ports import free_port
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.v1.job_pb2 import Job, JobState, Worker, WorkerState

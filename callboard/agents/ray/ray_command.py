@@ -137,9 +137,9 @@ def gcs_port(spec: RayNodeSpec) -> int:
     return int(spec.gcs_address.rsplit(":", 1)[1])
 
 
-def free_port(ip: str, given: Collection[int] = ()) -> int:
+def free_port(ip: str = "127.0.0.1", given: Collection[int] = ()) -> int:
     """A port that is free at this moment, and none of those that are given to others and not in use yet: the kernel may
-    name one twice, and Ray refuses to start then, whatever their addresses are."""
+    name one twice, and Ray refuses to start then, whatever their addresses are. Somebody may take it all the same."""
     with socket.socket() as probe:
         probe.bind((ip, 0))
         port: int = probe.getsockname()[1]

@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.checks import check_name, check_nodes, deal_gpus, shapes_of
 from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.cluster.start_progress import StartProgress
@@ -20,7 +21,6 @@ from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
-from callboard.cli.local.ports import free_port
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.options import wishes
 from callboard.cli.show import screen

@@ -26,14 +26,6 @@ def is_taken(host: str, port: int) -> bool:
     return False
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now. Somebody may take it before it is used: whoever uses it must cope."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def listening_in(network: str) -> list[str]:
     """ "host:port" of every listening socket of this machine on an address of ``network`` ("127.0.3.0/24")."""
     wanted = ipaddress.IPv4Network(network)
