@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import sys
 import tarfile
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import AuthenticationError, RpcError
 
 from callboard.agents.files.output_store import OutputOf
+from callboard.agents.ray import worker_program_ray
 from callboard.model.inputs import job_spec
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent, is_gone, until_gone
@@ -258,3 +264,49 @@ async def test_one_that_prints_without_end_keeps_its_bound_and_is_stopped(
     with file.open("rb") as stream:
         stream.seek(-len("the end\n"), os.SEEK_END)
         assert stream.read() == b"the end\n"
+
+
+class TestTheWaitForTheNodesOfAJobsOwnRay:
+    """What Ray's client says while its head comes up is expected; what would be the same for ever is not."""
+
+    @pytest.fixture
+    def waited(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+
+            def wait(*answers: Exception | int) -> list[str]:
+                """Become `command` after these answers of the head."""
+                coming, became = iter(answers), list[str]()
+
+                class Head:
+                    def __init__(self, address: str) -> None:
+                        pass
+
+                    def get_all_node_info(self, timeout: float) -> dict[int, SimpleNamespace]:
+                        answer = next(coming)
+                        if isinstance(answer, Exception):
+                            raise answer
+                        return {n: SimpleNamespace(state=0) for n in range(answer)}
+
+                monkeypatch.setattr("ray._raylet.GcsClient", Head)
+                monkeypatch.setattr(worker_program_ray, "_SILENT_S", 0.0)
+                monkeypatch.setattr(sys, "argv", ["", address, "2", "/bin/echo", "echo", "a"])
+                monkeypatch.setattr(os, "execve", lambda path, command, _: became.extend([path, *command]))
+                worker_program_ray.main()
+                return became
+
+            yield wait
+
+    def test_it_goes_on_while_the_head_comes_up_and_says_what_it_waits_for(
+        self, waited: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        away: Exception = RpcError("no GCS yet")  # type: ignore[no-untyped-call]
+        assert waited(away, away, 1, 2) == ["/bin/echo", "echo", "a"]
+        first, second = capsys.readouterr().err.splitlines()
+        assert first.endswith("its head does not answer: no GCS yet")
+        assert second.endswith("1 are there")
+
+    @pytest.mark.parametrize("error", [AuthenticationError("the token is another"), TypeError("a defect")], ids=repr)
+    def test_what_does_not_pass_ends_it(self, waited: Callable[..., list[str]], error: Exception) -> None:
+        with pytest.raises(type(error)):
+            waited(error, 2)

@@ -69,8 +69,8 @@ class Machine:
             # With what descends from them and what lost its parent: an agent that is killed while it ends a worker
             # leaves that one stopped, and nobody else would end it.
             recorded = [entry.process for entry in record.processes]
-            for process in (*descendants(recorded), *recorded, *marked(f"{AGENT_MARK}={record.directory}/")):
-                send(process, signal.SIGKILL)
+            for left in (*descendants(recorded), *recorded, *marked(f"{AGENT_MARK}={record.directory}/")):
+                send(left, signal.SIGKILL)
 
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:

@@ -33,6 +33,9 @@ TOKEN_VARIABLE = "PRIVATE_RAY_TOKEN"  # noqa: S105 - the name of a variable
 
 _POLL_S = 0.1
 _LOOK_S = 0.3
+_SILENT_S = 20.0
+"""How long nodes may take before the wait for them says why: about twice what they take on a busy machine."""
+
 _GONE_AFTER = 3
 """Refused connections in a row after which a head is taken for gone: its command has ended."""
 
@@ -144,12 +147,16 @@ class RayProgram(Program):
 
     def _answers(self) -> bool:
         """Whether the head listens."""
-        host, port = self._head.rsplit(":", 1)
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError:
-            return False
-        return True
+        return _listens(self._head)
+
+
+def _listens(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError:
+        return False
+    return True
 
 
 def _addresses(context: WorkerContext, master: str) -> tuple[str, str]:
@@ -174,19 +181,31 @@ def _loopback(name: str) -> str:
 
 
 def main() -> None:
-    """Wait for the nodes, then become the command."""
+    """Wait for the nodes, then become the command. A long wait says on stderr what it is for, so that it is known when
+    the worker is ended meanwhile. Should the head end, the host ends this process."""
     address, nodes, executable, *command = sys.argv[1:]
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # noqa: PLC0415 - only here Ray is needed
+    from ray.exceptions import RpcError  # noqa: PLC0415
 
-    client = None
+    client, said, patient_until = None, "", time.monotonic() + _SILENT_S
     while True:
-        # The head may not listen yet; should it end, the host ends this process.
-        with suppress(Exception):
-            client = client or GcsClient(address=address)
-            infos = client.get_all_node_info(timeout=5)
-            if sum(info.state == 0 for info in infos.values()) >= int(nodes):
-                break
-            client = client if infos else None
+        why = "its head does not listen yet"
+        # Asked before Ray, whose client takes no signal until it has given up.
+        if _listens(address):
+            try:
+                client = client or GcsClient(address=address)
+                infos = client.get_all_node_info(timeout=5)
+            except RpcError as error:  # it listens, and does not answer yet; anything else is a defect or a refusal
+                client, why = None, f"its head does not answer: {error}"
+            else:
+                there = sum(info.state == 0 for info in infos.values())
+                if there >= int(nodes):
+                    break
+                client, why = client if infos else None, f"{there} are there"
+        if why != said and time.monotonic() > patient_until:
+            said = why
+            sys.stderr.write(f"still waiting for the {nodes} nodes of the job's own Ray at {address}: {why}\n")
+            sys.stderr.flush()
         time.sleep(_POLL_S / 2)
     os.execve(executable, command, os.environ)  # noqa: S606 - the user's command
 
