@@ -184,7 +184,7 @@ def _hardware(text: str) -> list[tuple[str, str]]:
         return [(kind, "")] * int(stated)
     try:
         settings = json.loads(stated)
-    except ValueError:
+    except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
         raise typer.BadParameter(f"{text!r} reads TYPE=N or TYPE={{…}}, a JSON object", param_hint="--hardware")

@@ -138,7 +138,7 @@ def _read_token(token: str, list_id: str) -> str:
         raw = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
         body = raw[8:]
         found_list, last = json.loads(body)
-    except (ValueError, binascii.Error, TypeError) as error:
+    except (ValueError, binascii.Error, TypeError, RecursionError) as error:
         raise _bad_token("is no page token") from error
     if raw[:8] != _checksum(body) or not isinstance(last, str):
         raise _bad_token("is damaged or was made by another version")

@@ -276,7 +276,7 @@ def _hardware(value: object) -> str:
         raise Refused(f"{len(read.encode())} bytes are too many; {MAX_HARDWARE_BYTES} are allowed")
     try:
         settings = json.loads(read)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refused("is no JSON; write a JSON array of settings") from None
     if not isinstance(settings, list):
         raise Refused("is not a JSON array of settings")
