@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -78,6 +78,20 @@ class _TimeIsUp(Exception):
     """The hooks took too long, or the process ended meanwhile."""
 
 
+def wake(tree: Iterable[ProcessId], processes: Processes) -> None:
+    """Let go on what somebody stopped (SIGSTOP): it could not answer, and its time would pass in vain."""
+    for process in tree:
+        _sent(process, signal.SIGCONT, processes)
+
+
+def _sent(process: ProcessId, number: signal.Signals, processes: Processes) -> bool:
+    try:
+        return processes.send_signal(process, number)
+    except (NotOurProcess, PermissionError) as error:
+        _log.info("stop_signal_not_sent", pid=process.pid, why=str(error))
+        return False
+
+
 class Signal:
     """The signal that a stop of a worker begins with, for what it started; its own process gets it from its host,
     which knows whether the user's code handles it: where nothing does, it would end before its hooks."""
@@ -92,14 +106,9 @@ class Signal:
         if self.name not in signal.Signals.__members__:
             return ()
         trees = await self._processes.trees([self._process])
-        return [each for each in sorted(trees[self._process] - {self._process}) if self._sent(each)]
-
-    def _sent(self, process: ProcessId) -> bool:
-        try:
-            return self._processes.send_signal(process, signal.Signals[self.name])
-        except (NotOurProcess, PermissionError) as error:
-            _log.info("stop_signal_not_sent", pid=process.pid, why=str(error))
-            return False
+        number = signal.Signals[self.name]
+        below = sorted(trees[self._process] - {self._process})
+        return [each for each in below if _sent(each, number, self._processes)]
 
     async def gone(self, process: ProcessId) -> None:
         """Return once it has ended."""

@@ -30,6 +30,7 @@ from callboard.agents.worker.ladder import (
     StopOrder,
     ask_to_yield,
     unasked_stop,
+    wake,
 )
 from callboard.agents.worker.life import Effect, Event, Life, State
 from callboard.agents.worker.order import Site, Stage, WorkerOrder, WorkerRecord, write_record
@@ -450,6 +451,7 @@ class Worker:
         assert order is not None
         yielded = self._site.checkpoints.find(self.name) or Yielded()
         if yielded.checkpoint is None and self.hosted is not None and not self._over.done():
+            wake([self.hosted.process, *self.footprint.tree], self._site.processes)
             name = self.order.command.stop_signal
             sign = Signal(name, self.hosted.process, self._site.processes) if name else None
             yielded = await ask_to_yield(
