@@ -56,15 +56,14 @@ def described(spec: Any, *, defaults: bool = False, secrets: bool = False, base:
     for field in declared_in(type(spec)):
         value = getattr(spec, field.name)
         default = field.default if base is None else getattr(base, field.name)
-        *within, key = field.keys
         if value is None or value == field.kind.unsaid:
             if defaults and field.written.otherwise:
-                stated[within[0]] = field.written.otherwise
+                stated[field.keys[0]] = field.written.otherwise
         elif defaults or value != default or field.written.always:
             place = stated
-            for part in within:
+            for part in field.keys[:-1]:
                 place = place.setdefault(part, {})
-            place[key] = _shown(field, value, defaults=defaults, secrets=secrets)
+            place[field.keys[-1]] = _shown(field, value, defaults=defaults, secrets=secrets)
     return stated
 
 

@@ -115,7 +115,8 @@ class Declared:
     """One field, with everything that its declaration says."""
 
     name: str
-    key: str
+    keys: tuple[str, ...]
+    """Its key, and before it the key of the mapping that it is written in."""
     field: str
     kind: Kind
     default: Any
@@ -123,9 +124,9 @@ class Declared:
     written: Written
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """Its key, and before it the key of the mapping that it is written in."""
-        return tuple(self.key.split("."))
+    def key(self) -> str:
+        """Its key, with a dot behind that of the mapping that it is written in."""
+        return ".".join(self.keys)
 
 
 ANY = Kind()
@@ -165,7 +166,9 @@ def declared_in(cls: type) -> tuple[Declared, ...]:
             key = name.removesuffix(suffix)
         if written.unsaid is not ...:
             kind = replace(kind, unsaid=written.unsaid)
-        found.append(Declared(name, key, written.field or name, kind, defaults.get(name, MISSING), written))
+        found.append(
+            Declared(name, tuple(key.split(".")), written.field or name, kind, defaults.get(name, MISSING), written)
+        )
     return tuple(found)
 
 

@@ -145,7 +145,8 @@ def _reader(kind: Kind) -> Callable[[Any], Any]:
 def _group_reader(name: str, fields: Mapping[str, Declared]) -> Callable[[Any], dict[str, Any]]:
     """Reads a mapping that holds several fields of the spec around it."""
     inner = {
-        key: replace(field, key=key, default=MISSING if field.written.needed else None) for key, field in fields.items()
+        key: replace(field, keys=tuple(key.split(".")), default=MISSING if field.written.needed else None)
+        for key, field in fields.items()
     }
     group = type(name, (Input,), {"inner": inner})
 
