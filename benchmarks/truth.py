@@ -45,6 +45,7 @@ class Run:
         at_once: components on one GPU used it at the same time.
         predicted_seconds: by the model; None: the model doesn't know such a layout.
         measured_seconds: median.
+        iterations: seconds of each.
         chosen: the search chose it.
     """
 
@@ -52,6 +53,7 @@ class Run:
     at_once: bool
     predicted_seconds: float | None
     measured_seconds: float = 0.0
+    iterations: tuple[float, ...] = ()
     chosen: bool = False
 
     @property
@@ -72,9 +74,13 @@ class Truth:
         """The costs, measured collocated on 1, 2, 4 … GPUs."""
         tables: dict[str, dict[int, float]] = {}
         for gpus in self._counts():
-            name, _ = await self._measure(dict.fromkeys(ORDER, range(gpus)))
+            name, seconds = await self._measure(dict.fromkeys(ORDER, range(gpus)))
+            print(f"  an iteration: {_seconds(seconds)}", file=sys.stderr)
             for component, cost in self._profile(name).items():
                 tables.setdefault(component, {}).update(cost["seconds_by_gpus"])
+        for name, table in tables.items():
+            print(f"  {name}: {table}", file=sys.stderr)
+        print(f"  weight sync: {_seconds(self._weight_sync)}", file=sys.stderr)
         components = {
             each: {
                 "seconds_by_gpus": tables[each],
@@ -97,10 +103,10 @@ class Truth:
             }
         )
 
-    async def run(self, layout: Layout, *, at_once: bool = False) -> float:
-        """Median seconds of an iteration."""
-        _, seconds = await self._measure(layout, at_once=at_once)
-        return seconds
+    async def run(self, run: Run) -> None:
+        """Run its layout, and keep what it took."""
+        _, run.iterations = await self._measure(run.layout, at_once=run.at_once)
+        run.measured_seconds = statistics.median(run.iterations)
 
     def layouts(self) -> Iterator[Layout]:
         """Every layout of ranges of measured sizes, once: those that differ in the GPUs' order only are the same."""
@@ -119,7 +125,7 @@ class Truth:
             yield count
             count *= 2
 
-    async def _measure(self, layout: Layout, *, at_once: bool = False) -> tuple[str, float]:
+    async def _measure(self, layout: Layout, *, at_once: bool = False) -> tuple[str, tuple[float, ...]]:
         name = next(self._names)
         print(f"running {_written(layout)} …", file=sys.stderr, flush=True)
         job = await self._local.client.submit(spec(name, layout, asdict(self._sizes)))
@@ -129,7 +135,7 @@ class Truth:
         self._weight_sync += loop.weight_sync_seconds[WARM_UP:]
         await job.complete()
         await job.finished(timeout=60)
-        return name, statistics.median(seconds[WARM_UP:])
+        return name, tuple(seconds[WARM_UP:])
 
     def _profile(self, job: str) -> dict[str, Any]:
         command = (sys.executable, "-m", "callboard.cli", "profile", job, "--workflow", "--warmup", str(WARM_UP))
@@ -163,9 +169,13 @@ async def measure(gpus: Sequence[str], sizes: Sizes, rounds: int, layouts: int) 
         together = _plain(dict.fromkeys(ORDER, range(count)))
         wanted.append(Run(together, at_once=True, predicted_seconds=None))
         for run in wanted:
-            run.measured_seconds = await truth.run(run.layout, at_once=run.at_once)
+            await truth.run(run)
             print(_line(run), file=sys.stderr, flush=True)
         return wanted
+
+
+def _seconds(measured: Sequence[float]) -> str:
+    return f"{statistics.median(measured):.3f} s ({min(measured):.3f} to {max(measured):.3f})"
 
 
 def _plain(layout: Layout) -> dict[str, list[int]]:

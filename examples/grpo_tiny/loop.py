@@ -95,21 +95,31 @@ class Loop:
     async def iteration(self, number: int) -> tuple[float, float]:
         """(seconds, mean reward) of one iteration."""
         begun = time.perf_counter()
-        made: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in range(self.sizes.pieces)]
-        reading = asyncio.create_task(self._rollout(number, made))
-        scored = await self._inference(number, made, reading)
-        await reading
-        await self._turn("actor", number, scored)
-        actors = self.workers["actor"]
-        for piece, reference in enumerate(scored):
-            actors[piece % len(actors)].learn.remote(number, reference)
-        rewards = await asyncio.gather(*(actor.step.remote(number) for actor in actors))
+        made, scored = self._coming(), self._coming()
+        async with asyncio.TaskGroup() as tasks:
+            generated = tasks.create_task(self._rollout(number, made))
+            inferred = tasks.create_task(self._inference(number, made, scored, generated))
+            if self._takes_turns("actor", "rollout"):
+                await generated
+            if self._takes_turns("actor", "inference"):
+                await inferred
+            await self._turn("actor", number)
+            actors = self.workers["actor"]
+            learned = [
+                actors[piece % len(actors)].learn.remote(number, await each) for piece, each in enumerate(scored)
+            ]
+            await asyncio.gather(*learned)
+            rewards = await asyncio.gather(*(actor.step.remote(number) for actor in actors))
         await self._sync()
         await self._leave("actor", number)
         return time.perf_counter() - begun, statistics.fmean(rewards)
 
+    def _coming(self) -> list[asyncio.Future[Any]]:
+        """For each piece its reference, as soon as there is one."""
+        return [asyncio.get_running_loop().create_future() for _ in range(self.sizes.pieces)]
+
     async def _rollout(self, number: int, made: list[asyncio.Future[Any]]) -> None:
-        await self._turn("rollout", number, [])
+        await self._turn("rollout", number)
         workers = self.workers["rollout"]
 
         async def read(rank: int) -> None:
@@ -121,25 +131,24 @@ class Loop:
         await asyncio.gather(*(read(rank) for rank in range(len(workers))))
         await self._leave("rollout", number)
 
-    async def _inference(self, number: int, made: list[asyncio.Future[Any]], reading: asyncio.Task[None]) -> list[Any]:
+    async def _inference(
+        self,
+        number: int,
+        made: list[asyncio.Future[Any]],
+        scored: list[asyncio.Future[Any]],
+        generated: asyncio.Task[None],
+    ) -> None:
         if self._takes_turns("inference", "rollout"):
-            await reading
-        await self._turn("inference", number, [])
-        workers, scored = self.workers["inference"], []
+            await generated
+        await self._turn("inference", number)
+        workers = self.workers["inference"]
         for piece, coming in enumerate(made):
-            await asyncio.wait([coming, reading], return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                await reading  # It failed; a rollout that ends well has made every piece.
-            scored.append(workers[piece % len(workers)].score.remote(number, coming.result()))
-        if any(self._takes_turns("inference", other) for other in ("rollout", "actor")):
-            await asyncio.gather(*scored)
-            await self._leave("inference", number)
-        return scored
+            scored[piece].set_result(workers[piece % len(workers)].score.remote(number, await coming))
+        await asyncio.gather(*(each.result() for each in scored))
+        await self._leave("inference", number)
 
-    async def _turn(self, component: str, number: int, before: Sequence[Any]) -> None:
-        """Returns when the component has its GPUs."""
-        if component == "actor" and self._takes_turns("actor", "inference"):
-            await asyncio.gather(*before)
+    async def _turn(self, component: str, number: int) -> None:
+        """Returns when the component is on its GPUs."""
         if self._shared(component):
             await asyncio.gather(*(worker.reload.remote(number) for worker in self.workers[component]))
 

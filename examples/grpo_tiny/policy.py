@@ -33,7 +33,7 @@ class Sizes:
     prompt: int = 32
     answer: int = 48
     group: int = 16
-    prompts: int = 8
+    prompts: int = 32
     pieces: int = 16
     rate: float = 3e-5
 

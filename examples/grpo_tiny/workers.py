@@ -22,6 +22,13 @@ Piece = dict[str, Any]
 SEED = 17
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on another device; in the host's memory it is pinned, so that copies run at the speed of the bus."""
+    if device.type != "cpu" or tensor.device.type == "cpu":
+        return tensor.to(device)
+    return torch.empty_like(tensor, device=device, pin_memory=True).copy_(tensor)
+
+
 class Holder:
     """What the three have in common: a policy on a device."""
 
@@ -74,7 +81,8 @@ class Holder:
 
     def move(self, device: torch.device) -> None:
         """Move what is kept between calls."""
-        self.policy.to(device)
+        for parameter in self.policy.parameters():
+            parameter.data = moved(parameter.data, device)
 
     @torch.no_grad()
     def load(self, weights: Sequence[np.ndarray]) -> None:
@@ -136,7 +144,7 @@ class Actor(Holder):
         for state in self.optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim():
-                    state[key] = value.to(device)
+                    state[key] = moved(value, device)
 
     def learn(self, iteration: int, piece: Piece) -> None:
         """Add the gradients of one piece."""
