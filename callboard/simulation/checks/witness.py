@@ -62,6 +62,9 @@ class Witness:
         """As they are on disk."""
         self._reports: dict[str, agent_pb2.Report] = {}
         self._epochs: dict[Stream, int] = {}
+        self._hellos: dict[Stream, agent_pb2.Hello] = {}
+        self._believed: dict[str, agent_pb2.Hello] = {}
+        """The newest Hello of each node that was answered by a Welcome."""
         self._well_ms: dict[str, int] = {}
         """Since when nothing speaks against a node that counts as silent or gone."""
         self._unproved_ms: dict[str, dict[int, int]] = {}
@@ -90,7 +93,9 @@ class Witness:
         """The controller was told something."""
         kind, content = message
         self._site.heard_ms[stream.node_id] = self._site.timeline.now_ms
-        if kind == "report":
+        if kind == "hello":
+            self._hellos[stream] = content
+        elif kind == "report":
             self._reports[content.report_id] = content
             if HELD in content.worker_start_failed.message:
                 # The agent is the last to notice; its controller must have known.
@@ -104,14 +109,15 @@ class Witness:
             self._site.timeline.after(GOODBYE_MS, lambda: self._check_farewell(stream.node_id, epoch, said_ms))
 
     def sent(self, stream: Stream, message: Message) -> None:
-        """The controller said something.
-
-        Raises:
-            RuleBroken: it acknowledged what is not on disk.
-        """
+        """The controller said something: only what is on disk is acknowledged, and only the latest Hello is believed."""
         kind, content = message
         if kind == "welcome":
             self._epochs[stream] = content.epoch
+            hello, before = self._hellos[stream], self._believed.get(stream.node_id)
+            if before is not None and before.instance == hello.instance and before.number >= hello.number:
+                message = f"Hello {hello.number} of {stream.node_id} is believed after {before.number}"
+                self._site.timeline.fail(RuleBroken("I9", message))
+            self._believed[stream.node_id] = hello
         elif kind == "ack":
             for report_id in content.report_ids:
                 report = self._reports.pop(report_id, None)
@@ -121,6 +127,7 @@ class Witness:
     def closed(self, stream: Stream) -> None:
         """A stream is over."""
         self._epochs.pop(stream, None)
+        self._hellos.pop(stream, None)
 
     # ---- what must hold ----
 
