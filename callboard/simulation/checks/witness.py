@@ -109,7 +109,7 @@ class Witness:
             self._site.timeline.after(GOODBYE_MS, lambda: self._check_farewell(stream.node_id, epoch, said_ms))
 
     def sent(self, stream: Stream, message: Message) -> None:
-        """The controller said something: only what is on disk is acknowledged, and only the latest Hello is believed."""
+        """The controller said something: it may acknowledge what is on disk, and believe the latest Hello."""
         kind, content = message
         if kind == "welcome":
             self._epochs[stream] = content.epoch
