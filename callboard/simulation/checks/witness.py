@@ -115,8 +115,8 @@ class Witness:
             self._epochs[stream] = content.epoch
             hello, before = self._hellos[stream], self._believed.get(stream.node_id)
             if before is not None and before.instance == hello.instance and before.number >= hello.number:
-                message = f"Hello {hello.number} of {stream.node_id} is believed after {before.number}"
-                self._site.timeline.fail(RuleBroken("I9", message))
+                what = f"Hello {hello.number} of {stream.node_id} is believed after {before.number}"
+                self._site.timeline.fail(RuleBroken("I9", what))
             self._believed[stream.node_id] = hello
         elif kind == "ack":
             for report_id in content.report_ids:
