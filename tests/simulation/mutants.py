@@ -199,13 +199,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
     ),
     Mutant(
-        "leave-the-launching",
-        "what an earlier agent was launching is not looked for when its start is given up",
-        "agents",
-        "        if self.process is None and self.adopted and self._bringing.host is None:\n",
-        "        if False:\n",
-    ),
-    Mutant(
         "exited-before-proof",
         "the death of a worker is reported before what it left is proved gone",
         "agents",
@@ -239,13 +232,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         "        **dict.fromkeys((Event.STOP, Event.EXIT, Event.DEADLINE), cut),\n",
         "        **dict.fromkeys((Event.EXIT, Event.DEADLINE), cut),\n        Event.STOP: Move(state),\n",
-    ),
-    Mutant(
-        "construct-without-lease",
-        "a strict worker is constructed though its node has no lease",
-        "agents",
-        "                await site.lease.held()\n",
-        "                pass\n",
     ),
     Mutant(
         "unseen-exit",
