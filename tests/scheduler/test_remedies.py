@@ -261,5 +261,12 @@ def test_ft_c8_what_several_workers_ask_is_named_each_and_together() -> None:
         "room for 2 of 3 workers",
         "n1 lacks 1 CPU for 3 workers of 1 CPU each (2 free)",
     ]
+    unlike = [
+        ComponentSpec(name=name, actor="a:B", min_workers=2, max_workers=2, resources=Resources.parse({"cpu": cpu}))
+        for name, cpu in (("a", 0.5), ("b", 1))
+    ]
+    world.submit("unlike", pool="p", components=unlike)
+    message = "pool p: 2 of 4 cpu used, asks for 4 workers of 0.5 to 1 CPU each, 3 CPU together"
+    assert world.explain("unlike").reasons[0].message == message
     refusal = world.refused("six", pool="p", ask={"cpu": 1}, workers=6)
     assert refusal.message.startswith("six asks for 6 workers of 1 CPU each, 6 CPU together, but pool p can have 4")

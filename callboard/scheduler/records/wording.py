@@ -27,12 +27,14 @@ def asked(resource: str, amounts: Sequence[int]) -> str:
 
 
 def workers(resource: str, amounts: Sequence[int]) -> str:
-    """Several workers and what each asks: ``3 workers of 1 CPU each``; empty: at most one asks anything."""
+    """Several workers and what each asks: ``3 workers of 1 CPU each``, ``3 workers of 1 to 2 CPU each``; empty: at most
+    one asks anything."""
     asking = [amount for amount in amounts if amount]
     if len(asking) < 2:
         return ""
-    each = f" of {format_amount(resource, asking[0])} {shown(resource)} each" if len(set(asking)) == 1 else ""
-    return f"{len(asking)} workers{each}"
+    least, most = format_amount(resource, min(asking)), format_amount(resource, max(asking))
+    each = least if least == most else f"{least} to {most}"
+    return f"{len(asking)} workers of {each} {shown(resource)} each"
 
 
 def change(resource: str, amount: int) -> str:
