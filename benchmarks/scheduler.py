@@ -49,8 +49,8 @@ class Figure:
 class Cluster:
     """A scheduler and agents that answer at once."""
 
-    def __init__(self, nodes: int) -> None:
-        self.scheduler = Scheduler()
+    def __init__(self, nodes: int, scheduler: Scheduler | None = None) -> None:
+        self.scheduler = scheduler or Scheduler()
         self.now_ms = 1
         self.nodes = nodes
         self.jobs = 0

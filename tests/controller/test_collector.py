@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from callboard.controller.loop.collector import FULL_EVERY, sparing_what_is_made
+from callboard.controller.loop.collector import FULL_EVERY, sparing_the_loop, sparing_what_is_made, uncollected
 
 
 @pytest.fixture
@@ -34,3 +34,15 @@ def test_a_start_that_fails_leaves_a_collector_that_works(collector: None) -> No
     with pytest.raises(RuntimeError), sparing_what_is_made():
         raise RuntimeError("no journal")
     assert gc.isenabled()
+
+
+def test_what_takes_long_beside_the_loop_is_not_collected_meanwhile_and_the_collector_goes_on_after_it() -> None:
+    assert gc.isenabled()
+    assert uncollected(gc.isenabled) is False
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        uncollected(lambda: 1 // 0)
+    assert gc.isenabled()
+    with sparing_the_loop():
+        uncollected(gc.isenabled)
+        assert not gc.isenabled(), "one that overlaps lets it rest"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -47,14 +48,14 @@ class Hasty(Scheduler):
 
 
 def test_a_scheduler_that_frees_devices_before_the_proof_is_caught() -> None:
-    simulator = Simulator(OPTIONS)
+    simulator = Simulator(replace(OPTIONS, seed=3))  # not every history brings it about in so few events
     simulator.controller.make_scheduler = Hasty
     failure = failure_of(simulator)
     assert failure.rule == "R2/I4"
     assert "its processes live on" in failure.message
     assert failure.story, "the job's story is told"
     assert failure.last_events
-    assert failure.command == "callboard simulate --seed 2 --nodes 4 --events 3000 --faults all"
+    assert failure.command == "callboard simulate --seed 3 --nodes 4 --events 3000 --faults all"
 
 
 def test_an_agent_that_reports_a_stop_before_the_kill_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

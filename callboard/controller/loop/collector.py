@@ -7,8 +7,11 @@ The collector looks at all of them all the same, each time a quarter has been ad
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 YOUNG = 10_000
 """Objects that are made before the youngest are looked at; fourteen times the interpreter's own, which looks at what
@@ -36,3 +39,22 @@ def sparing_what_is_made() -> Iterator[None]:
     finally:
         spare_what_is_there()
         gc.enable()
+
+
+@contextmanager
+def sparing_the_loop() -> Iterator[None]:
+    """For what takes long in another thread: a look at all that it makes would stop the loop, too, for half a second
+    where that is a hundred thousand workers. Two may overlap: then the first that ends lets the collector go on."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def uncollected(work: Callable[..., T], *arguments: Any) -> T:
+    """What ``work`` returns, done in :func:`sparing_the_loop`."""
+    with sparing_the_loop():
+        return work(*arguments)

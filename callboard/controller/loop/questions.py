@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from callboard.controller.loop.collector import uncollected
 from callboard.scheduler import Scheduler, State
 from callboard.scheduler.records.job_records import Change, Record
 from callboard.wire.refusals import ErrorReason, LimitReached, Unavailable
@@ -130,7 +131,7 @@ class Questions:
         if self._copy is None:
             self._copy = _Copy(list(live.state.records()), self._ended_jobs)
         changes, self._changes = self._changes, []
-        answer: Future[T] = self._thread.submit(self._copy.answer, changes, build, wanted)
+        answer: Future[T] = self._thread.submit(uncollected, self._copy.answer, changes, build, wanted)
         self._waiting += 1
         asked = asyncio.wrap_future(answer)
         asked.add_done_callback(self._answered)

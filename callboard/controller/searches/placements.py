@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import structlog
 
+from callboard.controller.loop.collector import uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.groups import settled
@@ -125,7 +126,7 @@ class AwaitedPlacements:
         while not self._is_seen():
             self._seen = basis = _Basis.of(self._driver.state, "")
             waiting = [(uid, basis.state.specs[uid].spec) for uid in basis.state.unplaced]
-            found = await asyncio.to_thread(lambda b=basis, w=waiting: list(on_nodes(w, b.nodes)))  # type: ignore[misc]
+            found = await asyncio.to_thread(uncollected, _on_nodes, waiting, basis.nodes)
             for uid, spec in found:
                 try:
                     await self._decided(basis, uid, spec)
@@ -166,7 +167,7 @@ async def resolving(
     for _ in range(MOST_TRIES):
         basis = _Basis.of(now(), request_id)
         first = basis.state.specs[basis.first].spec if basis.first is not None else None
-        found = await asyncio.to_thread(_found, spec, first, basis.nodes, roles)
+        found = await asyncio.to_thread(uncollected, _found, spec, first, basis.nodes, roles)
 
         def at_once(basis: _Basis = basis, found: JobSpec | Exception = found) -> JobSpec:
             if not basis.holds(now(), request_id):
@@ -182,6 +183,10 @@ async def resolving(
     raise InventoryChanged(
         f"nodes changed {MOST_TRIES} times while the placement of {spec.name} was compiled; try again"
     )
+
+
+def _on_nodes(waiting: Sequence[tuple[str, JobSpec]], nodes: Sequence[NodeRecord]) -> list[tuple[str, JobSpec]]:
+    return list(on_nodes(waiting, nodes))
 
 
 def _found(spec: JobSpec, first: JobSpec | None, nodes: Sequence[NodeRecord], roles: Roles) -> JobSpec | Exception:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from callboard.controller.loop.collector import uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.controller.searches.searches import Searches
 from callboard.controller.services.requests import invalid, text_of
@@ -49,7 +50,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
 
         nodes, revision = await self._driver.read(lambda state: (tuple(state.nodes.values()), state.meta.revision))
         # In a thread: it may take long, and others must be answered meanwhile.
-        return await asyncio.to_thread(build, nodes, revision)
+        return await asyncio.to_thread(uncollected, build, nodes, revision)
 
     async def SearchPlacement(
         self, request: placement_pb2.SearchPlacementRequest, context: Context
