@@ -107,6 +107,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "controller",
         "            check_order(hello, self._driver.state)\n",
         "",
+        rare=True,
     ),
     Mutant(
         "skip-epoch-check",
@@ -114,6 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "    return node if node is not None and node.epoch == epoch else None\n",
         "    return node\n",
+        rare=True,
     ),
     Mutant(
         "forget-owed",
@@ -247,7 +249,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         "            self._lease.renew(sent_s)\n",
         "            self._lease.renew(self._lease.now_s())\n",
-        rare=True,
     ),
     Mutant(
         "forget-unacknowledged",
@@ -255,7 +256,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "agents",
         "        self._unsent = dict.fromkeys(self._waiting)\n",
         "        self._unsent = {}\n",
-        rare=True,
     ),
     Mutant(
         "free-at-sigkill",
@@ -291,7 +291,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "    return isinstance(event, WorkerExited | WorkerStartFailed) and not event.quarantined\n",
         "    return isinstance(event, WorkerExited | WorkerStartFailed)\n",
-        rare=True,
     ),
     Mutant(
         "no-ghosts",
@@ -352,7 +351,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "        worker.state is WORKER_QUARANTINED for worker in tx.state.workers_of(uid)\n",
         "        False for worker in tx.state.workers_of(uid)\n",
-        rare=True,
     ),
     Mutant(
         "same-request-twice",
@@ -409,7 +407,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "        elif worker.state is WorkerState.READY:\n            workers.handle(",
         "        elif False:\n            workers.handle(",
-        rare=True,
     ),
 )
 
