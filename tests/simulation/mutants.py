@@ -326,8 +326,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "admit-before-reconciliation",
         "jobs start while running work is still counted after a restart",
         "scheduler",
-        "    if meta.reconcile_until_ms:\n        return  # everything",
-        "    if False:\n        return  # everything",
+        "    if meta.reconcile_until_ms:\n        if meta.look_on",
+        "    if False:\n        if meta.look_on",
     ),
     Mutant(
         "grow-before-reconciliation",
