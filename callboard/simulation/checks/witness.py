@@ -63,8 +63,8 @@ class Witness:
         self._reports: dict[str, agent_pb2.Report] = {}
         self._epochs: dict[Stream, int] = {}
         self._hellos: dict[Stream, agent_pb2.Hello] = {}
-        self._believed: dict[str, agent_pb2.Hello] = {}
-        """The newest Hello of each node that was answered by a Welcome."""
+        self._believed: dict[str, tuple[int, agent_pb2.Hello]] = {}
+        """The Hello of each node that led to its newest session that was seen, with its epoch."""
         self._well_ms: dict[str, int] = {}
         """Since when nothing speaks against a node that counts as silent or gone."""
         self._unproved_ms: dict[str, dict[int, int]] = {}
@@ -113,11 +113,13 @@ class Witness:
         kind, content = message
         if kind == "welcome":
             self._epochs[stream] = content.epoch
-            hello, before = self._hellos[stream], self._believed.get(stream.node_id)
+            hello, (epoch, before) = self._hellos[stream], self._believed.get(stream.node_id, (0, None))
+            if epoch > content.epoch:
+                return  # both were let in at once, and the Welcome of the session that is over comes last
             if before is not None and before.instance == hello.instance and before.number >= hello.number:
                 what = f"Hello {hello.number} of {stream.node_id} is believed after {before.number}"
                 self._site.timeline.fail(RuleBroken("I9", what))
-            self._believed[stream.node_id] = hello
+            self._believed[stream.node_id] = (content.epoch, hello)
         elif kind == "ack":
             for report_id in content.report_ids:
                 report = self._reports.pop(report_id, None)
