@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-import structlog
 
 from callboard.security.places import TLS_VARIABLES, UnsafeFile, read_private
 from callboard.security.roles import Identity, Role
-
-_log = structlog.get_logger(__name__)
 
 _MAX_KNOWN = 10_000
 
@@ -115,13 +112,17 @@ class ServerTls:
         """Reads the files again if they changed; False: they can't be used, and what was read before still is."""
         if (now := self.files.versions()) == self._versions:
             return True
+        import structlog  # noqa: PLC0415 - the controller has it; a client, which reads this module too, need not
+
+        log = structlog.get_logger(__name__)
         try:
             self._parts = self.files.read()
         except UnsafeFile as error:
-            _log.error("certificate_not_read", why=str(error), remedy="mend the file; until then the old one is used")
+            told = "mend the file; until then the old one is used"
+            log.error("certificate_not_read", why=str(error), remedy=told)  # noqa: TRY400 - the reason says all of it
             return False
         self._versions = now
-        _log.info("certificate_read_again", path=str(self.files.cert))
+        log.info("certificate_read_again", path=str(self.files.cert))
         return True
 
 
