@@ -127,6 +127,14 @@ class Access:
 
     def _known(self, token: str) -> Identity | None:
         self._look()
+        if (known := self._among_known(token)) is None:
+            # It may have been made since the last look.
+            self.look_again()
+            if self._look():
+                known = self._among_known(token)
+        return known
+
+    def _among_known(self, token: str) -> Identity | None:
         if len(token) > MAX_TOKEN_CHARS or not self.token:
             return None
         if same(token, self.token):
@@ -156,21 +164,23 @@ class Access:
             )
         return None if found.identity.name == LOCAL else found.identity
 
-    def _look(self) -> None:
-        """Takes what changed; keeps what it has while a file can't be used."""
+    def _look(self) -> bool:
+        """Takes what changed, and says whether it did; keeps what it has while a file can't be used."""
         now_s = self._now_s()
         if now_s - self._looked_s < LOOK_EVERY_S:
-            return
+            return False
         self._looked_s = now_s
         seen = self._versions()
         if seen == self._seen or seen[0] is None:
-            return
+            return False
         try:
             self._read()
         except (OSError, UnsafeFile) as error:
             if str(error) != self.trouble:
                 _log.error("tokens_not_read", why=str(error), remedy="mend the file; until then the old tokens count")
             self.trouble = str(error)
+            return False
+        return True
 
     def _read(self) -> None:
         token, grants = controller_token(self._state_dir), read_grants(self._state_dir)

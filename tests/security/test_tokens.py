@@ -24,8 +24,9 @@ from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.server import SERVICES, Controller, serve_controller
 from callboard.security import access as access_module
 from callboard.security.access import LOOK_EVERY_S, Access, bearer_of
+from callboard.security.grants import grant
 from callboard.security.places import UnsafeFile, account_directory, read_private, write_private
-from callboard.security.roles import OWNER
+from callboard.security.roles import OWNER, Role
 from callboard.security.tokens import (
     REGISTRY,
     TOKEN_NAME,
@@ -305,6 +306,12 @@ class TestComparing:
         now_s += LOOK_EVERY_S
         assert admits(access, new), "a broken file leaves the last good token"
         assert access.trouble
+
+    def test_a_token_that_was_made_just_now_counts_at_once(self, tmp_path: Path) -> None:
+        access = Access(tmp_path, insecure=False, now_s=lambda: 100.0)
+        access.open()
+        assert not admits(access, "cb_" + "w" * 43)
+        assert admits(access, grant(tmp_path, "olga", Role.VIEWER))
 
     async def test_a_client_follows_a_rotation(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.0)
