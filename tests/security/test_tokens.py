@@ -311,7 +311,8 @@ class TestComparing:
         access = Access(tmp_path, insecure=False, now_s=lambda: 100.0)
         access.open()
         assert not admits(access, "cb_" + "w" * 43)
-        assert admits(access, grant(tmp_path, "olga", Role.VIEWER))
+        token = grant(tmp_path, "olga", Role.VIEWER)
+        assert access.identify((("authorization", f"Bearer {token}"),)).name == "olga"
 
     async def test_a_client_follows_a_rotation(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.0)
