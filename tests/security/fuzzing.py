@@ -322,7 +322,6 @@ async def _main(total: int, seed: int) -> int:
         try:
             address = await process.address()
             tokens = tokens_for(process.state_dir)
-            await asyncio.sleep(1.5)  # a new client counts within a second
             print(f"seed {seed}: {total} requests to {len(METHODS)} methods, {AT_ONCE} at once")
             per_caller = -(-total // len(ORDER))
             for place, who in enumerate(ORDER):
