@@ -108,7 +108,7 @@ class Access:
             self._look()
             return self._signed.identify(shown, self._wall_s())
         if (known := self._known(shown)) is None:
-            raise NotAuthenticated(f"the token of the call is not valid here, or no longer. {REMEDY}")
+            raise NotAuthenticated(f"the token of the call is not valid here, or is no longer valid. {REMEDY}")
         return known
 
     def look_again(self) -> None:

@@ -111,7 +111,7 @@ class SignedTokens:
             )
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             why = str(error).rstrip(".")
-            raise NotAuthenticated(f"the signed token does not count: {why}. Log in again where it is from") from error
+            raise NotAuthenticated(f"the signed token is not valid: {why}. Log in again with its issuer") from error
         return Identity(self._name(claims), self._role(claims)), float(claims["exp"]) + LEEWAY_S
 
     def _name(self, claims: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ OutOption = Annotated[
     typer.Option("--out", metavar="DIR", help="Where the files go. Default: a directory with the name, here."),
 ]
 LastsOption = Annotated[
-    str, typer.Option("--lasts", metavar="TIME", help="How long the certificate counts, e.g. 90d. Default: 365d.")
+    str, typer.Option("--lasts", metavar="TIME", help="How long the certificate is valid, e.g. 90d. Default: 365d.")
 ]
 context_verbs = typer.Typer(help="Show, choose and forget controllers that you logged in to.", no_args_is_help=True)
 app.add_typer(context_verbs, name="context")
@@ -55,7 +55,7 @@ def init(
     lasts: LastsOption = "",
     directory: DirOption = None,
 ) -> None:
-    """Make an authority and the controller's certificate. A controller that starts then listens with TLS."""
+    """Make a certificate authority and the controller's certificate. A controller started afterwards uses TLS."""
     actions.certs.init(host or [], lasts=lasts, directory=directory)
 
 
@@ -91,7 +91,7 @@ def renew(
     lasts: LastsOption = "",
     directory: DirOption = None,
 ) -> None:
-    """Put a new certificate with a new key in the place of one. The controller reads its own again by itself."""
+    """Replace a certificate by one with a new key. The controller notices by itself when its own was replaced."""
     actions.certs.renew(name, lasts=lasts, directory=directory)
 
 
@@ -101,7 +101,7 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node.")],
     directory: DirOption = None,
 ) -> None:
-    """Take the certificates of a client back. They count no longer within two seconds, and its streams end."""
+    """Revoke the certificates of a client. Within two seconds they are refused, and its open streams end."""
     actions.certs.revoke(name, directory=directory)
 
 
@@ -134,7 +134,7 @@ def login(
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
 ) -> None:
-    """Check credentials at a controller and keep copies of them (mode 0600). Every command uses it from then on."""
+    """Check credentials at a controller and keep copies of them (mode 0600). Commands use them from then on."""
     actions.contexts.login(address, name=name, token_file=token_file, tls=(tls_ca, tls_cert, tls_key))
 
 

@@ -26,7 +26,10 @@ def create(
         typer.Option("--file", metavar="FILE", help="Write the token there (mode 0600) instead of printing it."),
     ] = None,
     lasts: Annotated[
-        str, typer.Option("--lasts", metavar="TIME", help="How long it counts, e.g. 30d. Default: until it is revoked.")
+        str,
+        typer.Option(
+            "--lasts", metavar="TIME", help="How long the token is valid, e.g. 30d. Default: until it is revoked."
+        ),
     ] = "",
     replace: Annotated[
         bool, typer.Option("--replace", help="Give a client that exists a new token; its old one counts no longer.")

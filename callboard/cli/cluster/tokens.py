@@ -67,7 +67,8 @@ def create_join(*, lasts: str, node: str, file: Path, state_dir: Path | None) ->
         write_private(file, made.text() + "\n")
     if not printed({"name": name, "node": node, "file": str(file)}):
         screen.stdout().print(
-            f"Join token {name} is in {file}; it counts once, for {lasts}. Take it to the node by a way that nobody "
+            f"Join token {name} is in {file}; it can be used once, within {lasts}. Take it to the node by a way "
+            "that nobody "
             "reads, and start the agent there with --join-token-file."
         )
 

@@ -82,12 +82,12 @@ node_verbs.add_typer(token_app, name="token")
 @token_app.command("create", epilog="Example: callboard node token create --ttl 1h --node node-7 --file join.token")
 @takes("output")
 def create_token(
-    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="Where the token goes (mode 0600).")],
-    ttl: Annotated[str, typer.Option("--ttl", metavar="TIME", help="How long it counts.")] = "1h",
+    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="File to write the token to (mode 0600).")],
+    ttl: Annotated[str, typer.Option("--ttl", metavar="TIME", help="How long the token is valid.")] = "1h",
     node: Annotated[
         str, typer.Option("--node", metavar="ID", help="The only node that may join with it. Default: any.")
     ] = "",
     state_dir: StateDirOption = None,
 ) -> None:
-    """Make a join token, on the controller's machine. It counts once; `callboard token list` and `revoke` know it."""
+    """Make a join token, on the controller's machine. It can be used once; see also `callboard token list`."""
     actions.tokens.create_join(lasts=ttl, node=node, file=file, state_dir=state_dir)
