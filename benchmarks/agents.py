@@ -55,6 +55,10 @@ class Bare(agent_pb2_grpc.AgentServiceServicer):
         """Nobody asks for output here."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server reads no output")
 
+    async def AttachExec(self, _requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        """Nobody asks for programs here."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server runs no programs")
+
     async def GetPackage(self, _request: Any, context: Any) -> agent_pb2.GetPackageResponse:  # noqa: N802
         """No code travels here."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server keeps no packages")

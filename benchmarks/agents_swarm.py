@@ -106,7 +106,7 @@ class Swarm:
             # As a real agent's: a write to a connection that breaks meanwhile may never return.
             async with asyncio.timeout(WELCOME_S) as patience:
                 stream = _Stream(call)
-                await stream.say(hello=_hello(number, instance))
+                await stream.say(hello=hello_of(number, instance))
                 await self._listen(stream, number, sent, patience)
         except TimeoutError:
             return
@@ -169,7 +169,8 @@ def _answer(command: agent_pb2.Command) -> agent_pb2.Report:
     return report
 
 
-def _hello(number: int, instance: str) -> agent_pb2.Hello:
+def hello_of(number: int, instance: str) -> agent_pb2.Hello:
+    """Of a node with eight simulated GPUs."""
     return agent_pb2.Hello(
         node_id=f"n{number}",
         version=__version__,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from callboard.cli.local.cluster import LocalCluster
 from callboard.cli.local.plan import ClusterPlan, free_block
@@ -53,13 +54,20 @@ class Local:
 
 @asynccontextmanager
 async def local_cluster(
-    *, gpus: int = 2, cpus: str = "8", warm_spares: int = 1, runtime: str = "ray", machine_gpus: Sequence[str] = ()
+    *,
+    gpus: int = 2,
+    cpus: str = "8",
+    memory: str = "8GiB",
+    warm_spares: int = 1,
+    runtime: Literal["ray", "process"] = "ray",
+    machine_gpus: Sequence[str] = (),
 ) -> AsyncIterator[Local]:
     """Starts it, connects this process to its Ray, and ends all of it.
 
     Args:
         gpus: simulated GPUs of the node, unless there are ``machine_gpus``.
         cpus: of the node.
+        memory: of the node.
         warm_spares: spares that the node keeps.
         runtime: "ray" or "process".
         machine_gpus: ids of real GPUs, which become the node's.
@@ -71,7 +79,7 @@ async def local_cluster(
             port=_free_port(),
             agents=1,
             cpus=cpus,
-            memory="8GiB",
+            memory=memory,
             gpus=len(machine_gpus) or gpus,
             machine_gpus=tuple(machine_gpus),
             real_gpus=bool(machine_gpus),

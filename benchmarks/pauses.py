@@ -20,6 +20,7 @@ from dataclasses import replace
 from scheduler import Cluster  # type: ignore[import-not-found]
 
 from callboard.controller.journal.codec import Decision
+from callboard.controller.journal.journal import Follower
 from callboard.controller.loop.collector import spare_what_is_there, uncollected
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.questions import SWITCH_S
@@ -37,6 +38,13 @@ class Memory:
 
     def __init__(self, state: State) -> None:
         self._state = state
+
+    async def lead(self, follower: Follower) -> bool:  # noqa: ARG002
+        """Nobody shares it."""
+        return True
+
+    def check(self) -> None:
+        """Nobody can take it away."""
 
     async def open(self) -> State:
         """The state that there is."""

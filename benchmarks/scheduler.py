@@ -1,6 +1,7 @@
 """How fast does the scheduler decide? ``handle`` alone: no journal, no explain, no check of the invariants.
 
     python benchmarks/scheduler.py [--nodes 100 1000 10000] [--json]
+    python benchmarks/scheduler.py --worst 128 512 10000          # the longest event of each kind, gang by gang
 
 Each row is one kind of decision at one size of the cluster (8 devices a node): how many a second, and the median and
 99th percentile of one ``handle``. Answers of agents are handled too, but not counted, except where a job ends: there
@@ -247,6 +248,32 @@ def memory(nodes: int) -> dict[str, float]:
     return {"bytes_per_node": empty / nodes, "bytes_per_job": (filled - empty) / count}
 
 
+def worst(workers: int) -> dict[str, float]:
+    """The longest event of each kind in the life of a gang, in ms of CPU time."""
+    longest: dict[str, float] = {}
+
+    class Measured(Scheduler):
+        def handle(self, event: ev.Event) -> Outcome:
+            began = time.thread_time_ns()
+            outcome = super().handle(event)
+            took_ms = (time.thread_time_ns() - began) / 1e6
+            longest[type(event).__name__] = max(took_ms, longest.get(type(event).__name__, 0))
+            return outcome
+
+    cluster = Cluster(workers // DEVICES + 50, Measured())
+    cluster.answer(cluster.handle(cluster.submission()))
+    gc.collect()
+    spare_what_is_there()
+    longest.clear()
+    gang = cluster.submission(workers=workers)
+    for event in (gang, ev.JobCompleted(now_ms=cluster.now_ms, uid=gang.uid)):
+        cluster.answer(cluster.handle(event))
+        while (wake_ms := cluster.scheduler.next_wake_ms()) is not None and wake_ms <= cluster.now_ms + 1:
+            cluster.now_ms = max(cluster.now_ms, wake_ms)
+            cluster.answer(cluster.handle(ev.Tick(now_ms=cluster.now_ms)))
+    return longest
+
+
 BENCHES: dict[str, Callable[[int], Figure]] = {
     "singles": singles,
     "gang8": lambda nodes: gangs(nodes, 8, 500),
@@ -266,7 +293,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(BENCHES), default=list(BENCHES))
     parser.add_argument("--memory", action="store_true", help="measure memory too (slow)")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worst", type=int, nargs="+", metavar="WORKERS", help="only the longest events of gangs")
     options = parser.parse_args()
+    for workers in options.worst or ():
+        kinds = sorted(worst(workers).items(), key=lambda item: -item[1])
+        print(f"gang of {workers:6}: " + ", ".join(f"{kind} {took_ms:.1f} ms" for kind, took_ms in kinds), flush=True)
+    if options.worst:
+        return
     figures: list[Figure] = []
     for name in options.only:
         for nodes in options.nodes:

@@ -6,6 +6,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from callboard.controller.options import Limits
 
 ROOT = Path(__file__).parents[1]
@@ -51,12 +53,13 @@ def test_every_number_is_the_one_of_its_module() -> None:
     assert compared > 12
 
 
-def test_every_test_that_is_named_exists() -> None:
+@pytest.mark.parametrize("page", ["reliability.md", "scheduling.md"])
+def test_every_test_that_is_named_exists(page: str) -> None:
     known = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"def (test_\w+)\(", path.read_text())
     }
-    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / page).read_text()))
     assert len(named) > 12
     assert named <= known, named - known

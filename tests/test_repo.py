@@ -150,7 +150,8 @@ class TestTexts:
 
     def test_every_document_that_is_named_is_there(self) -> None:
         """Links of documents, and what docstrings refer a reader to."""
-        named = re.compile(r"\b(?:docs|examples|benchmarks)/[\w/]+\.(?:md|py|ya?ml)\b")
+        # "./examples/…" is a file in the user's own directory.
+        named = re.compile(r"(?<!/)\b(?:docs|examples|benchmarks)/[\w/]+\.(?:md|py|ya?ml)\b")
         linked = re.compile(r"\]\((?!\w+:)([^)#\s]+)[^)]*\)")
         gone = []
         for path in tracked_files():
@@ -161,6 +162,22 @@ class TestTexts:
             if path.suffix == ".md":
                 places += [path.parent / name for name in linked.findall(text)]
             gone += [f"{path.relative_to(ROOT)}: {place}" for place in places if not place.exists()]
+        assert not gone, "\n".join(gone)
+
+    def test_every_room_and_answer_of_the_map_is_there(self) -> None:
+        """One hop from CONTRIBUTING.md leads somewhere; a file that is named alone lies beside the one before it."""
+        rows = [
+            line.split("|")[1:3] for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line[:2] == "| "
+        ]
+        gone, before = [], ROOT
+        for question, answer in rows:
+            here = answer if question.strip().endswith("?") else question.partition(",")[0]
+            for name in re.findall(r"`([\w/]+(?:/\w+|\.py))`", here):
+                place = next(
+                    (base / name for base in (ROOT, ROOT / "callboard", before) if (base / name).exists()), None
+                )
+                gone += [f"{question.strip()} {name}"] if place is None else []
+                before = place.parent if place is not None else before
         assert not gone, "\n".join(gone)
 
     def test_no_module_is_longer_than_six_hundred_lines(self) -> None:

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "scenarios.md"
 STORIES = ROOT / "tests" / "scenarios"
 
-_IN_NAME = re.compile(r"(?:^|_)(ps|gv|pc|ql|pg|nj|ap|mu|se)_?(\d\d)(?=_)")
-_IN_DOCSTRING = re.compile(r"\b(PS|GV|PC|QL|PG|NJ|AP|MU|SE)-(\d\d)\b")
+_IN_NAME = re.compile(r"(?:^|_)(ps|gv|pc|ql|pg|nj|ap|mu|se|gc)_?(\d\d)(?=_)")
+_IN_DOCSTRING = re.compile(r"\b(PS|GV|PC|QL|PG|NJ|AP|MU|SE|GC)-(\d\d)\b")
 _FOUND_IN_NAME = re.compile(r"(?:^|_)ft_([a-i]\d\d?)(?=_)")
 _FOUND_IN_DOCSTRING = re.compile(r"\bFT-([A-I]\d\d?)\b")
 
@@ -146,10 +146,20 @@ SCENARIOS = {
     "MU-07": Scenario("Which cluster is meant is never guessed; errors name the controller and its nodes."),
     "MU-08": Scenario("Figures are the ledger's, whatever happens."),
     "SE-01": Scenario("Nothing listens where others reach it unless that was said."),
+    "SE-02": Scenario("Another site that a browser is on reaches neither the page nor what it calls."),
     "SE-04": Scenario("Values of secrets are shown nowhere; a worker gets an allow-list, not the agent's environment."),
     "SE-05": Scenario("Names that could steer something are refused at every entry."),
     "SE-06": Scenario("Nothing of the scheduler's can be set by a job; interpreters come from an allow-list."),
     "SE-07": Scenario("What a node claims is checked; an agent ends only what it started."),
+    "GC-01": Scenario("A program ends once what its calls hold is released."),
+    "GC-02": Scenario("Streams that were cancelled do not hold up an end."),
+    "GC-04": Scenario("A task that is cancelled in the controller becomes a status; every call has a deadline."),
+    "GC-05": Scenario("Long quiet calls outlive the pings of their keepalive."),
+    "GC-07": Scenario("Clients in several threads and loops disturb neither each other nor a terminal."),
+    "GC-08": Scenario("Hundreds of processes started beside gRPC under load all return."),
+    "GC-09": Scenario("Lists of any length are read in pages; too large a request is refused with the limit."),
+    "GC-10": Scenario("Proxies of the environment carry nothing of the cluster."),
+    "GC-11": Scenario("One start that fails stops all the others, also the one that is slow."),
     "FT-A1": Scenario("Until the job is forgotten, the output of every rank and attempt can be read from anywhere."),
     "FT-A2": Scenario("The first death is the reason; exceptions that follow from it are listed after it."),
     "FT-A3": Scenario("A worker that ended by itself names its signal or exit code, and the usual causes."),
@@ -195,7 +205,7 @@ SCENARIOS = {
     "FT-G2": Scenario("A node offers what its cgroups leave it."),
     "FT-G3": Scenario("The autoscaler counts each node once."),
     "FT-G4": Scenario("A cluster that runs already is named as such."),
-    "FT-G5": Scenario("What is no device is never offered as one."),
+    "FT-G5": Scenario("What is not a device is never offered as one."),
     "FT-G6": Scenario("A node that can't get ready says why, and whether that can change."),
     "FT-G7": Scenario("The log of an agent that is refused begins with the reason."),
     "FT-H1": Scenario("What one verb prints, another can read."),

@@ -17,12 +17,12 @@ from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.link.fence_keeper import FenceKeeper
 from callboard.agents.ray.ray_membership import RayMembership
 from callboard.agents.runtime import HostError, Launch, Runtime
+from callboard.agents.supplies.interpreters import InterpreterRefused, Interpreters
+from callboard.agents.supplies.worker_env import NodeIdentity, worker_marker, worker_name
 from callboard.agents.system.processes import Processes
-from callboard.agents.worker.interpreters import InterpreterRefused, Interpreters
 from callboard.agents.worker.order import WorkerOrder, WorkerRecord, read_record
 from callboard.agents.worker.spares import Spares
 from callboard.agents.worker.table import WorkerTable
-from callboard.agents.worker_env import NodeIdentity, worker_marker, worker_name
 
 _log = structlog.get_logger(__name__)
 
@@ -134,9 +134,9 @@ class Heir:
         )
 
     async def _adopt_spare(self, started: Started) -> None:
-        process = started.process
+        process, preloaded = started.process, bool(started.facts.get("preload"))
         if process is None:
-            self.spares.adopt_unfinished(started.name)
+            self.spares.adopt_unfinished(started.name, preloaded=preloaded)
             return
         try:
             hosted = await self.runtime.attach(started.facts["address"], process)
@@ -145,4 +145,6 @@ class Heir:
             await self.processes.end_roots([process], budget_s=LEFTOVERS_S)
             self.run_dir.drop("spare", started.name)
             return
-        self.spares.adopt(Launch(started.name, self.interpreters.allowed(""), self.spare_variables), hosted)
+        self.spares.adopt(
+            Launch(started.name, self.interpreters.allowed(""), self.spare_variables), hosted, preloaded=preloaded
+        )

@@ -2,16 +2,19 @@
 
 `run_agent` is the whole program; it returns the exit code: 0 left as asked, 1 something of it failed or is
 left behind, 2 refused (by an option, by the node, or by the controller), each with one clear sentence in the log.
+Secrets are never fields of the log: tokens and values of variables aren't logged at all.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
-from callboard.agents import logs
 from callboard.agents.adoption import LeftBehind
 from callboard.agents.files.run_dir import RunDir, RunDirError, default_run_dir
 from callboard.agents.link.session import SessionRefused
@@ -28,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 async def run_agent(options: AgentOptions) -> int:
     """Run the agent of one node until it leaves; returns the exit code of the program."""
-    logs.configure(options.log_format, options.log_level)
+    configure(options.log_format, options.log_level)
     structlog.contextvars.bind_contextvars(node=options.node_id)
     # No fork handlers of gRPC: children are started with exec at once (GC-08).
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -84,3 +87,23 @@ async def live(agent: Agent, run_dir: RunDir, *, keep_output: bool) -> int:
     finally:
         run_dir.close(keep=not clean, keep_output=keep_output)
     return 0
+
+
+def configure(format_name: Literal["console", "json"], level: str) -> None:
+    """Set structlog up for this process."""
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer()
+        if format_name == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -15,14 +15,11 @@ import structlog
 
 from callboard.agents.files.output_store import OutputOf, Outputs
 from callboard.agents.groups import Groups
-from callboard.agents.host.worker_output import CODE
+from callboard.agents.host.worker_output import CODE, MODULES
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.runtime import HostError, Launch
-from callboard.agents.worker.interpreters import Interpreters
-from callboard.agents.worker.order import WorkerOrder
-from callboard.agents.worker.ports import Ports
-from callboard.agents.worker.table import StaleGeneration, WorkerTable
-from callboard.agents.worker_env import (
+from callboard.agents.supplies.interpreters import Interpreters
+from callboard.agents.supplies.worker_env import (
     NodeIdentity,
     PlanRefused,
     early_variables,
@@ -32,6 +29,9 @@ from callboard.agents.worker_env import (
     worker_name,
     worker_plan,
 )
+from callboard.agents.worker.order import WorkerOrder
+from callboard.agents.worker.ports import Ports
+from callboard.agents.worker.table import StaleGeneration, WorkerTable
 from callboard.model.names import is_name
 from callboard.v1 import agent_pb2
 
@@ -136,6 +136,7 @@ class Commands:
                 **worker_plan(start, self._node, variables),
                 "output": output,
                 "working_dir": str(Path(output) / CODE) if start.working_dir else "",
+                "py_modules": [str(Path(output) / MODULES / str(place)) for place in range(len(start.py_modules))],
                 "output_bytes": self._outputs.bounds.worker_bytes,
             },
             marker=worker_marker(self._node, name),

@@ -1,6 +1,14 @@
-"""Departure: why and when an agent leaves.
+"""Departure: why and when an agent leaves, and notices of a shutdown, after which its node is drained.
 
-By a signal, by the controller's wish, or because the program that started it is gone. A second signal hurries.
+It leaves by a signal, by the controller's wish, or because the program that started it is gone. A second signal
+hurries.
+
+A notice comes from a command of the operator's, which is run every so often. Exit code 0 with output is a notice: its
+first line is the reason of the drain. Anything else is none: another exit code, no output, no answer in time. A drain
+is asked for once per notice, until the controller has it; a notice that ends and comes back is a new one. Taking the
+drain back is left to people: whoever uncordons a node whose notice still stands has decided so. Guaranteed: the command
+and all that it starts in its process group are ended when their time is over, and no more than `OUTPUT_BYTES` of its
+output are kept.
 """
 
 from __future__ import annotations
@@ -8,12 +16,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 
+import grpc
 import structlog
 
-from callboard.agents.system.pid_watch import exited
+from callboard.agents.link.session import controller_channel
 from callboard.agents.system.process_tree import ProcessId, identify
+from callboard.agents.system.processes import exited
+from callboard.security.tokens import BadToken
+from callboard.v1 import node_pb2, node_pb2_grpc
 
 _log = structlog.get_logger(__name__)
 
@@ -58,3 +72,139 @@ class Departure:
         """Leave when a process is gone that watches over us without being our parent."""
         await exited(process)
         self.ask(f"the process {process.pid} is gone")
+
+
+SETTLE_S = 2.0
+"""For what a command that was killed has said and nobody read; it comes at once."""
+
+OUTPUT_BYTES = 4096
+REASON_CHARS = 200
+
+CALL_S = 10.0
+"""Deadline of asking for the drain; asked again at the next look, so that an outage of the controller costs nothing
+but that."""
+
+Drain = Callable[[str], Awaitable[bool]]
+"""Asks for the drain of this node with a reason; whether that was heard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeOptions:
+    """How notices are looked for.
+
+    Attributes:
+        command: a line for the shell.
+        every_s: seconds between runs.
+        timeout_s: seconds that a run may take.
+        node_id: what the command finds in CALLBOARD_NODE.
+    """
+
+    command: str
+    every_s: float
+    timeout_s: float
+    node_id: str
+
+
+class NoticeWatcher:
+    """Looks for notices as long as it runs."""
+
+    def __init__(self, options: NoticeOptions, drain: Drain) -> None:
+        self._options = options
+        self._drain = drain
+        self._heard = False
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look, and look again, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._options.every_s)
+
+    async def look(self) -> None:
+        """One look, and what follows from it."""
+        reason = await self._notice()
+        if not reason:
+            self._heard = False
+        elif not self._heard:
+            self._heard = await self._drain(reason)
+
+    async def _notice(self) -> str:
+        """The reason of a notice; empty: there is none."""
+        options = self._options
+        process = await asyncio.create_subprocess_shell(
+            options.command,
+            env={**os.environ, "CALLBOARD_NODE": options.node_id},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(options.timeout_s):
+                said = await _first_bytes(process.stdout)
+                code = await process.wait()
+        except TimeoutError:
+            self._say(f"no answer within {options.timeout_s:g} s")
+            return ""
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await _settled(process)
+        # Beyond what a shell says of a command that it can't find or run, exit codes are the command's own.
+        self._say("the shell can't run it" if code in {126, 127} else "")
+        lines = said.decode(errors="replace").strip().splitlines()
+        return lines[0][:REASON_CHARS] if code == 0 and lines else ""
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            _log.warning("notice_command_failed", command=self._options.command, why=trouble)
+        self._trouble = trouble
+
+
+async def _settled(process: asyncio.subprocess.Process) -> None:
+    """Lets go of a process that was killed. asyncio tells its end only once its output was read to the end, which one
+    that left the process group may hold open for ever."""
+    assert process.stdout is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            while await process.stdout.read(OUTPUT_BYTES):
+                pass
+            await process.wait()
+
+
+async def _first_bytes(output: asyncio.StreamReader) -> bytes:
+    """The beginning of what is said; the rest is read and dropped, so that the command can end."""
+    kept = b""
+    while chunk := await output.read(OUTPUT_BYTES):
+        kept += chunk[: OUTPUT_BYTES - len(kept)]
+    return kept
+
+
+def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool, token_file: str = "") -> Drain:
+    """Asks the controller to drain this node.
+
+    Args:
+        node_id: this node.
+        controller: "host:port".
+        within_ms: by when what runs must be gone; 0: by its own timeouts.
+        http_proxy: as for the session.
+        token_file: as for the session.
+    """
+
+    async def drain(reason: str) -> bool:
+        request = node_pb2.DrainNodeRequest(name=f"nodes/{node_id}", within_ms=within_ms, reason=reason)
+        request.until_rejoin = True  # Who comes back under this id is another program, where no notice stands.
+        try:
+            async with controller_channel(controller, token_file=token_file, http_proxy=http_proxy) as channel:
+                await node_pb2_grpc.NodeServiceStub(channel).DrainNode(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("notice_not_heard", reason=reason, code=error.code().name, why=error.details())
+            return False
+        except BadToken as error:
+            _log.warning("notice_not_heard", reason=reason, code="UNAUTHENTICATED", why=str(error))
+            return False
+        _log.warning("notice", reason=reason, within_ms=within_ms)
+        return True
+
+    return drain

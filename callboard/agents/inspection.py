@@ -121,13 +121,15 @@ class Inspector:
     def _told(self, look: _Look, *, environment: bool) -> inspection_pb2.WorkerInspection:
         order, answer = look.worker.order, look.answer
         after = usage_of(look.tree)
+        if look.worker.process is not None:
+            look.worker.footprint.see_tree(look.worker.process, look.tree)
         told = inspection_pb2.WorkerInspection(
             worker=order.command.worker,
             generation=order.command.generation,
             pid=look.worker.process.pid if look.worker.process is not None else 0,
             cpu_milli=cpu_milli(look.before, after) if look.tree else 0,
             memory_bytes=after.memory_bytes,
-            peak_memory_bytes=max(after.peak_bytes, look.worker.footprint.peak_bytes),
+            peak_memory_bytes=look.worker.footprint.peak_bytes,
             calls=[
                 inspection_pb2.CallLoad(member=load["name"], in_flight=load["in_flight"], limit=load["limit"])
                 for load in answer.get("loads", ())

@@ -20,19 +20,21 @@ from typing import Protocol
 
 from callboard.agents.files.lease_file import HeardLease, LeaseFile, boot_s
 from callboard.agents.files.output_store import OutputBounds, Outputs, OutputStore
-from callboard.agents.files.run_dir import PACKAGES, RunDir
-from callboard.agents.link.channel import controller_channel
+from callboard.agents.files.run_dir import ENVIRONMENTS, PACKAGES, RunDir
+from callboard.agents.link.exec_carrier import ExecCarrier
 from callboard.agents.link.fence_keeper import FenceProgram, start_fence
 from callboard.agents.link.output_sender import OutputSender
-from callboard.agents.link.session import Connect
+from callboard.agents.link.session import Connect, controller_channel
 from callboard.agents.options import AgentOptions
-from callboard.agents.packages import Packages
 from callboard.agents.ray.driver_client import DriverProgram, start_driver
 from callboard.agents.ray.ray_command import RayNodeSpec
 from callboard.agents.ray.ray_node import RayNode
+from callboard.agents.supplies.containers import Containers
+from callboard.agents.supplies.environments import Environments
+from callboard.agents.supplies.packages import Packages
+from callboard.agents.supplies.worker_env import AGENT_MARKER, build_environment
 from callboard.agents.system.processes import MachineProcesses, Processes
 from callboard.agents.worker.ports import Ports
-from callboard.agents.worker_env import AGENT_MARKER
 from callboard.v1 import agent_pb2
 
 
@@ -80,7 +82,10 @@ class Machine(Protocol):
         ports: what workers are given of its ports.
         outputs: what workers print.
         packages: code that jobs bring along; None: none can be had.
+        environments: Python environments that are built of it; None: none can be.
+        containers: containers that commands run in; None: there are none.
         sender: sends that to the controller.
+        execs: runs programs in the environments of workers; None: none can be run.
         connect: opens a session's stream to the controller; None: by gRPC.
         facts: what Hello says of it.
         environment: the agent's own variables.
@@ -92,7 +97,10 @@ class Machine(Protocol):
     ports: Ports
     outputs: Outputs
     packages: Packages | None
+    environments: Environments | None
+    containers: Containers | None
     sender: Sender
+    execs: ExecCarrier | None
     connect: Connect | None
     facts: HostFacts
     environment: Mapping[str, str]
@@ -149,12 +157,21 @@ class ThisMachine:
             http_proxy=options.http_proxy,
             token_file=options.token_file,
         )
-        self.packages: Packages | None = Packages(
+        self.execs: ExecCarrier | None = ExecCarrier(
+            run_dir.sockets, options.controller, http_proxy=options.http_proxy, token_file=options.token_file
+        )
+        packages = Packages(
             run_dir.path / PACKAGES,
             partial(
                 controller_channel, options.controller, token_file=options.token_file, http_proxy=options.http_proxy
             ),
         )
+        self.packages: Packages | None = packages
+        own = build_environment(os.environ, run_dir.path)
+        self.environments: Environments | None = Environments(
+            run_dir.path / ENVIRONMENTS, packages, self.processes, own
+        )
+        self.containers: Containers | None = Containers(own)
         self.connect: Connect | None = None
         self.facts = HostFacts(
             hostname=socket.gethostname(),

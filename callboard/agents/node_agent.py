@@ -11,7 +11,7 @@ import structlog
 import callboard
 from callboard.agents.adoption import Heir, LeftBehind
 from callboard.agents.commands import Commands
-from callboard.agents.departure import Departure
+from callboard.agents.departure import Departure, NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.files.checkpoints import Checkpoints
 from callboard.agents.groups import Groups
 from callboard.agents.inspection import Inspector
@@ -20,27 +20,34 @@ from callboard.agents.link.lease import Lease
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.link.session import Session, SessionRefused
 from callboard.agents.machine import Machine
-from callboard.agents.notices import NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray.driver_client import DriverClient
 from callboard.agents.ray.ray_membership import RayMembership
 from callboard.agents.ray.ray_plan import RayPlan
 from callboard.agents.ray.ray_runtime import RayRuntime
 from callboard.agents.runtime import Runtime
+from callboard.agents.supplies.interpreters import Interpreters
+from callboard.agents.supplies.worker_env import NodeIdentity, host_environment, import_path
+from callboard.agents.system.device_watch import DeviceWatch, ForeignRule
 from callboard.agents.system.devices import NodeDevices, renderers
+from callboard.agents.system.inventory import cpus_near
 from callboard.agents.system.process_tree import ProcessId
-from callboard.agents.worker.interpreters import Interpreters
 from callboard.agents.worker.order import Site
 from callboard.agents.worker.process_runtime import ProcessRuntime
 from callboard.agents.worker.spares import Spares
 from callboard.agents.worker.table import WorkerTable
-from callboard.agents.worker_env import NodeIdentity, host_environment, import_path
 from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 
 _log = structlog.get_logger(__name__)
 
 _SUCCESSOR_S = 60.0
 """For a supervisor to start the next agent; above the pauses that supervisors make between attempts."""
+
+_PRELOAD_PART = 10
+"""Spares with preloaded modules may take one part in so many of the memory that the node offers."""
+
+_PRELOAD_CPU_MILLI = 4000
+"""CPUs of the node for each of those that is made at one time: an import keeps one busy for seconds."""
 
 _FLUSH_S = 3.0
 """For the controller to acknowledge the last reports of a leaving agent."""
@@ -76,6 +83,9 @@ class Agent:
             self._processes,
             prefix=f"spare/{options.node_id}/{self._instance}",
             variables=host_environment(node),
+            preload_bytes=options.preload_bytes or inventory.capacity.memory_bytes // _PRELOAD_PART,
+            at_once=max(1, inventory.capacity.cpu_milli // _PRELOAD_CPU_MILLI),
+            on_change=self._preloads_changed,
         )
         self._lease = Lease(
             on_expired=self._end_strict,
@@ -99,6 +109,8 @@ class Agent:
             self._outputs,
             ports=self._ports,
             packages=machine.packages,
+            environments=machine.environments,
+            containers=machine.containers,
         )
         self._workers = WorkerTable(site)
         self._groups = Groups(self._runtime, self._outbox)
@@ -147,8 +159,18 @@ class Agent:
             if options.runtime == "ray"
             else None
         )
+        self._watch = DeviceWatch(
+            () if inventory.simulated else inventory.devices,
+            ForeignRule(options.foreign_gpu_use, options.foreign_gpu_bytes),
+            self._processes,
+            holders=self._workers.holders,
+            on_change=self._devices_changed,
+        )
+        self._workers.on_gone = self._watch.look_soon
+        self._devices_told = agent_pb2.DeviceStates()
         self._inspector = Inspector(self._workers, self._runtime, self._processes, self._inventory)
         self._ray_told = agent_pb2.RayNode()
+        self._preloads_told = agent_pb2.PreloadStates()
         self._heir = Heir(
             node=node,
             run_dir=run_dir,
@@ -173,6 +195,8 @@ class Agent:
         await self._heir.take_over()
         if heard is not None:
             self._lease.resume(heard)
+        # Before the first Hello: nothing is placed on a device that somebody else has filled.
+        await self._watch.look()
         self._departure.listen()
         tasks = [asyncio.create_task(work, name=name) for name, work in self._works().items()]
         self._tasks = tasks
@@ -190,6 +214,10 @@ class Agent:
                 task.cancel()
             await asyncio.wait(tasks)
             await self._machine.sender.close()
+            if self._machine.containers is not None:
+                await self._machine.containers.close()
+            if self._machine.execs is not None:
+                await self._machine.execs.close()
             self._processes.close()
             self._machine.lease_file.close()
             self._ports.close()
@@ -201,6 +229,7 @@ class Agent:
             "snapshots": self._workers.keep_snapshots(),
             "spares": self._spares.keep(),
             "output": self._outputs.keep(),
+            "devices": self._watch.run(),
         }
         if self._membership is not None:
             works["ray"] = self._membership.run()
@@ -219,6 +248,8 @@ class Agent:
         options, facts = self._options, self._machine.facts
         ray = options.runtime == "ray"
         self._ray_told = self._ray_now()
+        self._preloads_told = agent_pb2.PreloadStates()
+        self._devices_told = agent_pb2.DeviceStates(states=self._watch.states)
         self._hellos += 1
         return agent_pb2.Hello(
             node_id=options.node_id,
@@ -241,6 +272,7 @@ class Agent:
             ray_version=facts.ray_version,
             python_version=facts.python_version,
             output_jobs=self._outputs.jobs(),
+            devices=self._devices_told,
         )
 
     def ray_node(self) -> agent_pb2.RayNode | None:
@@ -269,14 +301,36 @@ class Agent:
         """Carry it out."""
         self._commands.handle(command)
 
-    def spare_target(self, count: int) -> None:
+    def spare_target(self, target: agent_pb2.SpareTarget) -> None:
         """Keep so many spares."""
         if not self._commands.leaving:
-            self._spares.aim(min(count, self._options.warm_spares))
+            lists = [each.modules for each in target.preloads]
+            self._spares.aim(min(target.count, self._options.warm_spares), lists)
+
+    def devices(self) -> agent_pb2.DeviceStates | None:
+        """What the driver says of the devices, if it changed."""
+        now = agent_pb2.DeviceStates(states=self._watch.states)
+        if now == self._devices_told:
+            return None
+        self._devices_told = now
+        return now
+
+    def preloads(self) -> agent_pb2.PreloadStates | None:
+        """What became of preloads, if it changed."""
+        now = agent_pb2.PreloadStates(states=self._spares.states())
+        if now == self._preloads_told:
+            return None
+        self._preloads_told = now
+        return now
 
     def read_output(self, ask: agent_pb2.ReadOutput) -> None:
         """Send it."""
         self._machine.sender.begin(ask)
+
+    def start_exec(self, ask: agent_pb2.StartExec) -> None:
+        """Run it."""
+        if self._machine.execs is not None:
+            self._machine.execs.begin(ask, self._workers.control_of(ask.worker, ask.generation))
 
     def forget_jobs(self, jobs: Sequence[str]) -> None:
         """Delete their output."""
@@ -338,6 +392,12 @@ class Agent:
             self._groups.look_around()
         self._spares.wake()
 
+    def _devices_changed(self) -> None:
+        self._session.beat()
+
+    def _preloads_changed(self) -> None:
+        self._session.beat()
+
     def _report_ray_exit(self, message: str) -> None:
         ended = agent_pb2.RayNodeExited(message=message, head=self._options.ray_head)
         self._outbox.report("", ray_node_exited=ended)
@@ -387,6 +447,7 @@ class Agent:
             environment=self._machine.environment,
             import_path=import_path(self._machine.environment.get("PYTHONPATH", "")),
             renderers=renderers(devices),
+            near_cpus=cpus_near(devices),
         )
 
 

@@ -6,10 +6,11 @@ import ipaddress
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from callboard.model.names import OWN_LABELS, is_custom_resource, is_label, is_name
+from callboard.model.options import option
 
 MAX_DEVICES = 1024
 MAX_CPU_MILLI = 100_000 * 1000
@@ -23,25 +24,6 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 MAX_HARDWARE = 256
 """Above any machine; a node that claims more is a mistake or a lie (SE-07)."""
 
-_OPTION_NAMES = {
-    "cpu_milli": "--cpus",
-    "memory_bytes": "--memory",
-    "custom_milli": "--resource",
-    "labels": "--label",
-    "interpreters": "--interpreter",
-    "object_store_bytes": "--object-store-memory",
-    "output_worker_bytes": "--output-per-worker",
-    "output_bytes": "--output-total",
-    "ray_token_path": "--ray-token-file",
-    "successor_s": "--successor",
-    "notice_every_s": "--notice-every",
-    "notice_timeout_s": "--notice-timeout",
-    "notice_within_ms": "--notice-deadline",
-    "leave_hooks_s": "--leave-hooks",
-    "leave_s": "--leave-timeout",
-}
-"""Options of `callboard agent` that are not named like their field."""
-
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
 
@@ -54,99 +36,121 @@ class OptionError(ValueError):
         self.why = why
 
 
-def option_of(field_name: str) -> str:
-    """The option of `callboard agent` that sets a field of :class:`AgentOptions`."""
-    return _OPTION_NAMES.get(field_name, f"--{field_name.replace('_', '-')}")
-
-
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """Everything an agent is started with. Raises `OptionError` for what can't be meant."""
+    """Everything an agent is started with: its options, and how `callboard agent` calls them. Raises `OptionError` for
+    what can't be meant."""
 
-    node_id: str
-    """Stable id of the node."""
-    controller: str = "127.0.0.1:7700"
-    """Address "host:port" of the controller."""
-    cluster: str = "default"
-    """Name of the cluster; part of paths and markers, so that two clusters share a machine."""
-    token_file: str = ""
+    node_id: str = option("", "Stable id of the node. Default: the host name.", metavar="ID")
+    controller: str = option("127.0.0.1:7700")
+    """Address "host:port" of the controller; of several of which one leads, all, with commas between them."""
+    cluster: str = option("default", "Name of the cluster, for paths on this machine.", metavar="NAME")
+    token_file: str = option("")
     """File with the token that the agent shows to the controller; empty: it is found as by every program of this
     account."""
-    rank: int | None = None
-    """Rank asked for; None: the lowest free one."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    node_group: str = ""
-
-    runtime: Literal["ray", "process"] = "ray"
-    """How workers are hosted."""
-    gpus: int | None = None
-    """Offer the first so many visible devices; None: all."""
-    simulate_gpus: int | None = None
-    """Offer so many ids without hardware instead."""
-    cpu_milli: int | None = None
-    """CPUs to offer, in milli-CPU; None: those this process may use."""
-    memory_bytes: int | None = None
-    """Memory to offer, in bytes; None: what the machine (or its container) has."""
-    custom_milli: Mapping[str, int] = field(default_factory=dict)
-    """Custom resources, in milli-units."""
-    hardware: tuple[tuple[str, str], ...] = ()
-    """(type, settings as JSON object or empty) of every piece of hardware that no driver knows: robots, cameras."""
-    interpreters: tuple[str, ...] = ()
-    """Python interpreters that jobs may name, absolute paths; the agent's own may always."""
-
-    ray_head: bool = False
-    """Start the head of a new Ray cluster here."""
-    ray_address: str = ""
-    """Join this existing Ray cluster ("host:port") instead of the one the controller tells of."""
-    ray_token_path: str = ""
-    """File with the authentication token of that cluster; empty: Ray's own rules."""
-    ray_port: int = 6379
-    """GCS port of the head; 0: any free one."""
-    dashboard_port: int | None = None
-    """Start Ray's dashboard on the head at this port; None: don't."""
-    node_ip: str = ""
-    """Address of the node's Ray services; empty: a loopback address of its own when the controller is on
-    loopback, else what Ray finds. (Ray silently replaces 127.0.0.1 by an interface address.)"""
-    port_base: int | None = None
-    """First of ten ports for the node's own Ray services; None: any free ones."""
-    object_store_bytes: int | None = None
-    """Size of Ray's object store; None: Ray's default."""
-
-    warm_spares: int = 1
-    """Idle worker hosts kept ready while a job or a placement group is about; each takes about 90 MiB with Ray."""
-
-    run_dir: str = ""
-    """Directory for sockets, logs, records; empty: `$XDG_RUNTIME_DIR/callboard/{cluster}/{node_id}` or
-    `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
-    output_worker_bytes: int = 64 << 20
-    """Bytes of output kept of each stream of each worker; older output is discarded."""
-    output_bytes: int = 2 << 30
-    """Bytes of output kept of all workers together; that of workers which ended longest ago is discarded first."""
-    exit_with_parent: int | None = None
-    """Leave when the process with this pid, our parent, is gone; None: live on."""
-    exit_with: tuple[int, int] | None = None
-    """Leave when this process is gone, by pid and start time in clock ticks since boot; it need not be our parent."""
-    successor_s: float | None = None
-    """Seconds that plain worker processes live on without an agent, for the next one to find them; None: 60, or 0
-    with `exit_with_parent` or `exit_with`, because nobody starts such an agent again. (Ray actors live as long as
-    their Ray node.)"""
-    notice_command: str = ""
-    """A line for the shell that says whether this machine is about to go: exit code 0 with output is a notice, which
-    drains the node. Empty: nobody looks."""
-    notice_every_s: float = 5.0
-    """Seconds between its runs."""
-    notice_timeout_s: float = 10.0
-    """Seconds that a run may take."""
-    notice_within_ms: int = 0
-    """Deadline of the drain that follows, in milliseconds; 0: what runs yields by its own timeouts."""
-    leave_hooks_s: float = 2.0
-    """Seconds that the hooks of workers may take when the agent leaves."""
-    leave_s: float = 20.0
-    """Seconds after which a leaving agent gives up on what is left and says so."""
-    http_proxy: bool = False
-    """Let proxy variables of the environment apply to the controller's address (GC-10)."""
-    log_format: Literal["console", "json"] = "console"
-    log_level: str = "INFO"
+    rank: int | None = option(None, "Rank of the node. Default: the lowest free.", metavar="N", bounds=(0, None))
+    cpu_milli: int | None = option(None, "CPUs for jobs. Default: all that the agent may use.", "--cpus")
+    memory_bytes: int | None = option(
+        None, "Memory for jobs. Default: all that the agent may use, minus Ray's object store."
+    )
+    gpus: int | None = option(None, "GPUs for jobs. Default: all that are visible.", metavar="N", bounds=(0, None))
+    simulate_gpus: int | None = option(None, "Number of simulated GPUs.", metavar="N", bounds=(0, None))
+    labels: Mapping[str, str] = option(dict, "Label of the node; may be repeated.", "--label", metavar="KEY=VALUE")
+    custom_milli: Mapping[str, int] = option(dict, "Custom resource; may be repeated.", "--resource", metavar="NAME=N")
+    node_group: str = option("", "Node group of the node.", metavar="NAME")
+    hardware: tuple[tuple[str, str], ...] = option(
+        (),
+        'Hardware that no driver knows, e.g. Franka=2, or one with its settings, Franka={"robot_ip": "…"}; '
+        "may be repeated.",
+        metavar="TYPE=N",
+    )
+    """(type, settings as JSON object or empty) of every piece."""
+    interpreters: tuple[str, ...] = option(
+        (),
+        "Python interpreter that jobs may name, besides the agent's own; may be repeated.",
+        "--interpreter",
+        metavar="PATH",
+    )
+    object_store_bytes: int | None = option(
+        None,
+        "Size of Ray's object store on each node. Default: Ray's own choice.",
+        "--object-store-memory",
+        shown=False,
+    )
+    output_worker_bytes: int = option(
+        64 << 20, "Output to keep of each stream of a worker; the oldest is deleted first.", "--output-per-worker"
+    )
+    output_bytes: int = option(
+        2 << 30,
+        "Output to keep of all workers; the workers that ended first lose theirs first.",
+        "--output-total",
+    )
+    warm_spares: int = option(
+        1,
+        "Idle worker processes kept ready on each node while any job or placement group exists.",
+        metavar="N",
+        bounds=(0, MAX_SPARES),
+    )
+    """Each takes about 90 MiB with Ray."""
+    preload_bytes: int = option(
+        0,
+        "Memory for all idle workers with preloaded modules. Default: a tenth of the node's memory.",
+        "--preload-memory",
+    )
+    foreign_gpu_use: Literal["avoid", "warn", "ignore"] = option(
+        "avoid",
+        "Where a process that is not this cluster's holds GPU memory: place no new work, warn, or ignore it.",
+    )
+    foreign_gpu_bytes: int = option(1 << 30, "Memory of a GPU that such processes may hold.", "--foreign-gpu-memory")
+    runtime: Literal["ray", "process"] = option("ray", "Host workers as Ray actors, or as plain processes without Ray.")
+    ray_head: bool = option(False, "Start Ray's head on this node.")
+    ray_address: str = option("", "Join this Ray cluster.", metavar="HOST:PORT")
+    """Empty: the one that the controller tells of."""
+    ray_token_path: str = option(
+        "", "File with that cluster's token. Default: where Ray looks for it.", "--ray-token-file", metavar="FILE"
+    )
+    ray_port: int = option(6379, "Port of Ray's head; 0: any free one.", metavar="PORT", bounds=(0, 65535))
+    dashboard_port: int | None = option(
+        None, "Port of Ray's dashboard, on the head.", metavar="PORT", bounds=(None, 65535)
+    )
+    port_base: int | None = option(None, "First of ten ports of the Ray node.", metavar="PORT")
+    """None: any free ones."""
+    node_ip: str = option("", "Address of the node's own services.", metavar="IP")
+    """Empty: a loopback address of its own when the controller is on loopback, else what Ray finds. (Ray silently
+    replaces 127.0.0.1 by an interface address.)"""
+    notice_command: str = option(
+        "",
+        "Command that reports an upcoming shutdown of this machine: exit code 0 with output "
+        "drains the node and gives the output as the reason.",
+        metavar="COMMAND",
+    )
+    notice_every_s: float = option(5.0, "Time between runs of that command.")
+    notice_timeout_s: float = option(10.0, "Time limit of that command.")
+    notice_within_ms: int = option(
+        0, "Deadline for running work to leave in that case. Default: each job's own timeouts.", "--notice-deadline"
+    )
+    leave_hooks_s: float = option(2.0, "Time for the hooks of workers (cancel, checkpoint) when the agent leaves.")
+    leave_s: float = option(20.0, "Time limit for leaving; then the agent gives up on the rest.", "--leave-timeout")
+    successor_s: float | None = option(
+        None,
+        "How long plain worker processes keep running after their agent died, waiting for the next agent. "
+        "Default: 60s.",
+    )
+    """None: 0 with `exit_with_parent` or `exit_with`, because nobody starts such an agent again. (Ray actors live as
+    long as their Ray node.)"""
+    http_proxy: bool = option(False, "Reach the controller through the proxy set in the environment.")
+    """Else proxy variables of the environment don't apply to its address (GC-10)."""
+    run_dir: str = option("", "Folder for the agent's files.", metavar="DIR")
+    """Empty: `$XDG_RUNTIME_DIR/callboard/{cluster}/{node_id}` or `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
+    log_format: Literal["console", "json"] = option("console", "auto, console or json.", written="auto")
+    log_level: str = option("INFO", "debug, info, warning or error.", written="info")
+    exit_with_parent: int | None = option(
+        None, "End when this program, which started it, ends.", metavar="PID", hidden=True
+    )
+    exit_with: tuple[int, int] | None = option(
+        None, "End when this program, which watches over it, ends.", metavar="PID:TICKS", written="", hidden=True
+    )
+    """Its pid and start time in clock ticks since boot; it need not be our parent."""
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -157,6 +161,8 @@ class AgentOptions:
         _need(
             self.log_level in LOG_LEVELS, "log_level", f"{self.log_level!r} is none of {', '.join(LOG_LEVELS).lower()}"
         )
+        known = self.foreign_gpu_use in ("avoid", "warn", "ignore")
+        _need(known, "foreign_gpu_use", f"{self.foreign_gpu_use!r} is none of avoid, warn, ignore")
         _need(self.log_format in ("console", "json"), "log_format", f"{self.log_format!r} is neither console nor json")
         _need(is_name(self.node_id), "node_id", f"{self.node_id!r} can't be a name")
         _need(is_name(self.cluster), "cluster", f"{self.cluster!r} can't be a name")
@@ -166,7 +172,8 @@ class AgentOptions:
             _need(is_label(key), "labels", f"{key!r} can't be a label key")
             _need(key not in OWN_LABELS, "labels", f"{key} is a label that every node has of its own")
             _need(not value or is_label(value), "labels", f"{key}={value!r} can't be a label value")
-        _need_address("controller", self.controller)
+        for address in self.controller.split(","):
+            _need_address("controller", address)
         _need(len(self.hardware) <= MAX_HARDWARE, "hardware", f"more than {MAX_HARDWARE} pieces")
         for kind, _ in self.hardware:
             _need(is_custom_resource(kind), "hardware", f"{kind!r} can't be the name of a type")
@@ -176,7 +183,7 @@ class AgentOptions:
     def _check_amounts(self) -> None:
         _need(0 <= self.warm_spares <= MAX_SPARES, "warm_spares", f"{self.warm_spares} is not 0 … {MAX_SPARES}")
         rank = self.rank if self.rank is not None else 0
-        _need(0 <= rank < 1_000_000, "rank", f"{rank} is no rank")
+        _need(0 <= rank < 1_000_000, "rank", f"{rank} is not a rank")
         for name, count in (("gpus", self.gpus), ("simulate_gpus", self.simulate_gpus)):
             within = count is None or 0 <= count <= MAX_DEVICES
             _need(within, name, f"{count} is not 0 … {MAX_DEVICES}")
@@ -184,6 +191,9 @@ class AgentOptions:
         _need(0 <= cpu <= MAX_CPU_MILLI, "cpu_milli", f"{cpu} is not 0 … {MAX_CPU_MILLI}")
         memory = self.memory_bytes if self.memory_bytes is not None else 0
         _need(0 <= memory <= MAX_MEMORY_BYTES, "memory_bytes", f"{memory} is not 0 … 2^50")
+        within = 0 <= self.foreign_gpu_bytes <= MAX_MEMORY_BYTES
+        _need(within, "foreign_gpu_bytes", f"{self.foreign_gpu_bytes} is not 0 … 2^50")
+        _need(0 <= self.preload_bytes <= MAX_MEMORY_BYTES, "preload_bytes", f"{self.preload_bytes} is not 0 … 2^50")
         store = self.object_store_bytes
         fine = store is None or MIN_OBJECT_STORE_BYTES <= store <= MAX_MEMORY_BYTES
         _need(fine, "object_store_bytes", f"{store} bytes is not 75 MiB … 2^50; Ray starts with no less")
@@ -200,7 +210,7 @@ class AgentOptions:
             0 <= self.notice_within_ms <= 86_400_000, "notice_within_ms", f"{self.notice_within_ms} ms is not 0 … 24 h"
         )
         for name, seconds in times.items():
-            _need(math.isfinite(seconds) and seconds >= 0, name, f"{seconds} s is no time")
+            _need(math.isfinite(seconds) and seconds >= 0, name, f"{seconds} s is not a time")
 
     def _check_ray(self) -> None:
         wants_ray = self.ray_head or bool(self.ray_address)
@@ -241,7 +251,7 @@ def _need_node_ip(text: str) -> None:
     try:
         ip = ipaddress.ip_address(text)
     except ValueError as error:
-        raise OptionError("node_ip", f"{text!r} is no IP address; names are not looked up") from error
+        raise OptionError("node_ip", f"{text!r} is not an IP address; names are not looked up") from error
     one = not (ip.is_unspecified or ip.is_multicast)
     _need(one, "node_ip", f"{text} is not the address of one host")
     kept = text not in ("127.0.0.1", "::1")

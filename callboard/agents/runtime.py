@@ -35,6 +35,8 @@ class Launch:
     bundle_index: int = 0
     output: str = ""
     """Folder for what its process writes before its assignment; empty: the node's logs."""
+    again: bool = False
+    """It may have been asked for before: a process that is left of that is found, also one that is being ended."""
 
 
 class Hosted(Protocol):

@@ -19,6 +19,7 @@ _PLACES = MappingProxyType(
         "controller": ("cli.cluster.controller", "controller"),
         "demos": ("demo.actions", ""),
         "events": ("cli.watch.events", ""),
+        "executing": ("cli.jobs.executing", ""),
         "groups": ("cli.pools.groups", ""),
         "growing": ("cli.cluster.growing", ""),
         "job_logs": ("cli.jobs.logs", ""),
@@ -26,6 +27,7 @@ _PLACES = MappingProxyType(
         "local": ("cli.cluster.local", ""),
         "looking": ("cli.watch.looking", ""),
         "nodes": ("cli.nodes.actions", ""),
+        "page": ("cli.watch.page", ""),
         "placement": ("cli.layouts.placement", ""),
         "plan": ("cli.layouts.plan", ""),
         "policy": ("cli.pools.policy", ""),
@@ -35,8 +37,9 @@ _PLACES = MappingProxyType(
         "running": ("cli.jobs.running", ""),
         "simulation": ("cli.offline.simulation", ""),
         "status": ("cli.watch.status", ""),
+        "storing": ("cli.offline.storing", "controller"),
         "tokens": ("cli.cluster.tokens", "controller"),
-        "watching": ("cli.watch.watching", ""),
+        "watching": ("cli.watch.events", ""),
     }
 )
 """Name → the module below `callboard`, and the extra that it needs."""

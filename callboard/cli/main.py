@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard._version import __version__
-from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, keep_tls, wishes
+from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, keep_tls, option, wishes
 from callboard.cli.verbs import Verbs
 
 app = typer.Typer(
@@ -33,11 +33,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global_options(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool, option("--version", "Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     context: Annotated[
-        str,
-        typer.Option("--context", metavar="NAME", help="Use this context of `callboard login`; none: none of them."),
+        str, option("--context", "NAME", "Use this context of `callboard login`; none: none of them.")
     ] = "",
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,

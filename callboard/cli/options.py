@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from callboard.cli import completing
+from callboard.model.options import Declared, declared
+from callboard.model.quantities import QuantityError
 from callboard.security.places import TLS_VARIABLES
 
 
@@ -70,12 +72,31 @@ def _kept(name: str) -> Callable[[Any], Any]:
     return keep
 
 
+def option(*said: str, **more: Any) -> Any:
+    """An option of a verb.
+
+    Args:
+        said: its flags, then what its value is called (may be left out), then its help.
+        more: as typer has it.
+    """
+    *words, text = said
+    names = [word for word in words if not word.startswith("-")]
+    flags = [word for word in words if word.startswith("-")]
+    return typer.Option(*flags, metavar=names[0] if names else None, help=text, **more)
+
+
+def argument(*said: str, **more: Any) -> Any:
+    """An argument of a verb: what it is called (may be left out), then its help; ``more`` as typer has it."""
+    *words, text = said
+    return typer.Argument(metavar=words[0] if words else None, help=text, **more)
+
+
 OutputOption = Annotated[
     Output,
-    typer.Option(
+    option(
         "--output",
         "-o",
-        help="How to show the result, and errors; wide adds internal ids.",
+        "How to show the result, and errors; wide adds internal ids.",
         case_sensitive=False,
         callback=_kept("output"),
     ),
@@ -83,88 +104,59 @@ OutputOption = Annotated[
 
 WatchOption = Annotated[
     bool,
-    typer.Option(
+    option(
         "--watch",
-        help="Show it again whenever something changes, until Ctrl-C; with -o json one line each time.",
-        show_default=False,
+        "Show it again whenever something changes, until Ctrl-C; with -o json one line each time.",
         callback=_kept("watch"),
     ),
 ]
 
 StateDirOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--state-dir",
-        metavar="DIR",
-        help="State directory of the controller. Default: that of the only cluster on this machine, else "
-        "$CALLBOARD_STATE_DIR.",
+        "DIR",
+        "State directory of the controller. Default: that of the only cluster on this machine, "
+        "else $CALLBOARD_STATE_DIR.",
     ),
 ]
 
 TlsCaOption = Annotated[
-    Path | None,
-    typer.Option("--tls-ca", metavar="FILE", help="Authorities (PEM) that the other end's certificate must be from."),
+    Path | None, option("--tls-ca", "FILE", "Authorities (PEM) that the other end's certificate must be from.")
 ]
-TlsCertOption = Annotated[
-    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate (PEM) to show to the other end.")
-]
-TlsKeyOption = Annotated[
-    Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of --tls-cert (PEM, mode 0600).")
-]
+TlsCertOption = Annotated[Path | None, option("--tls-cert", "FILE", "Own certificate (PEM) to show to the other end.")]
+TlsKeyOption = Annotated[Path | None, option("--tls-key", "FILE", "Key of --tls-cert (PEM, mode 0600).")]
 
 ControllerOption = Annotated[
     str,
-    typer.Option(
+    option(
         "--controller",
+        "--address",
         "-c",
-        metavar="HOST:PORT",
-        help="Controller to talk to. Default: $CALLBOARD_CONTROLLER, else the one running on this machine.",
-        show_default=False,
+        "HOST:PORT[,…]",
+        "Controller to talk to; of several of which one leads, all, with commas between them. "
+        "Default: $CALLBOARD_CONTROLLER, else the one running on this machine.",
         callback=_kept("controller"),
     ),
 ]
 
-ConfigPathOption = Annotated[
-    Path | None, typer.Option("--config-path", metavar="FOLDER", help="Folder of Hydra configs.", show_default=False)
-]
+ConfigPathOption = Annotated[Path | None, option("--config-path", "FOLDER", "Folder of Hydra configs.")]
 
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Overrides of the config, as for Hydra: cluster.component_placement.env=0-1."
-    ),
+    argument("[KEY=VALUE]...", "Overrides of the config, as for Hydra: cluster.component_placement.env=0-1."),
 ]
 
-QuietOption = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Print results and errors only.", show_default=False, callback=_kept("quiet")),
-]
+QuietOption = Annotated[bool, option("--quiet", "-q", "Print results and errors only.", callback=_kept("quiet"))]
 
 PoolOption = Annotated[
     str,
-    typer.Option(
-        "--pool",
-        metavar="POOL",
-        help="Only what belongs to this pool.",
-        show_default=False,
-        autocompletion=completing.pools,
-    ),
+    option("--pool", "POOL", "Only what belongs to this pool.", autocompletion=completing.pools),
 ]
 
-JobOption = Annotated[
-    str,
-    typer.Option(
-        "--job",
-        metavar="JOB",
-        help="Only what belongs to this job.",
-        show_default=False,
-        autocompletion=completing.jobs,
-    ),
-]
+JobOption = Annotated[str, option("--job", "JOB", "Only what belongs to this job.", autocompletion=completing.jobs)]
 
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", help="Give up waiting after this long.", min=0.0)
-]
+TimeoutOption = Annotated[float, option("--timeout", "SECONDS", "Give up waiting after this long.", min=0.0)]
 
 _SHARED = MappingProxyType(
     {
@@ -201,6 +193,87 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         return run
 
     return add
+
+
+Stated = dict[str, Any]
+"""What a command line states of the options that a dataclass declares, by field."""
+
+
+def stating(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Puts the options that a dataclass declares in place of a verb's parameter ``stated``, which is told their values
+    by field. An option that the verb has itself is not put there.
+
+    Args:
+        kind: the dataclass (:mod:`callboard.model.options`).
+    """
+
+    def add(verb: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(verb, eval_str=True).parameters
+        offered = {name: each for name, each in declared(kind).items() if each.option.help and name not in own}
+
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            verb(stated={name: given.pop(name) for name in offered}, **given)
+
+        shown: Any = run
+        shown.__signature__ = inspect.Signature(
+            [
+                parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for name, each in own.items()
+                for parameter in ([_parameter(each) for each in offered.values()] if name == "stated" else [each])
+            ]
+        )
+        shown.__annotations__ = {each.name: each.annotation for each in shown.__signature__.parameters.values()}
+        return run
+
+    return add
+
+
+def _parameter(each: Declared) -> inspect.Parameter:
+    """An option of typer's, for the field that it sets."""
+    says = each.option
+    kind, default, unit = each.kind, each.default, each.unit
+    if says.written is not None:
+        kind, default = str, says.written
+    elif unit is not None and get_origin(kind) is not Mapping:
+        kind, default = str, unit.write(default) if default else ""
+    elif get_origin(kind) in (tuple, Mapping):
+        kind, default = list[str] | None, None
+    shape = typer.Option(
+        *each.flags,
+        help=says.help,
+        metavar=says.metavar or (unit.metavar if unit else None),
+        min=says.bounds[0],
+        max=says.bounds[1],
+        show_default=says.shown,
+        hidden=says.hidden,
+    )
+    return inspect.Parameter(
+        each.name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, shape], default=default
+    )
+
+
+def read_stated(kind: type, stated: Stated) -> Stated:
+    """The values of the fields, read by their units; those that nobody states are left out, and so are those that the
+    caller has to read: written texts and mappings.
+
+    Raises:
+        typer.BadParameter: an amount can't be read.
+    """
+    found: Stated = {}
+    for each in declared(kind).values():
+        value = stated.get(each.name)
+        if value is None or value == "" or each.option.written is not None or get_origin(each.kind) is Mapping:
+            continue
+        if isinstance(value, list):
+            value = tuple(value)
+        elif each.unit is not None:
+            try:
+                value = each.unit.read(value)
+            except QuantityError as error:
+                raise typer.BadParameter(str(error), param_hint=each.flags[0]) from error
+        found[each.name] = value
+    return found
 
 
 reads = takes("controller", "output", "watch")

@@ -18,7 +18,7 @@ MODULE_OF = MappingProxyType(
     {
         "up": "cli.cluster.verbs",
         "down": "cli.cluster.verbs",
-        "controller": "cli.cluster.verbs",
+        "controller": "cli.cluster.controller_verbs",
         "agent": "cli.cluster.verbs",
         "add-worker": "cli.cluster.growing_verbs",
         "remove-worker": "cli.cluster.growing_verbs",
@@ -26,10 +26,14 @@ MODULE_OF = MappingProxyType(
         "autoscale": "cli.cluster.growing_verbs",
         "demo": "demo.verbs",
         "run": "cli.jobs.run_verb",
+        "exec": "cli.jobs.exec_verbs",
+        "attach": "cli.jobs.exec_verbs",
         "status": "cli.watch.verbs",
         "top": "cli.watch.verbs",
+        "page": "cli.watch.verbs",
         "doctor": "cli.watch.verbs",
         "ray-env": "cli.watch.verbs",
+        "version": "cli.watch.verbs",
         "job": "cli.jobs.verbs",
         "pool": "cli.pools.verbs",
         "pg": "cli.pools.verbs",
@@ -48,6 +52,7 @@ MODULE_OF = MappingProxyType(
         "profile": "cli.autoplace.verbs",
         "simulate": "cli.offline.verbs",
         "replay": "cli.offline.verbs",
+        "store": "cli.offline.verbs",
     }
 )
 """Verb, or group of verbs → module below `callboard` whose ``app`` has it, in the order of the help."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from callboard._lazy import lazily, public_names
 
 if TYPE_CHECKING:
+    from callboard.client.calls.watching import LogLine as LogLine
     from callboard.client.client import Client as Client
     from callboard.client.errors import ClusterFailed as ClusterFailed
     from callboard.client.errors import JobEnded as JobEnded
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from callboard.client.jobs import JobHandle as JobHandle
     from callboard.client.sync import SyncClient as SyncClient
     from callboard.client.sync import SyncJobHandle as SyncJobHandle
-    from callboard.client.watching import LogLine as LogLine
     from callboard.client.workers import CallOptions as CallOptions
     from callboard.client.workers import NoActor as NoActor
     from callboard.client.workers import TypedWorkerHandle as TypedWorkerHandle
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from callboard.client.workers import connect_ray as connect_ray
     from callboard.model.faults import Fault as Fault
     from callboard.model.faults import InvalidInput as InvalidInput
+    from callboard.security.tls import TlsFiles as TlsFiles
     from callboard.wire.refusals import AlreadyExists as AlreadyExists
     from callboard.wire.refusals import CallboardError as CallboardError
     from callboard.wire.refusals import DeadlineExceeded as DeadlineExceeded
@@ -58,7 +59,7 @@ _PUBLIC = public_names(
         "callboard.client.jobs": """
             JobHandle
         """,
-        "callboard.client.watching": """
+        "callboard.client.calls.watching": """
             LogLine
         """,
         "callboard.client.sync": """
@@ -69,6 +70,9 @@ _PUBLIC = public_names(
         """,
         "callboard.model.faults": """
             Fault InvalidInput
+        """,
+        "callboard.security.tls": """
+            TlsFiles
         """,
         "callboard.wire.refusals": """
             AlreadyExists CallboardError DeadlineExceeded EtagMismatch InvalidRequest

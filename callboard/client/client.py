@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from google.protobuf.message import Message
 
-from callboard.client.cluster_calls import ClusterCalls
-from callboard.client.clusters import Target, find_controller
-from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
+from callboard.client.calls.cluster_calls import ClusterCalls
+from callboard.client.calls.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
+from callboard.client.calls.job_calls import JobCalls, SessionKeeper
+from callboard.client.calls.methods import Method
+from callboard.client.clusters import LocalCluster, Target, find_controller
 from callboard.client.errors import NoRay
-from callboard.client.job_calls import JobCalls, SessionKeeper
-from callboard.client.local import LocalCluster
-from callboard.client.methods import Method
 from callboard.client.workers import connect_ray
+from callboard.security.tls import TlsFiles
+from callboard.security.tokens import find_token
 from callboard.v1.scheduler_pb2 import Stats
 
 Request = TypeVar("Request", bound=Message)
@@ -46,23 +48,37 @@ class Client(JobCalls, ClusterCalls):
         timeout: float = DEFAULT_TIMEOUT_S,
         retry: float = DEFAULT_RETRY_S,
         use_proxy: bool = False,
+        tls: TlsFiles | None = None,
+        token_file: str | Path | None = None,
     ) -> None:
         """Finds the controller; connects with the first call.
 
         Args:
-            address: "host:port" or "host" (port 7700); None: CALLBOARD_CONTROLLER, else the only one
-                that runs on this machine.
+            address: "host:port" or "host" (port 7700); of several controllers of which one leads, all, with commas
+                between them; None: CALLBOARD_CONTROLLER, else the only one that runs on this machine.
             timeout: deadline of each call in seconds.
             retry: seconds for which calls are repeated while no controller has answered this client yet; one that
                 has answered before is waited for until the deadline. 0: never.
             use_proxy: go through http_proxy of the environment.
+            tls: files to connect with by TLS, ``TlsFiles(ca=Path("ca.pem"), cert=Path("cert.pem"), key=…)``; they come
+                before those of the environment, and are read again when they change. None: they are found.
+            token_file: private file with the token to show; None: it is found, or the certificate says who calls.
 
         Raises:
             NoController: no address is stated and no controller runs on this machine.
             SeveralControllers: no address is stated and several run on this machine.
+            BadToken: a file can't be used.
         """
         self.target: Target = find_controller(address)
-        self._connection = Connection(self.target.address, timeout_s=timeout, retry_s=retry, use_proxy=use_proxy)
+        named = None if token_file is None else Path(token_file)
+        self._connection = Connection(
+            self.target.address,
+            timeout_s=timeout,
+            retry_s=retry,
+            use_proxy=use_proxy,
+            find=lambda at: find_token(at, named, stated_tls=tls),
+            tls=tls,
+        )
         self._sessions = SessionKeeper(self._connection)
         self._cluster: LocalCluster | None = None
 
@@ -84,7 +100,8 @@ class Client(JobCalls, ClusterCalls):
         cls,
         *,
         agents: int = 1,
-        gpus_per_node: int = 2,
+        gpus_per_node: int | None = None,
+        machine_gpus: int | str = "",
         cpus_per_node: float | str = "",
         memory_per_node: str = "",
         runtime: str = "ray",
@@ -102,7 +119,9 @@ class Client(JobCalls, ClusterCalls):
 
         Args:
             agents: number of nodes.
-            gpus_per_node: simulated GPUs of each node.
+            gpus_per_node: GPUs of each node; None: an equal share of ``machine_gpus``, or 2 simulated ones.
+            machine_gpus: ``"auto"``: deal out this machine's real GPUs (8 simulated ones where there are none); a
+                number: so many simulated ones; empty: every node has simulated ones of its own.
             cpus_per_node: CPUs of each node for jobs; empty: as `callboard up` says.
             memory_per_node: memory of each node for jobs, such as ``"4GiB"``; empty: as `callboard up` says.
             runtime: ``"ray"``: workers are Ray actors and can be called; ``"process"``: plain processes, without Ray.
@@ -114,7 +133,8 @@ class Client(JobCalls, ClusterCalls):
         cluster = await LocalCluster.start(
             {
                 "agents": agents,
-                "gpus_per_node": gpus_per_node,
+                "gpus_per_node": 2 if gpus_per_node is None and not machine_gpus else gpus_per_node,
+                "machine_gpus": machine_gpus,
                 "cpus_per_node": cpus_per_node,
                 "memory_per_node": memory_per_node,
                 "runtime": runtime,
@@ -146,7 +166,7 @@ class Client(JobCalls, ClusterCalls):
         """One call of the API as it is on the wire, for what has no method of its own.
 
         Args:
-            method: one of :mod:`callboard.client.methods`.
+            method: one of :mod:`callboard.client.calls.methods`.
             request: its request.
             timeout: deadline in seconds; None: the client's.
 

@@ -53,6 +53,8 @@ class FindingKind(StrEnum):
     PENDING = "pending"
     OUT_OF_MEMORY = "out-of-memory"
     QUARANTINED = "quarantined"
+    PRELOAD = "preload"
+    DEVICE = "device"
     WORKER_SILENT = "worker-silent"
     CONCURRENCY = "concurrency"
     MEMORY = "memory"
@@ -116,6 +118,8 @@ def _nodes(evidence: Evidence) -> Iterable[Finding]:
         node_id = node.name.removeprefix("nodes/")
         yield from _node_state(node, node_id)
         yield from _quarantined(node, node_id)
+        yield from _preloads(node, node_id)
+        yield from _closed_devices(node, node_id)
         if node_id in evidence.silent:
             what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
             yield Finding(FindingKind.NODE_SILENT, node.name, what, _wake(node))
@@ -160,6 +164,37 @@ def _quarantined(node: Node, node_id: str) -> Iterable[Finding]:
                 "that does not end it, a driver holds it, and only a restart of the machine helps."
             )
         yield Finding(FindingKind.QUARANTINED, subject, what, remedy)
+
+
+def _closed_devices(node: Node, node_id: str) -> Iterable[Finding]:
+    for use in node.devices:
+        state = use.state
+        if not state.closed and not state.warning:
+            continue
+        pids = " ".join(str(process.pid) for process in state.foreign if process.pid)
+        remedy = (
+            f"It is looked at all the time and takes work again once that is over, or after `callboard node uncordon "
+            f"{node_id} --gpu {use.device.index}`; nvidia-smi on {node_id} shows more."
+        )
+        if pids:
+            remedy = (
+                f"It is looked at all the time, and takes work again once they have ended: on {node_id}, `kill {pids}` "
+                "if nobody needs them. An agent with --foreign-gpu-use warn has work placed beside them."
+            )
+        what = f"takes no new work: {state.closed}" if state.closed else state.warning
+        yield Finding(FindingKind.DEVICE, node.name, f"GPU {use.device.id} of {node_id}: {what}", remedy)
+
+
+def _preloads(node: Node, node_id: str) -> Iterable[Finding]:
+    for state in node.preloads:
+        if state.refused:
+            modules = ", ".join(state.modules)
+            what = f"spares on {node_id} do not import {modules}, so starts there import them: {state.refused}"
+            remedy = (
+                "Correct that and start the agent again, or change what the pool preloads: `callboard pool list -o "
+                "yaml` shows it."
+            )
+            yield Finding(FindingKind.PRELOAD, node.name, what, remedy)
 
 
 def _wake(node: Node) -> str:
@@ -320,8 +355,17 @@ def _devices(evidence: Evidence) -> Iterable[Finding]:
         for share in worker.allocation.devices
     }
     names = {job.uid: job.spec.name for job in evidence.jobs}
+    told = {
+        (node.name.removeprefix("nodes/"), use.state.index, process.pid)
+        for node in evidence.nodes
+        for use in node.devices
+        if use.state.closed or use.state.warning
+        for process in use.state.foreign
+    }
     for node_id, seen in evidence.seen.items():
         for user in seen.device_users:
+            if (node_id, user.index, user.pid) in told:
+                continue  # with its device, which takes no work because of it
             memory = f" with {format_memory(user.memory_bytes)}" if user.memory_bytes else ""
             if not user.HasField("worker"):
                 what = f"process {user.pid} uses GPU {user.index} of {node_id}{memory} and is no worker"

@@ -7,10 +7,11 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from callboard.client import methods
-from callboard.client.connection import Connection
+from callboard.client.calls import methods
+from callboard.client.calls.connection import Connection
+from callboard.client.calls.execs import ExecDone, ExecSession, run_exec
+from callboard.client.calls.watching import MISSING, LogLine, job_lines, watch_events
 from callboard.client.errors import JobEnded, NoResult, WaitTimeout
-from callboard.client.watching import MISSING, LogLine, job_lines, watch_events
 from callboard.client.workers import TypedWorkerHandle, WorkerHandle
 from callboard.model.durations import parse_duration_ms
 from callboard.model.faults import Fault, InvalidInput, guess
@@ -157,6 +158,22 @@ class JobHandle(SeenJob):
             WaitTimeout: it has not ended yet.
         """
         return await self.until(lambda _: False, "its end", timeout)
+
+    async def exec(self, command: Sequence[str], *, component: str = "", rank: int = 0, stdin: bytes = b"") -> ExecDone:
+        """Runs a program in the environment of a worker, with its devices and in its working directory, to its end.
+
+        Args:
+            command: the program and its arguments.
+            component: of the worker; empty: the only one.
+            rank: of the worker.
+            stdin: what the program reads.
+
+        Raises:
+            WrongState: the worker isn't ready, or its pool does not allow it.
+            NotFound: there is no such worker.
+            Unavailable: the connection was lost, and the program ended.
+        """
+        return await run_exec(exec_session(self, command, component=component, rank=rank), stdin)
 
     async def result(self, timeout: float | None = None) -> dict[str, list[Any]]:
         """Waits until the job has ended, and returns what the ``entry`` methods of its last attempt returned.
@@ -403,3 +420,9 @@ class JobHandle(SeenJob):
                         return job
             except RevisionCompacted:
                 continue  # It was quiet for long; what is true now is read afresh.
+
+
+def exec_session(job: JobHandle, command: Sequence[str], **how: Any) -> ExecSession:
+    """A program beside a worker of a job, or the terminal of its command, for a caller that talks with it; the
+    arguments are those of :class:`ExecSession`."""
+    return ExecSession(job._connection, job._resource, command, **how)  # noqa: SLF001 - its own

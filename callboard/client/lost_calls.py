@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from callboard.client.background import in_a_loop
 from callboard.client.errors import WorkerGone
-from callboard.client.following import why_gone
+from callboard.client.workers import why_gone
 
 _KNOWN = 4096
 """Actors that calls went to, the latest; as many as handles are cached."""

@@ -13,18 +13,20 @@ import functools
 import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from google.protobuf.message import Message
 
 from callboard.client.background import BackgroundLoop, background_loop
+from callboard.client.calls.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S
+from callboard.client.calls.methods import Method
 from callboard.client.client import Client, ray_of
 from callboard.client.clusters import Target
-from callboard.client.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S
 from callboard.client.jobs import JobHandle, SeenJob
-from callboard.client.methods import Method
 from callboard.client.workers import connect_ray
+from callboard.security.tls import TlsFiles
 from callboard.v1.job_pb2 import Job
 
 Request = TypeVar("Request", bound=Message)
@@ -124,6 +126,7 @@ class SyncJobHandle(SeenJob, _Blocking[JobHandle]):
     running = _blocking(JobHandle.running)
     finished = _blocking(JobHandle.finished)
     result = _blocking(JobHandle.result)
+    exec = _blocking(JobHandle.exec)
     until = _blocking(JobHandle.until)
     cancel = _blocking(JobHandle.cancel)
     complete = _blocking(JobHandle.complete)
@@ -156,11 +159,13 @@ class SyncClient(_Blocking[Client]):
         timeout: float = DEFAULT_TIMEOUT_S,
         retry: float = DEFAULT_RETRY_S,
         use_proxy: bool = False,
+        tls: TlsFiles | None = None,
+        token_file: str | Path | None = None,
     ) -> None:
         """Finds the controller; connects with the first call. Arguments and errors as of ``Client``."""
 
         async def make() -> Client:
-            return Client(address, timeout=timeout, retry=retry, use_proxy=use_proxy)
+            return Client(address, timeout=timeout, retry=retry, use_proxy=use_proxy, tls=tls, token_file=token_file)
 
         loop = background_loop()
         super().__init__(loop, loop.run(make()))
@@ -226,6 +231,7 @@ class SyncClient(_Blocking[Client]):
     get_policy = _blocking(Client.get_policy)
     set_policy = _blocking(Client.set_policy)
     stats = _blocking(Client.stats)
+    overview = _blocking(Client.overview)
     demand = _blocking(Client.demand)
     audit = _blocking(Client.audit)
     list_events = _blocking(Client.list_events)

@@ -6,13 +6,13 @@ objects on a virtual event loop, with a disk, a network and clocks that fail as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from callboard.controller.journal.journal import Journal
 from callboard.controller.loop.clock import Clock
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog
-from callboard.controller.loop.followers import LogFollower, SetHealth
 from callboard.controller.loop.inbox import new_cause
 from callboard.controller.options import ControllerOptions
 from callboard.controller.searches.placements import AwaitedPlacements
@@ -21,6 +21,9 @@ from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.sessions import Sessions
 from callboard.controller.sessions.spares import SpareTargets
 from callboard.scheduler import Scheduler, State
+from callboard.scheduler.records.commands import Command
+from callboard.scheduler.records.job_records import EventRecord
+from callboard.wire.refusals import ErrorReason, Unavailable
 
 
 class Core:
@@ -72,8 +75,48 @@ class Core:
         self.sessions = Sessions(self.driver, options, identity)
         self.outputs = OutputReads(self.driver, self.sessions.live)
         self.agents = AgentService(self.driver, self.sessions, self.outputs, options)
-        self.driver.subscribe(LogFollower(self.events, set_health))
+        log_follower = LogFollower(self.events, set_health)
+        self.driver.subscribe(log_follower)
+        self.driver.tell_followed = log_follower.followed
         self.driver.subscribe(self.sessions)
         self.driver.subscribe(self.outputs)
         self.driver.subscribe(SpareTargets(self.sessions.live, lambda: self.driver.state))
         self.driver.subscribe(AwaitedPlacements(self.driver))
+
+
+class SetHealth(Protocol):
+    """Changes what the health service says."""
+
+    def __call__(self, *, serving: bool) -> None: ...
+
+
+class LogFollower:
+    """Feeds the event log and keeps the health status true."""
+
+    def __init__(self, events: EventLog, set_health: SetHealth) -> None:
+        self._events = events
+        self._set_health = set_health
+
+    def started(self, events: Sequence[EventRecord]) -> None:
+        """A term began: the log goes on where the journal ends."""
+        self._events.load(events)
+        self._set_health(serving=True)
+
+    def followed(self, events: Sequence[EventRecord], anew: bool) -> None:
+        """Another controller leads, and its log is ours."""
+        if anew:
+            self._events.load(events)
+        self._events.publish(() if anew else events)
+        self._set_health(serving=True)
+
+    def outage(self) -> None:
+        """Watches end: what they would see next is not journaled."""
+        self._set_health(serving=False)
+        self._events.close(Unavailable("the controller can't use its journal", reason=ErrorReason.STORE_FAILED))
+
+    def deliver(self, commands: Sequence[Command]) -> None:
+        """Commands are for agents."""
+
+    def publish(self, events: Sequence[EventRecord]) -> None:
+        """Adds to the log."""
+        self._events.publish(events)

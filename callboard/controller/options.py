@@ -5,17 +5,21 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from callboard.model.roles import PRESETS, RolePreset
-from callboard.security.certificates import CERTS_NAME
-from callboard.security.signed_tokens import SignedTokenRules
+from callboard.model.options import option, option_of
+from callboard.security.places import CERTS_NAME
 from callboard.security.tls import TlsFiles
 
+if TYPE_CHECKING:
+    from callboard.model.roles import RolePreset
+    from callboard.security.signed_tokens import SignedTokenRules
+
 DEFAULT_METRICS = "127.0.0.1:8080"
+DEFAULT_PAGE = "127.0.0.1:8780"
 DEFAULT_LISTEN = "127.0.0.1:7700"
 """Where a controller listens unless told otherwise."""
 
@@ -59,6 +63,9 @@ class Limits:
         message_bytes: largest message of a client or agent.
         client_requests_s: calls of one client in a second; of the owner and of agents there may be any number.
         client_streams: watches and other streams of one client at one time.
+        page_streams: browsers that follow the page at one time.
+        client_refusals_s: refusals in a second of one caller whose requests are not valid or whom nobody knows; more
+            wait up to a second each, those of the owner and of agents, too.
         client_waiting_jobs: jobs that wait in one pool when a trainer submits another.
         page_bytes: a page of a list ends early rather than becoming larger; below the 4 MiB clients accept by default.
     """
@@ -76,7 +83,9 @@ class Limits:
     page_bytes: int = 2 << 20
     client_requests_s: int = 200
     client_streams: int = 50
+    client_refusals_s: int = 50
     client_waiting_jobs: int = 1_000
+    page_streams: int = 200
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -89,14 +98,6 @@ MAX_LIMIT = 1 << 30
 """Above what a limit could usefully be; a larger number is a mistake, and gRPC takes 32 bits."""
 
 
-def option_of(field_name: str) -> str:
-    """The option of `callboard controller` that sets a field of :class:`ControllerOptions`."""
-    named_otherwise = {"limits": "--limit", "metrics_required": "--metrics", "tls": "--tls-cert", "jwt": "--jwt-key"}
-    if field_name in named_otherwise:
-        return named_otherwise[field_name]
-    return f"--{field_name.removesuffix('_ms').replace('_', '-')}"
-
-
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the journal is kept unless told otherwise: CALLBOARD_STATE_DIR, or the user's state directory."""
     if stated := environ.get(STATE_DIR_VARIABLE):
@@ -105,96 +106,157 @@ def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base) / "callboard" / "controller"
 
 
+def _presets() -> Mapping[str, RolePreset]:
+    from callboard.model.roles import PRESETS  # noqa: PLC0415 - help comes without what specs need
+
+    return PRESETS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerOptions:
-    """How a controller runs. Times in milliseconds.
+    """How a controller runs: its options, and how `callboard controller` calls them."""
 
-    Attributes:
-        listen: address "host:port"; port 0 takes a free one (see ``controller.json``).
-        state_dir: journal, secrets and lock; mode 0700, one controller at a time.
-        run_dir: where ``controller.json`` goes; None: the state directory.
-        metrics: address "host:port" of the Prometheus figures; port 0 takes a free one; empty: none.
-        metrics_required: end if that address can't be listened on, instead of going without.
-        tls: what it listens with; none: what lies in ``certs`` of the state directory, if something does. With an
-            authority, callers of ``listen`` must show a certificate of it.
-        token_listen: address "host:port" of the port for callers that show a token and no certificate, where those of
-            ``listen`` must show one; empty: the port after ``listen``'s; "none": there is none.
-        jwt: which signed tokens of a company's login count; None: none do.
-        metrics_open: show the figures to callers without a token.
-        insecure: answer every caller, with or without a token, at any address.
-        lease_ms: how long an agent may act without hearing from the controller. Three heartbeats, so that one lost
-            message costs nothing.
-        heartbeat_ms: time between heartbeats of an agent.
-        orphan_grace_ms: how long workers run on without a controller once the lease ended.
-        reconcile_grace_ms: how long a restarted controller waits for known nodes before it admits anything. Above
-            the agents' longest reconnect backoff, so that running work is counted first (QL-03).
-        stop_grace_ms: time for calls in flight when the controller stops.
-        call_timeout_ms: bound of one unary call inside the controller, for callers without a deadline.
-        progress_ms: time between marks of progress on an idle watch.
-        loop: event loop; ``auto`` takes uvloop where it is installed.
-        exit_with_parent: stop when the process that started this one is gone.
-        log_format: ``console`` for people, ``json`` for machines, ``auto``: console on a terminal.
-        log_level: least severe level that is logged.
-        limits: bounds of queues and histories.
-        roles: presets of the roles that components may name.
-    """
-
-    listen: str = DEFAULT_LISTEN
-    state_dir: Path = field(default_factory=default_state_dir)
-    run_dir: Path | None = None
-    metrics: str = ""
-    metrics_required: bool = True
-    tls: TlsFiles = TlsFiles()
-    token_listen: str = ""
-    jwt: SignedTokenRules | None = None
-    metrics_open: bool = False
-    insecure: bool = False
-    lease_ms: int = 15_000
-    heartbeat_ms: int = 5_000
-    orphan_grace_ms: int = 3_600_000
-    reconcile_grace_ms: int = 20_000
-    stop_grace_ms: int = 3_000
-    call_timeout_ms: int = 60_000
-    progress_ms: int = 10_000
-    loop: Literal["auto", "uvloop", "asyncio"] = "auto"
+    listen: str = option(DEFAULT_LISTEN, "Address to listen on.", metavar="HOST:PORT")
+    """Port 0 takes a free one (see ``controller.json``)."""
+    state_dir: Path = option(
+        default_state_dir, "Where the journal is kept. Default: $CALLBOARD_STATE_DIR.", metavar="DIR"
+    )
+    """Journal, secrets and lock; mode 0700, one controller at a time."""
+    store: str = option(
+        "",
+        "PostgreSQL with the journal, shared by several controllers: one leads, the others stand by. "
+        "Default: $CALLBOARD_STORE, else a file in the state directory.",
+        metavar="URL",
+        shown=False,
+    )
+    advertise: str = option(
+        "",
+        "With --store: where clients and agents reach this controller. Default: --listen's.",
+        metavar="HOST:PORT",
+        shown=False,
+    )
+    store_lease_ms: int = option(4_000, "With --store: silence of the leader after which another one leads.")
+    """It stops a quarter before."""
+    run_dir: Path | None = option(None, "Folder for the file with the controller's address and pid.", metavar="DIR")
+    """None: the state directory."""
+    metrics: str = option(
+        "",
+        "Address of the Prometheus figures; none: no figures. Default: 127.0.0.1:8080 if it is free.",
+        metavar="HOST:PORT",
+    )
+    """Here, empty is none; port 0 takes a free one."""
+    metrics_required: bool = option(True, "", "--metrics")
+    """End if that address can't be listened on, instead of going without."""
+    roles: Mapping[str, RolePreset] = option(_presets)
+    """Presets of the roles that components may name."""
+    metrics_open: bool = option(False, "Show the Prometheus figures to callers without the token, too.")
+    otlp: str = option("", "Send traces of jobs to this OpenTelemetry collector (gRPC).", metavar="URL")
+    page: str = option(
+        "",
+        "Where the web page is; none: nowhere. Default: 127.0.0.1:8780, or a free port if that is taken.",
+        "--page",
+        "--page-port",
+        metavar="[HOST:]PORT",
+        shown=False,
+    )
+    """Here, empty is none; port 0 takes a free one."""
+    page_required: bool = option(True, "", "--page")
+    """End if that address can't be listened on, instead of taking a free port."""
+    page_open: bool = option(False, "Show the web page to everybody who reaches it; they change nothing.")
+    page_names: tuple[str, ...] = option(
+        (),
+        "Name by which browsers may call the page, besides addresses and this machine's; may be repeated.",
+        "--page-name",
+        metavar="NAME",
+    )
+    insecure: bool = option(
+        False,
+        "Answer every caller without asking for a token. Everybody who reaches the port can then run code here.",
+    )
+    tls: TlsFiles = option(TlsFiles(), "", "--tls-cert")
+    """What it listens with; none: what lies in ``certs`` of the state directory, if something does. With an authority,
+    callers of ``listen`` must show a certificate of it."""
+    jwt: SignedTokenRules | None = option(None, "", "--jwt-key")
+    """Which signed tokens of a company's login count; None: none do."""
+    token_listen: str = option(
+        "",
+        "With --tls-ca: where callers with a token and without a certificate connect; none: nowhere. "
+        "Default: the port after --listen's.",
+        metavar="HOST:PORT",
+    )
+    lease_ms: int = option(15_000, "How long an agent may act without hearing from it.")
+    """Three heartbeats, so that one lost message costs nothing."""
+    heartbeat_ms: int = option(5_000, "Time between heartbeats of an agent.")
+    orphan_grace_ms: int = option(
+        3_600_000, "How long workers keep running without a controller after the lease has ended."
+    )
+    reconcile_grace_ms: int = option(20_000, "How long a restarted controller waits for the nodes it knows.")
+    """Above the agents' longest reconnect backoff, so that running work is counted before anything is admitted
+    (QL-03)."""
+    stop_grace_ms: int = option(3_000, "Time for calls in progress to finish when the controller stops.")
+    call_timeout_ms: int = option(60_000, "Time limit of one call of a client.")
+    """For callers without a deadline."""
+    progress_ms: int = option(10_000, "Time between marks of progress on an idle watch.")
+    limits: Limits = option(Limits, "", "--limit")
+    loop: Literal["auto", "uvloop", "asyncio"] = option("auto", "Event loop: auto, uvloop or asyncio.")
+    """``auto`` takes uvloop where it is installed."""
+    log_format: Literal["auto", "console", "json"] = option("auto", "auto, console or json.")
+    """``console`` for people, ``json`` for machines, ``auto``: console on a terminal."""
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "debug, info, warning or error.")
     exit_with_parent: bool = False
-    log_format: Literal["auto", "console", "json"] = "auto"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    limits: Limits = field(default_factory=Limits)
-    roles: Mapping[str, RolePreset] = field(default_factory=lambda: PRESETS)
+    """Stop when the process that started this one is gone."""
 
     def __post_init__(self) -> None:
         self._check_tls()
+        self._check_store()
         for name in ("lease_ms", "heartbeat_ms", "stop_grace_ms", "call_timeout_ms", "progress_ms"):
             if getattr(self, name) <= 0:
-                raise BadOption(option_of(name), "must be longer than nothing")
+                raise BadOption(option_of(ControllerOptions, name), "must be longer than nothing")
         for name in ("orphan_grace_ms", "reconcile_grace_ms"):
             if getattr(self, name) < 0:
-                raise BadOption(option_of(name), "must not be negative")
+                raise BadOption(option_of(ControllerOptions, name), "must not be negative")
         for name in ("loop", "log_format", "log_level"):
             known = _CHOICES[name]
             if getattr(self, name) not in known:
-                raise BadOption(option_of(name), f"{getattr(self, name)!r} is none of {', '.join(known)}")
+                raise BadOption(
+                    option_of(ControllerOptions, name), f"{getattr(self, name)!r} is none of {', '.join(known)}"
+                )
         if self.loop == "uvloop" and find_spec("uvloop") is None:
             raise BadOption("--loop", "uvloop is not installed; install it with pip, or choose auto")
+        if self.otlp and not self.otlp.startswith(("http://", "https://")):
+            raise BadOption("--otlp", f"{self.otlp!r} is not a URL; write e.g. http://127.0.0.1:4317")
+        if self.otlp and find_spec("opentelemetry") is None:
+            raise BadOption("--otlp", "OpenTelemetry is not installed; install callboard[otel], or leave it out")
         # Fewer than two heartbeats in a lease and one lost message would end it.
         if self.lease_ms < 2 * self.heartbeat_ms:
             raise BadOption(
                 "--lease", f"{self.lease_ms} ms is shorter than two heartbeats of {self.heartbeat_ms} ms; raise it"
             )
 
+    def _check_store(self) -> None:
+        if self.advertise:
+            split_address(self.advertise, "--advertise")
+        if not self.store:
+            return
+        if find_spec("psycopg") is None:
+            raise BadOption("--store", "needs a library; install it with `pip install 'callboard[postgres]'`")
+        if not 1_000 <= self.store_lease_ms <= 600_000:
+            raise BadOption("--store-lease", f"{self.store_lease_ms} ms is not 1 s … 10 min")
+        if not self.advertise and split_address(self.listen)[0] in {"0.0.0.0", "::"}:  # noqa: S104 - to be refused
+            raise BadOption("--advertise", "is missing: other controllers tell clients where this one is, HOST:PORT")
+
     def _check_tls(self) -> None:
         if (self.tls.cert is None) != (self.tls.key is None) or (self.tls.ca is not None and self.tls.cert is None):
             raise BadOption("--tls-cert", "name a certificate and its key; an authority only besides them")
-        open_ones = {"--listen": self.listen, "--metrics": self.metrics}
+        open_ones = {"--listen": self.listen, "--metrics": self.metrics, "--page": self.page}
         if self.tokens_at:
             open_ones["--token-listen"] = self.tokens_at
-        for option, address in open_ones.items():
-            if option == "--metrics" and not address:
+        for stated, address in open_ones.items():
+            if stated in ("--metrics", "--page") and not address:
                 continue
-            if not is_loopback(split_address(address, option)[0]) and not self.insecure and not self.secure:
+            if not is_loopback(split_address(address, stated)[0]) and not self.insecure and not self.secure:
                 raise BadOption(
-                    option,
+                    stated,
                     f"{address} can be reached from other machines, and what is sent there can be read on the way. "
                     "Make certificates with `callboard certs init` or name them with --tls-cert, listen on 127.0.0.1, "
                     "or give up all protection with --insecure.",
@@ -239,7 +301,7 @@ def split_address(address: str, option: str = "--listen") -> tuple[str, int]:
     elif ":" in host:
         host = ""  # an IPv6 address without brackets: which colon starts the port?
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise BadOption(option, f"{address!r} is no address; write host:port, e.g. {DEFAULT_LISTEN}")
+        raise BadOption(option, f"{address!r} is not an address; write host:port, e.g. {DEFAULT_LISTEN}")
     return host, int(port)
 
 

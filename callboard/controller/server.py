@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -16,14 +17,17 @@ from grpc_reflection.v1alpha import reflection
 
 from callboard.controller.core import Core
 from callboard.controller.endings import Endings
-from callboard.controller.journal.journal import SqliteJournal
+from callboard.controller.journal.journal import Member, SqliteJournal
 from callboard.controller.journal.state_dir import StateDir, StoreFailed
 from callboard.controller.logs import configure_logs
 from callboard.controller.loop.collector import sparing_what_is_made
 from callboard.controller.loop.questions import SWITCH_S
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
+from callboard.controller.metrics.traces import Traces, provider_for
 from callboard.controller.options import ControllerOptions, split_address
 from callboard.controller.packages import Packages
+from callboard.controller.page import PageUnavailable
+from callboard.controller.page.calls import Calls
 from callboard.controller.record import remove_record, write_record
 from callboard.controller.services.event import EventService
 from callboard.controller.services.guard import Guard
@@ -32,7 +36,7 @@ from callboard.controller.services.node import NodeService
 from callboard.controller.services.placement import PlacementService
 from callboard.controller.services.placement_group import PlacementGroupService
 from callboard.controller.services.pool import PoolService
-from callboard.controller.services.scheduler import SchedulerService
+from callboard.controller.services.scheduler import Lists, SchedulerService
 from callboard.controller.views.demand import demand_page
 from callboard.model.inputs.reading import build_inputs
 from callboard.scheduler.records.states import ENDED
@@ -62,6 +66,10 @@ from callboard.v1 import (
     scheduler_pb2_grpc,
 )
 from callboard.wire.refusals import ErrorReason, Unavailable
+
+if TYPE_CHECKING:
+    from callboard.controller.journal.shared import PostgresJournal
+    from callboard.controller.page.server import PageServer  # needs packages of an extra
 
 FINISH_S = 2.0
 """How long handlers may take to run their last lines once their calls are over (GC-01)."""
@@ -105,13 +113,15 @@ class Controller:
         self.options = options
         limits = options.limits
         self._directory = StateDir(options.state_dir)
-        self._journal = SqliteJournal(
+        self._shared = self._shared_journal() if options.store else None
+        self._journal = self._shared or SqliteJournal(
             self._directory, events_kept=limits.events_on_disk, changes_per_snapshot=limits.changes_per_snapshot
         )
+        self._identity = ""
         core = Core(
             options,
             self._journal,
-            identity=lambda: self._directory.identity,
+            identity=lambda: self._identity,
             set_health=self._set_health,
             measured=self._took,
         )
@@ -119,6 +129,9 @@ class Controller:
         self.outputs = core.outputs
         self._health = health.aio.HealthServicer()
         self.metrics = Metrics(self.driver, self.sessions.liveness.ages_s)
+        self.traces = Traces(provider_for(options.otlp), lambda: self.driver.state) if options.otlp else None
+        if self.traces is not None:
+            self.driver.subscribe(self.traces)
         self.audit = AuditLog(options.state_dir / AUDIT_NAME)
         tls = options.secure
         self._certs = tls.ca.parent if tls is not None and tls.ca is not None else None
@@ -130,12 +143,19 @@ class Controller:
         self._guard = Guard(
             gate=Gate(
                 self.access.identify,
-                limits=ClientLimits(requests_s=limits.client_requests_s, streams=limits.client_streams),
+                limits=ClientLimits(
+                    requests_s=limits.client_requests_s,
+                    streams=limits.client_streams,
+                    refusals_s=limits.client_refusals_s,
+                ),
                 audit=self.audit,
             ),
             call_timeout_s=options.call_timeout_ms / 1000,
             called=self.metrics.observations.called,
+            standby=self._standby,
         )
+        self._calls = Calls(self._guard)
+        self._page: PageServer | None = None
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
         self._reviewing: asyncio.Task[None]
@@ -143,7 +163,8 @@ class Controller:
         self.address = options.listen
 
     async def start(self) -> None:
-        """Locks the state, replays it, begins a term and listens.
+        """Locks the state, replays it, begins a term and listens. With a shared journal: listens, and begins a term
+        once it leads.
 
         Raises:
             StoreFailed: the state can't be used.
@@ -151,11 +172,14 @@ class Controller:
         """
         self._directory.open()
         try:
+            self._identity = await self._shared.prepare() if self._shared else self._directory.identity
             # The port before the state: a second controller ends at once, without a new term.
             self._server = self._new_server()
             self._open_access()
-            await self.driver.start()
+            if self._shared is None:
+                await self.driver.start()
             await self._server.start()
+            await self._start_page()
             self.metrics.start(
                 self.options.metrics,
                 required=self.options.metrics_required,
@@ -175,10 +199,13 @@ class Controller:
             self._directory.close()
             self._close_access()
             await self.metrics.stop()
+            if self._page is not None:
+                self._page.close(Unavailable("the controller did not start", reason=ErrorReason.STOPPING))
+                await self._page.stop()
             if self._server is not None:
                 await self._server.stop(0)
             raise
-        self._running = asyncio.create_task(self.driver.run())
+        self._running = asyncio.create_task(self.driver.run(started=self._shared is None))
         reviewing = asyncio.create_task(self._review())
         self._tasks.add(reviewing)
         self._reviewing = reviewing
@@ -199,6 +226,8 @@ class Controller:
         self.sessions.close_all(stopping)
         self.events.close(stopping)
         self.outputs.close(stopping)
+        if self._page is not None:
+            self._page.close(stopping)
         ended = asyncio.create_task(server.stop(self.options.stop_grace_ms / 1000))
         if hurried is not None:
             hurrying = asyncio.create_task(hurried.wait())
@@ -208,6 +237,10 @@ class Controller:
                 await server.stop(0)
         await ended
         await self.metrics.stop()
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
+        if self._page is not None:
+            await self._page.stop()
         if not await self._guard.idle(FINISH_S):
             log.error("handlers still run at the end")
         await self.sessions.shut_down()
@@ -224,16 +257,57 @@ class Controller:
         assert self._running is not None
         await asyncio.shield(self._running)
 
+    def _shared_journal(self) -> PostgresJournal:
+        from callboard.controller.journal.shared import PostgresJournal  # noqa: PLC0415 - an extra
+
+        limits = self.options.limits
+        return PostgresJournal(
+            self.options.store,
+            lambda: Member(self.options.advertise or self.address, self.tokens_at),
+            self.options.state_dir,
+            lease_ms=self.options.store_lease_ms,
+            events_kept=limits.events_on_disk,
+            changes_per_snapshot=limits.changes_per_snapshot,
+        )
+
+    def _standby(self) -> str:
+        """What answers are marked with: as of when they are."""
+        following = self.driver.following
+        if following is None:
+            return ""
+        revision, age_ms = self.driver.state.meta.revision, self.driver.age_ms()
+        return f"leader={following.leader.address}; revision={revision}; age_ms={age_ms}"
+
     async def _review(self) -> None:
         """Ends the streams of clients that were revoked, and makes a rotated token known."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self._guard.review()
-            self.metrics.look()
             await asyncio.to_thread(self.audit.sync)
             if self._registration is not None and self._registration.token != self.access.token:
                 self._registration.close()
                 self._registration = self._registered()
+
+    @property
+    def page_address(self) -> str:
+        """What to open in a browser; empty: no page is served."""
+        return self._page.address if self._page is not None else ""
+
+    async def _start_page(self) -> None:
+        if not self.options.page:
+            return
+        try:
+            from callboard.controller.page.server import PageServer  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError as missing:
+            if self.options.page_required:
+                raise PageUnavailable(
+                    "the web page needs more packages. Install them with pip install 'callboard[page]', or choose "
+                    "--page none."
+                ) from missing
+            log.info("no page is served", missing=missing.name)
+            return
+        self._page = PageServer(self.driver, self.events, self._calls, self.access, self.options)
+        await self._page.start(self._tls, controller=self.address)
 
     def _registered(self) -> Registration:
         tls = None
@@ -306,21 +380,34 @@ class Controller:
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         driver, options = self.driver, self.options
-        agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeService(driver, options, self.sessions.live), server)
-        pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(driver, options), server)
         jobs = JobService(driver, self.outputs, options)
+        jobs.traces = self.traces
+        jobs.execs = self.agents.execs
         jobs.packages = self.agents.packages = Packages(options.state_dir / "packages", self._needed_packages)
         self.agents.joining = Joining(options.state_dir, self._certs, self.access)
-        job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
+        nodes, pools = NodeService(driver, options, self.sessions.live), PoolService(driver, options)
+        events = EventService(self.events, driver, options)
+        figures = SchedulerService(
+            driver,
+            self.events,
+            self.metrics,
+            self.audit,
+            Lists(pools, nodes, jobs),
+            page_address=lambda: self.page_address,
+            members=self._members,
+        )
+        agent_pb2_grpc.add_AgentServiceServicer_to_server(self.agents, server)
+        pool_pb2_grpc.add_PoolServiceServicer_to_server(pools, server)
         placement_group_pb2_grpc.add_PlacementGroupServiceServicer_to_server(
             PlacementGroupService(driver, options), server
         )
         placement_pb2_grpc.add_PlacementServiceServicer_to_server(PlacementService(driver), server)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-            SchedulerService(driver, self.events, self.metrics, self.audit), server
-        )
-        event_pb2_grpc.add_EventServiceServicer_to_server(EventService(self.events, driver, options), server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(figures, server)
+        called_by_the_page: Any = self._calls
+        for each in (server, called_by_the_page):
+            job_pb2_grpc.add_JobServiceServicer_to_server(jobs, each)
+            node_pb2_grpc.add_NodeServiceServicer_to_server(nodes, each)
+            event_pb2_grpc.add_EventServiceServicer_to_server(events, each)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = [
             module.DESCRIPTOR.services_by_name[name].full_name
@@ -329,14 +416,21 @@ class Controller:
         ]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
+    def _members(self) -> Sequence[Member]:
+        return self._shared.members if self._shared is not None else ()
+
     def _took(self, what: str, seconds: float) -> None:
         """The driver is made before the metrics that follow it."""
         self.metrics.observations.took(what, seconds)
 
-    def _needed_packages(self) -> set[str]:
-        state = self.driver.state
-        living = (state.specs[job.uid].spec for job in state.jobs.values() if job.state not in ENDED)
-        return {component.working_dir for spec in living for component in spec.components if component.working_dir}
+    def _needed_packages(self) -> dict[str, set[str]]:
+        """Packages of the jobs that live, by pool."""
+        state, needed = self.driver.state, dict[str, set[str]]()
+        for job in state.jobs.values():
+            if job.state not in ENDED:
+                spec = state.specs[job.uid].spec
+                needed.setdefault(spec.pool, set()).update(chain.from_iterable(e.packages for e in spec.components))
+        return needed
 
     def _set_health(self, *, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -364,7 +458,7 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
     try:
         with sparing_what_is_made():
             await controller.start()
-    except (StoreFailed, PortTaken, MetricsPortTaken) as error:
+    except (StoreFailed, PortTaken, MetricsPortTaken, PageUnavailable) as error:
         log.critical("the controller can't start", why=str(error))
         print(f"callboard controller: {error}", file=sys.stderr)  # noqa: T201 - for whoever reads no JSON
         endings.unwatch()

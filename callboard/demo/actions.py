@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import typer
 
-from callboard.cli.cluster.checks import check_nodes
+from callboard.cli.cluster.checks import check_nodes, deal_gpus
 from callboard.cli.cluster.local_failures import run_locally
 from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
@@ -14,15 +18,28 @@ from callboard.demo import elastic as elastic_demo
 from callboard.demo.acts import DoesNotFit
 from callboard.demo.rlhf import DemoOptions, as_plain, play
 from callboard.demo.story import Story, Verdict
-from callboard.demo.training_story import TrainingStory
+from callboard.demo.training_loop import TrainingStory
 
 
-def rlhf(*, as_json: bool, ray_address: str, agents: int, cpus: str, memory: str, gpus: int) -> None:
+def rlhf(
+    *,
+    as_json: bool,
+    ray_address: str,
+    agents: int,
+    cpus: str,
+    memory: str,
+    gpus: int,
+    machine_gpus: str,
+    counted: Sequence[str],
+) -> None:
     """Plays the six acts; ends with 1 if a verdict fails."""
-    check_nodes(cpus=cpus, memory=memory, runtime="ray")
+    check_nodes(ClusterPlan(directory=Path(), cpus=cpus, memory=memory))
+    dealt, agents, gpus = deal_gpus(machine_gpus, (), agents=agents, gpus=gpus, stated=counted)
     console = screen.stderr() if as_json else screen.stdout()
     console.quiet = wishes.quiet
-    options = DemoOptions(ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus)
+    options = DemoOptions(
+        ray_address=ray_address, agents=agents, cpus=cpus, memory=memory, gpus=gpus, machine_gpus=dealt
+    )
 
     async def main(interrupts: Interrupts) -> list[Verdict]:
         try:

@@ -13,8 +13,21 @@ from dataclasses import dataclass
 
 from callboard.cli.show import words
 from callboard.client.client import Client
-from callboard.demo.setting import CANCEL_TIMEOUT_S, KILL_TIMEOUT_S, POLICY, POOL, Setting, cpu_only, settings
-from callboard.demo.stage import END_S, START_S, Responsiveness, Stage, waits_for, where
+from callboard.demo.stage import (
+    CANCEL_TIMEOUT_S,
+    END_S,
+    KILL_TIMEOUT_S,
+    POLICY,
+    POOL,
+    START_S,
+    Responsiveness,
+    Setting,
+    Stage,
+    cpu_only,
+    settings,
+    waits_for,
+    where,
+)
 from callboard.demo.story import Verdict
 from callboard.v1.job_pb2 import Job, JobState, Preemption
 from callboard.v1.placement_group_pb2 import PlacementGroupState

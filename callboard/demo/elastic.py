@@ -31,8 +31,7 @@ from callboard.client.client import Client
 from callboard.client.clusters import cluster_directory, identify, recorded_clusters
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane, RayFailed
-from callboard.demo.training_loop import TrainingLoop
-from callboard.demo.training_story import TrainingStory
+from callboard.demo.training_loop import TrainingLoop, TrainingStory
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.security.places import run_directory
 

@@ -20,6 +20,7 @@ from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import LocalCluster, NotReady
 from callboard.cli.local.interrupts import Interrupts
+from callboard.cli.local.machine_gpus import MachineGpus
 from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show.failing import Failure
@@ -52,7 +53,8 @@ class DemoOptions:
         agents: nodes.
         cpus: CPUs of each node, as text.
         memory: memory of each node, as text.
-        gpus: simulated GPUs of each node.
+        gpus: GPUs of each node.
+        machine_gpus: those of this machine that are dealt out; none: each node has simulated ones of its own.
     """
 
     ray_address: str
@@ -60,6 +62,7 @@ class DemoOptions:
     cpus: str
     memory: str
     gpus: int
+    machine_gpus: MachineGpus = MachineGpus((), real=False)
 
 
 async def play(options: DemoOptions, story: Story, interrupts: Interrupts) -> list[Verdict]:
@@ -197,6 +200,8 @@ def _plan(options: DemoOptions, ray_address: str) -> ClusterPlan:
         cpus=options.cpus,
         memory=options.memory,
         gpus=options.gpus,
+        machine_gpus=options.machine_gpus.ids,
+        real_gpus=options.machine_gpus.real,
         ray_address=ray_address,
         block=free_block(record.block for record in recorded_clusters(base)),
     )

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import takes
+from callboard.cli.cluster.options import MachineGpusOption, counted_by
+from callboard.cli.options import option, takes
 
 app = typer.Typer()
 demo_verbs = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)
@@ -31,24 +32,16 @@ def _group() -> None:
 @demo_verbs.command("rlhf", epilog="Example: callboard demo rlhf --json")
 @takes("quiet")
 def rlhf(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON with the verdicts.")] = False,
+    context: typer.Context,
+    as_json: Annotated[bool, option("--json", "Print one line of JSON with the verdicts.")] = False,
     ray_address: Annotated[
-        str,
-        typer.Option(
-            "--ray-address",
-            metavar="HOST:PORT",
-            envvar="RAY_ADDRESS",
-            help="Use this Ray cluster instead of starting one.",
-        ),
+        str, option("--ray-address", "HOST:PORT", "Use this Ray cluster instead of starting one.", envvar="RAY_ADDRESS")
     ] = "",
-    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes.", min=1, max=16)] = 3,
-    cpus_per_node: Annotated[str, typer.Option("--cpus-per-node", metavar="N", help="CPUs of each node.")] = "3",
-    memory_per_node: Annotated[
-        str, typer.Option("--memory-per-node", metavar="SIZE", help="Memory of each node.")
-    ] = "4GiB",
-    gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", metavar="N", help="Simulated GPUs of each node.", min=1, max=8)
-    ] = 2,
+    agents: Annotated[int, option("--agents", "N", "Nodes.", min=1, max=16)] = 3,
+    cpus_per_node: Annotated[str, option("--cpus-per-node", "N", "CPUs of each node.")] = "3",
+    memory_per_node: Annotated[str, option("--memory-per-node", "SIZE", "Memory of each node.")] = "4GiB",
+    gpus: Annotated[int, option("--gpus-per-node", "N", "GPUs of each node.", min=1, max=8)] = 2,
+    machine_gpus: MachineGpusOption = "",
 ) -> None:
     """An RLHF run in six acts: who gets which GPU, who yields to whom.
 
@@ -60,25 +53,24 @@ def rlhf(
         agents=agents,
         cpus=cpus_per_node,
         memory=memory_per_node,
-        gpus=gpus_per_node,
+        gpus=gpus,
+        machine_gpus=machine_gpus,
+        counted=counted_by(context),
     )
 
 
 @demo_verbs.command("elastic", epilog="Example: callboard demo elastic --json")
 @takes("quiet")
 def elastic(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON at the end.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the results as one line of JSON at the end.")] = False,
     actor: Annotated[
-        str, typer.Option("--actor", metavar="PKG.MODULE:CLASS", help="Your own class in place of the sample.")
+        str, option("--actor", "PKG.MODULE:CLASS", "Your own class in place of the sample.")
     ] = "callboard.demo.training:TrainingActor",
     role: Annotated[
-        Role,
-        typer.Option(
-            "--role", help="Role of that class; each step calls its train_step(n), generate(n) or rollout(n)."
-        ),
+        Role, option("--role", "Role of that class; each step calls its train_step(n), generate(n) or rollout(n).")
     ] = Role.TRAINER,
-    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Nodes to start with.", min=2, max=7)] = 2,
-    pace: Annotated[float, typer.Option("--pace", metavar="SECONDS", help="Pause between steps.", min=0, max=10)] = 0.2,
+    agents: Annotated[int, option("--agents", "N", "Nodes to start with.", min=2, max=7)] = 2,
+    pace: Annotated[float, option("--pace", "SECONDS", "Pause between steps.", min=0, max=10)] = 0.2,
 ) -> None:
     """A training loop that follows its cluster as nodes come and go.
 

@@ -180,7 +180,7 @@ class _Reader:
         match = _AMOUNT.fullmatch(part) if len(part) <= 128 else None
         if match is None:
             read = shown_text(part.strip()) if part.strip() else "nothing"
-            self.fault(f"{read} is no amount; write e.g. 2gpu, 32cpu or 512gib", column)
+            self.fault(f"{read} is not an amount; write e.g. 2gpu, 32cpu or 512gib", column)
             return
         number, unit = match["number"], match["unit"].lower().removesuffix("s")
         if match["model"] is not None and unit != "gpu":

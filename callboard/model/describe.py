@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from callboard.model.environment import is_secret
+from callboard.model.names import is_secret
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.roles import unfused
 from callboard.model.schema import Declared, Secrecy, declared_in
@@ -102,6 +102,7 @@ def _component(spec: ComponentSpec, *, defaults: bool, secrets: bool) -> dict[st
     head: dict[str, Any] = {"name": spec.name}
     head |= {"command": list(spec.command)} if spec.command else {"actor": spec.actor}
     head |= {"ray": True} if spec.ray else {}
+    head |= {"tty": True} if spec.tty else {}
     bounds = {"min_workers": spec.min_workers, "max_workers": spec.max_workers}
     return head | (bounds if spec.elastic else {"workers": spec.min_workers}) | stated
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from threading import Lock
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 _become: Callable[[object, type], None] = object.__dict__["__class__"].__set__
 """Changes the class of an object whose class refuses assignments."""
+
+_waking = Lock()
 
 
 def quick(cls: type[_T]) -> type[_T]:
@@ -27,7 +30,7 @@ def quick(cls: type[_T]) -> type[_T]:
     own = fields(cls)  # type: ignore[arg-type]  # a dataclass by contract
     covered = all(field.init and field.default_factory is MISSING for field in own)
     if not covered or not hasattr(cls, "__slots__") or hasattr(cls, "__post_init__"):
-        raise TypeError(f"{cls.__name__} is no frozen dataclass with slots and plain defaults")
+        raise TypeError(f"{cls.__name__} is not a frozen dataclass with slots and plain defaults")
     positional = [_parameter(field) for field in own if not field.kw_only]
     named = [_parameter(field) for field in own if field.kw_only]
     source = [
@@ -58,6 +61,59 @@ def evolver(cls: type[_T]) -> Callable[[_T, dict[str, Any]], _T]:
     ]
     made: Callable[[_T, dict[str, Any]], _T] = _compiled(cls, source)["evolve"]
     return made
+
+
+def sleeper(cls: type[_T], find: Callable[[Any], _T], *eager: str) -> Callable[..., _T]:
+    """A function that makes an object of ``cls`` of its ``eager`` fields alone, given by position behind what leads
+    ``find`` to the whole object. That is called when something else is asked for: then the object sleeps no more.
+
+    While it sleeps it is of a subclass, which ``cls`` has no other of; any thread may wake it.
+    """
+    lazy = [field.name for field in fields(cls) if field.name not in eager]  # type: ignore[arg-type]
+    slots = {name: cls.__dict__[name] for name in lazy}
+    kept = slots[lazy[0]]  # where that lies meanwhile
+
+    def leads(self: Any) -> Any:
+        with _waking:
+            return None if self.__class__ is cls else kept.__get__(self)
+
+    def wake(self: Any) -> Any:
+        with _waking:
+            if self.__class__ is not cls:
+                whole = find(kept.__get__(self))
+                for name, slot in slots.items():
+                    slot.__set__(self, getattr(whole, name))
+                _become(self, cls)
+        return self
+
+    def asked(name: str) -> Any:
+        return property(lambda self: getattr(wake(self), name))
+
+    body: dict[str, Any] = {name: asked(name) for name in lazy}
+    body |= {
+        "__slots__": (),
+        "__eq__": lambda self, other: wake(self) == other,
+        "__hash__": lambda self: hash(wake(self)),
+        "__repr__": lambda self: repr(wake(self)),
+        "_leads": property(leads),
+    }
+    source = [
+        f"def fall_asleep(leads, {', '.join(eager)}):",
+        "    new = make(twin)",
+        *(f"    new.{name} = {name}" for name in eager),
+        f"    new.{lazy[0]} = leads",
+        "    new.__class__ = asleep",
+        "    return new",
+    ]
+    made: Callable[..., _T] = _compiled(cls, source, asleep=type(f"Sleeping{cls.__name__}", (cls,), body))[
+        "fall_asleep"
+    ]
+    return made
+
+
+def sleeps(record: object) -> Any:
+    """What leads to the whole of an object that sleeps; None: it doesn't."""
+    return getattr(record, "_leads", None)
 
 
 def _parameter(field: Field[Any]) -> str:

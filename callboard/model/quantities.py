@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 
 from callboard.model.frozen import quick
 
@@ -29,6 +30,9 @@ MAX_MEMORY_BYTES = 1 << 60
 UNITLESS_FROM_BYTES = 1 << 20
 """Smallest amount of memory that may be written without a unit. Nothing real is smaller, so whoever writes
 ``memory: 2048`` means MiB."""
+
+IN_BYTES = frozenset({"memory", "gpu_memory"})
+"""Resources whose amounts are bytes; all others are counted in milli-units."""
 
 _UNITS = {
     "": 1,
@@ -149,20 +153,33 @@ class Resources:
         gpu_milli: milli-GPU; above 1000 a multiple of 1000.
         memory_bytes: bytes.
         custom_milli: (name, milli-units), sorted by name, no zero entries: two equal amounts compare equal.
+        gpu_memory_bytes: bytes of memory of all GPUs together; a worker has an equal part of it on each of its own.
+        gpu_model: words that the model of each GPU must have; empty: any will do. Like the next one it is no amount:
+            it says which GPUs an ask is for, and no sum has it.
+        gpu_memory_min_bytes: bytes of memory that each GPU must have in all, whoever uses it.
     """
 
     cpu_milli: int = 0
     gpu_milli: int = 0
     memory_bytes: int = 0
     custom_milli: tuple[tuple[str, int], ...] = ()
+    gpu_memory_bytes: int = 0
+    gpu_model: str = ""
+    gpu_memory_min_bytes: int = 0
 
     @classmethod
     def of(
-        cls, *, cpu_milli: int = 0, gpu_milli: int = 0, memory_bytes: int = 0, custom: Mapping[str, int] | None = None
+        cls,
+        *,
+        cpu_milli: int = 0,
+        gpu_milli: int = 0,
+        memory_bytes: int = 0,
+        gpu_memory_bytes: int = 0,
+        custom: Mapping[str, int] | None = None,
     ) -> Resources:
         """Amounts in integers, the custom ones as a mapping of name → milli-units in any order."""
         pairs = tuple(sorted((name, milli) for name, milli in (custom or {}).items() if milli))
-        return cls(cpu_milli, gpu_milli, memory_bytes, pairs)
+        return cls(cpu_milli, gpu_milli, memory_bytes, pairs, gpu_memory_bytes)
 
     @classmethod
     def parse(cls, amounts: Mapping[str, Number]) -> Resources:
@@ -174,7 +191,7 @@ class Resources:
         read: dict[str, int] = {}
         for name, value in amounts.items():
             try:
-                read[name] = parse_memory(value) if name == "memory" else parse_milli(value)
+                read[name] = parse_memory(value) if name in IN_BYTES else parse_milli(value)
             except QuantityError as error:
                 raise QuantityError(f"{name}: {error}") from error
         return cls.from_items(read.items())
@@ -187,12 +204,18 @@ class Resources:
             cpu_milli=amounts.pop("cpu", 0),
             gpu_milli=amounts.pop("gpu", 0),
             memory_bytes=amounts.pop("memory", 0),
+            gpu_memory_bytes=amounts.pop("gpu_memory", 0),
             custom=amounts,
         )
 
     def items(self) -> list[tuple[str, int]]:
-        """(name, amount) of every resource that isn't zero, in the order cpu, gpu, memory, custom by name."""
-        fixed = (("cpu", self.cpu_milli), ("gpu", self.gpu_milli), ("memory", self.memory_bytes))
+        """(name, amount) of every resource that is not zero, custom ones last and by name."""
+        fixed = (
+            ("cpu", self.cpu_milli),
+            ("gpu", self.gpu_milli),
+            ("memory", self.memory_bytes),
+            ("gpu_memory", self.gpu_memory_bytes),
+        )
         return [pair for pair in fixed if pair[1]] + list(self.custom_milli)
 
     def get(self, name: str) -> int:
@@ -203,6 +226,8 @@ class Resources:
             return self.gpu_milli
         if name == "memory":
             return self.memory_bytes
+        if name == "gpu_memory":
+            return self.gpu_memory_bytes
         return next((milli for custom, milli in self.custom_milli if custom == name), 0)
 
     def __add__(self, other: Resources) -> Resources:
@@ -211,6 +236,7 @@ class Resources:
             self.gpu_milli + other.gpu_milli,
             self.memory_bytes + other.memory_bytes,
             _merge(self.custom_milli, other.custom_milli, 1),
+            self.gpu_memory_bytes + other.gpu_memory_bytes,
         )
 
     def __sub__(self, other: Resources) -> Resources:
@@ -219,6 +245,7 @@ class Resources:
             self.gpu_milli - other.gpu_milli,
             self.memory_bytes - other.memory_bytes,
             _merge(self.custom_milli, other.custom_milli, -1),
+            self.gpu_memory_bytes - other.gpu_memory_bytes,
         )
 
     def scaled(self, count: int) -> Resources:
@@ -228,7 +255,38 @@ class Resources:
             self.gpu_milli * count,
             self.memory_bytes * count,
             tuple((name, milli * count) for name, milli in self.custom_milli if count),
+            self.gpu_memory_bytes * count,
         )
+
+    def on_gpus_of(self, *asks: Resources) -> Resources:
+        """The same amounts, on GPUs that will do for all of these asks."""
+        words = dict.fromkeys(word for ask in asks for word in ask.gpu_model.split())
+        least_bytes = max((ask.gpu_memory_min_bytes for ask in asks), default=0)
+        if not (words or least_bytes or self.selects):
+            return self
+        return replace(self, gpu_model=" ".join(words), gpu_memory_min_bytes=least_bytes)
+
+    @property
+    def selects(self) -> bool:
+        """Whether it matters which GPUs there are."""
+        return bool(self.gpu_model or self.gpu_memory_min_bytes)
+
+    @property
+    def card(self) -> str:
+        """Which GPUs it is for, in words; empty: any."""
+        least = f"{format_memory(self.gpu_memory_min_bytes)} or more" if self.gpu_memory_min_bytes else ""
+        return " with ".join(filter(None, (self.gpu_model, least)))
+
+    def suits(self, model: str, memory_bytes: int) -> bool:
+        """Whether a GPU is one of those that it is for, by its model and all its memory."""
+        return memory_bytes >= self.gpu_memory_min_bytes and (
+            not self.gpu_model or _words(self.gpu_model) <= _words(model)
+        )
+
+    @property
+    def each_gpu_memory_bytes(self) -> int:
+        """Memory that a worker which asks this has on each of its GPUs."""
+        return on_each(self.gpu_memory_bytes, max(1, self.gpu_milli // MILLI))
 
     def covers(self, ask: Resources) -> bool:
         """Whether every amount of ``ask`` is here. A zero ask never blocks (PC-16)."""
@@ -236,6 +294,7 @@ class Resources:
             ask.cpu_milli > max(self.cpu_milli, 0)
             or ask.gpu_milli > max(self.gpu_milli, 0)
             or ask.memory_bytes > max(self.memory_bytes, 0)
+            or ask.gpu_memory_bytes > max(self.gpu_memory_bytes, 0)
         ):
             return False
         if not ask.custom_milli:
@@ -248,15 +307,27 @@ class Resources:
         return Resources.from_items((name, amount) for name, amount in self.items() if amount > 0)
 
     def __bool__(self) -> bool:
-        return bool(self.cpu_milli or self.gpu_milli or self.memory_bytes or self.custom_milli)
+        return bool(self.cpu_milli or self.gpu_milli or self.memory_bytes or self.custom_milli or self.gpu_memory_bytes)
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {format_amount(name, amount)}" for name, amount in self.items()) or "nothing"
+        amounts = ", ".join(f"{name} {format_amount(name, amount)}" for name, amount in self.items()) or "nothing"
+        return f"{amounts} (GPU: {self.card})" if self.selects else amounts
+
+
+@lru_cache(maxsize=1024)
+def _words(model: str) -> frozenset[str]:
+    """ "NVIDIA A100-SXM4-80GB" has the words nvidia, a100, sxm4 and 80gb."""
+    return frozenset(re.findall(r"[a-z0-9.]+", model.lower()))
 
 
 def format_amount(resource: str, amount: int) -> str:
     """One amount for people: memory with its unit, everything else as a plain number."""
-    return format_memory(amount) if resource == "memory" else format_milli(amount)
+    return format_memory(amount) if resource in IN_BYTES else format_milli(amount)
+
+
+def on_each(gpu_memory_bytes: int, devices: int) -> int:
+    """The part of an amount of GPU memory that lies on each of some devices."""
+    return -(-gpu_memory_bytes // devices)
 
 
 def total(amounts: Iterable[Resources]) -> Resources:

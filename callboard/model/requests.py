@@ -79,13 +79,20 @@ class ComponentSpec(_Request):
         placement: ``"SPREAD"`` or another strategy, for the workers of this component instead of the job's.
         ports: number of free TCP ports that each worker is given in ``CALLBOARD_PORTS``.
         stop_signal: signal that a stop begins with, sent to the worker's processes: ``"SIGTERM"``.
+        limit_gpu_memory: PyTorch in its workers allocates no more of a GPU than ``gpu_memory`` of its resources.
+        cpu_affinity: its workers run on CPUs of the NUMA nodes that their GPUs are near to.
         component_placement: where its workers run, in RLinf's language: ``"0-3"``, ``"0-1:0-3"``, ``"all"`` or
             ``{"node_group": "a800", "placement": "0-7"}``; it decides the number of workers and their GPUs.
         places: where each worker runs, already decided: ``[{"node": "n1", "devices": [0, 1]}]``.
         command: a program and its arguments, instead of ``actor``: ``["python", "train.py"]`` (docs/programs.md).
         script: the same as text for a shell.
         ray: give the command a Ray cluster of its own, a node per worker.
+        tty: give the command of rank 0 a terminal, which `callboard attach` shows.
         working_dir: directory whose files travel with the job: its workers start there and import from it.
+        py_modules: directories and ``.py`` files that travel, too, and that its workers can import by their names.
+        environment: ``{"requirements": "requirements.txt"}``, ``{"uv": "pyproject.toml"}`` or ``{"conda": "NAME"}``:
+            the Python environment that its workers run in; the same may be said in ``env``, beside variables.
+        container: image that the command runs in.
 
     The other fields are those of :class:`callboard.model.specs.ComponentSpec`.
     """
@@ -117,12 +124,18 @@ class ComponentSpec(_Request):
     placement: str | None = None
     ports: int | None = None
     stop_signal: str | None = None
+    limit_gpu_memory: bool | None = None
+    cpu_affinity: bool | None = None
     component_placement: str | int | Mapping[str, Any] | None = None
     places: Sequence[Mapping[str, Any]] | None = None
     command: Sequence[str] | None = None
     script: str | None = None
     ray: bool | None = None
+    tty: bool | None = None
     working_dir: str | None = None
+    py_modules: Sequence[str] | None = None
+    environment: Mapping[str, str] | str | None = None
+    container: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +267,8 @@ class PoolSpec(_Request):
     labels: Mapping[str, str] | None = None
     node_selector: Mapping[str, str] | None = None
     protected: bool | None = None
+    exec: bool | None = None
+    preload: Sequence[str] | None = None
     members: Sequence[str] | None = None
     stop_policy: str | None = None
     pg_pool: PgPoolSpec | Mapping[str, Any] | None = None

@@ -87,7 +87,7 @@ def _filled_in(component: ComponentSpec, preset: RolePreset) -> ComponentSpec:
     names = {"cpu", "gpu"} | given.keys() if not component.places else {"cpu"} | given.keys()
     return replace(
         component,
-        resources=Resources.from_items(amounts.items()),
+        resources=Resources.from_items(amounts.items()).on_gpus_of(component.resources),
         zero_resources=tuple(sorted(name for name in names if not amounts.get(name))),
         max_concurrency=component.max_concurrency or preset.max_concurrency,
     )
@@ -166,7 +166,9 @@ def _fused(group: str, members: Sequence[ComponentSpec]) -> ComponentSpec:
     return ComponentSpec(
         name=group,
         actor=first.actor,
-        resources=total or _most(member.resources for member in members),
+        resources=(total or _most(member.resources for member in members)).on_gpus_of(
+            *(asked for member in members for asked in (member.resources, member.colocation_total))
+        ),
         node_selector_soft=any(member.node_selector_soft for member in members if member.node_selector),
         colocation_group=group,
         places=first.places,
@@ -202,6 +204,8 @@ _JOINED: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType(
         "node_selector": _union,
         "scaling": lambda rules: tuple(chain.from_iterable(rules)),
         "in_bundle": any,
+        "limit_gpu_memory": any,
+        "cpu_affinity": any,
         # The progress of the process stands still when that of every member does.
         "progress_timeout_ms": lambda spans: min(filter(None, spans), default=0),
     }

@@ -22,6 +22,7 @@ from callboard.model.inputs.compounds import (
     HardwareJson,
     KwargsJson,
     LabelMap,
+    Modules,
     PassEnv,
     Pieces,
     Quota,
@@ -33,11 +34,14 @@ from callboard.model.inputs.compounds import (
 )
 from callboard.model.inputs.scalars import (
     MAX_WORKERS,
+    PACKAGE,
     Actor,
     Concurrency,
     Duration,
+    Environment,
     Flag,
     Gauge,
+    Image,
     Interpreter,
     Method,
     Name,
@@ -53,6 +57,7 @@ from callboard.model.inputs.scalars import (
     Workers,
     choice,
     name,
+    package,
     whole,
 )
 from callboard.model.policy import PolicyOverrides
@@ -74,6 +79,10 @@ RAY_PROGRAM = "callboard:RayProgram"
 
 PROGRAM_SIGNAL = "SIGTERM"
 """Signal that the stop of a command begins with, unless it says another: it is what `cancel()` is to an actor."""
+
+
+ENVIRONMENT_MS = 1_800_000
+"""Bound of the build of a Python environment, which comes before a start and doesn't count as one."""
 
 
 class StopPolicy(StrEnum):
@@ -177,6 +186,8 @@ class PoolSpec:
         pg_pool: the placement-group pool.
         preemption: overrides of the cluster's policy.
         members: clients with the role trainer that may act in it.
+        preload: modules that spare worker processes import before a start takes one.
+        exec: whether people may run programs in the environments of its workers.
     """
 
     name: Name
@@ -191,6 +202,8 @@ class PoolSpec:
     pg_pool: Annotated[PgPoolSpec, part(PgPoolSpec, unsaid=NO_PG_POOL)] = NO_PG_POOL
     preemption: Annotated[PolicyOverrides, part(PolicyOverrides, unsaid=PolicyOverrides())] = PolicyOverrides()
     members: Members = ()
+    preload: Annotated[Modules, Written(unsaid=())] = ()
+    exec: Flag = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +317,13 @@ class ComponentSpec:
         progress_timeout_ms: a worker whose ``progress()`` says the same for so long, while calls are in flight, counts
             as failed; 0: never.
         stop_signal: signal that a stop begins with, sent to the worker's process tree; empty: none.
+        limit_gpu_memory: PyTorch in its workers allocates no more of a GPU than ``resources`` asks for.
+        cpu_affinity: its workers run on CPUs of the NUMA nodes that their GPUs are near to.
         working_dir: package of the code that its workers run in; empty: none.
+        py_modules: packages of modules that its workers can import, each of one module, in order of precedence.
+        environment: Python environment that its workers run in: ``requirements:`` or ``uv:`` and a package of the files
+            that it is built of, or ``conda:`` and a name; empty: the node's own.
+        container: image that its command runs in; empty: none.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
         members: the components of a colocation group that this one stands for, each as it was asked for; see
@@ -341,7 +360,14 @@ class ComponentSpec:
     placement: Annotated[Strategy, choice(Strategy)] | None = None
     ports: Annotated[int, whole(0, 64)] = 0
     stop_signal: StopSignal = ""
+    limit_gpu_memory: Flag = False
+    cpu_affinity: Flag = False
     working_dir: Package = ""
+    py_modules: Annotated[
+        tuple[str, ...], list_of(package, "e.g. [../lib/my_pkg, tools.py]", 32), Written(unsaid=())
+    ] = ()
+    environment: Environment = ""
+    container: Image = ""
     places: Annotated[
         tuple[WorkerPlace, ...], parts(WorkerPlace, MAX_WORKERS, "a list of places, each with node and devices")
     ] = ()
@@ -353,9 +379,28 @@ class ComponentSpec:
         return tuple(json.loads(self.args_json)[0]) if self.actor in (PROGRAM, RAY_PROGRAM) else ()
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """Everything that travels to its workers."""
+        if not (self.working_dir or self.py_modules or self.environment):
+            return ()
+        named = (self.working_dir, *self.py_modules, self.environment.partition(":")[2])
+        return tuple(each for each in named if PACKAGE.fullmatch(each))
+
+    def field_of(self, package: str) -> str:
+        """The field that names a package."""
+        if package in self.py_modules:
+            return f"py_modules[{self.py_modules.index(package)}]"
+        return "working_dir" if package == self.working_dir else "environment"
+
+    @property
     def ray(self) -> bool:
         """Whether its command has a Ray cluster of its own."""
         return self.actor == RAY_PROGRAM
+
+    @property
+    def tty(self) -> bool:
+        """Whether its command has a terminal."""
+        return bool(self.command) and bool(json.loads(self.kwargs_json).get("tty"))
 
     @property
     def elastic(self) -> bool:
@@ -372,7 +417,9 @@ class ComponentSpec:
         if place is None:
             return self.resources
         held = replace(self.resources, gpu_milli=place.gpu_milli)
-        return held + Resources.of(custom=dict(place.hardware)) if place.hardware else held
+        if not place.gpu_milli and (held.gpu_memory_bytes or held.selects):
+            held = replace(held, gpu_memory_bytes=0).on_gpus_of()
+        return (held + Resources.of(custom=dict(place.hardware))).on_gpus_of(held) if place.hardware else held
 
     def resources_of_first(self, workers: int) -> Resources:
         """Sum over the workers of the lowest ranks."""
@@ -457,6 +504,12 @@ class JobSpec:
     def replaces(self) -> bool:
         """Whether a lost worker is replaced while the others keep running."""
         return self.restart.scope is RestartScope.WORKER
+
+    @property
+    def longest_start_ms(self) -> int:
+        """How long a worker's start may take, with what is built for it before."""
+        built = any(component.environment for component in self.components)
+        return self.start_timeout_ms + (ENVIRONMENT_MS if built else 0)
 
     @property
     def placed(self) -> bool:

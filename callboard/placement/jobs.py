@@ -18,7 +18,7 @@ from callboard.model.quantities import MILLI, format_milli, piece_name, pieces
 from callboard.model.specs import ComponentSpec, JobSpec, WorkerPlace
 from callboard.placement.cluster.cluster import Cluster
 from callboard.placement.layout.plan import PlacementPlan, PlannedComponent, PlannedWorker
-from callboard.placement.render import plan_placement, render
+from callboard.placement.render import as_asked, plan_placement
 
 PieceShares = Mapping[tuple[str, int], tuple[tuple[str, int], ...]]
 """(component, rank) → (piece of its node's declared hardware, share in milli) of each piece that the worker uses."""
@@ -78,8 +78,7 @@ def _kept(plan: PlacementPlan) -> str:
     """The text that a job keeps: the placement alone, in its normal form. A whole config may hold secrets, and so may
     the variables of its node groups, which are kept with the places
     (:mod:`callboard.controller.journal.secret_store`)."""
-    config = yaml.safe_load(render(plan))
-    del config["cluster"]["nodes"]
+    config = as_asked(plan)
     for group in config["cluster"].get("node_groups", ()):
         for settings in group.get("env_configs", ()):
             if "env_vars" in settings:

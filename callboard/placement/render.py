@@ -52,6 +52,13 @@ def render(plan: PlacementPlan) -> str:
 
     Values of variables are written too, so keep the text as private as they are.
     """
+    asked = as_asked(plan)
+    asked["cluster"]["nodes"] = describe_nodes(plan.cluster.nodes)
+    return yaml.dump(asked, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def as_asked(plan: PlacementPlan) -> dict[str, Any]:
+    """What was asked for, in its shortest form, without the nodes; values of variables are in it."""
     config = plan.config
     section: dict[str, Any] = {}
     if config.num_nodes is not None:
@@ -65,10 +72,7 @@ def render(plan: PlacementPlan) -> str:
     section["component_placement"] = {entry.component: _entry(entry) for entry in config.entries}
     if config.groups:
         section["node_groups"] = [_group(group) for group in config.groups]
-    section["nodes"] = describe_nodes(plan.cluster.nodes)
-    return yaml.dump(
-        {"cluster": section, **_sizes(config)}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
-    )
+    return {"cluster": section, **_sizes(config)}
 
 
 def describe_nodes(nodes: tuple[Node, ...]) -> str | list[dict[str, Any]]:

@@ -52,6 +52,7 @@ from callboard.scheduler.records.states import (
     StopOutcome,
 )
 from callboard.scheduler.records.wording import join
+from callboard.scheduler.state.roster import GONE
 from callboard.scheduler.state.state import State
 from callboard.scheduler.state.transaction import Transaction
 
@@ -61,6 +62,10 @@ HISTORY_LIMIT = 1_000
 
 MOST_CONSIDERED = 20
 """Most jobs that a decision is explained for."""
+
+
+MOST_ACCOUNTED = 1_024
+"""Most nodes times workers of a job for which the reason of its end is worked out whole, in the event that ends it."""
 
 
 @quick
@@ -168,6 +173,8 @@ class Scheduler:
 
     def _follow_up(self, tx: Transaction) -> None:
         """What comes after every event, whatever it was."""
+        if tx.state.meta.starting:
+            starting.go_on(tx)
         passes.run(tx)
         self._trim_history(tx)
         tx.close()
@@ -187,13 +194,14 @@ class Scheduler:
     def _trim_history(self, tx: Transaction) -> None:
         if not tx.changes:
             return
-        if sum(map(len, self._ended)) > self._history_limit:
+        excess = sum(map(len, self._ended)) - self._history_limit
+        if excess > 0:
             oldest = sorted(
                 (uid for uids in self._ended for uid in uids if uid not in self.state.jobs_holding),
                 key=lambda uid: (self.state.jobs[uid].end_ms, self.state.jobs[uid].order),
             )
-            # A tenth at once, so that the sort is paid seldom.
-            for uid in oldest[: max(1, self._history_limit // 10)]:
+            # A tenth at least, so that the sort is paid seldom.
+            for uid in oldest[: max(excess, self._history_limit // 10)]:
                 ending.forget(tx, uid)
 
 
@@ -250,20 +258,27 @@ def _tick(tx: Transaction, _event: ev.Tick) -> None:
 
 
 def _job_due(tx: Transaction, uid: str) -> None:
-    job = tx.state.jobs[uid]
+    job, state = tx.state.jobs[uid], tx.state
     if job.state in ENDED:
         ending.forget(tx, uid)
-    elif job.state is JOB_RUNNING:
-        lacking = awaited.short_of_workers(tx.state, job, tx.state.specs[uid].spec, tx.now_ms)
+        return
+    spec = state.specs[uid].spec
+    small = len(state.nodes) * max(stopping.fewest(spec), spec.placement_nodes) <= MOST_ACCOUNTED
+    if job.state is JOB_RUNNING:
+        lacking = awaited.short_of_workers(state, job, spec, tx.now_ms) if small else ()
         elastic.not_replaced(tx, uid, join([component.why for component in lacking]) or "it did not start")
     elif job.state is JOB_PENDING:
-        spec = tx.state.specs[uid].spec
-        if could_ever_fit(tx.state, spec):
+        if could_ever_fit(state, spec):
             tx.change_job(uid, deadline_ms=0)
-        else:
-            short = placing.waited_in_vain(tx.state.nodes.values(), spec) if spec.placement_nodes else ""
-            why = short or explaining.unschedulable(tx.state, spec).summary
-            ending.end(tx, uid, JOB_FAILED, f"timed out waiting for nodes: {why}")
+            return
+        why = f"nothing there could ever hold {spec.name}"
+        if spec.placement_nodes:
+            there = sum(node.state not in GONE for node in state.nodes.values())
+            why = f"its placement needs {spec.placement_nodes} nodes; {there} joined"
+        if small:
+            short = placing.waited_in_vain(state.nodes.values(), spec) if spec.placement_nodes else ""
+            why = short or explaining.unschedulable(state, spec).summary
+        ending.end(tx, uid, JOB_FAILED, f"timed out waiting for nodes: {why}")
 
 
 def _group_due(tx: Transaction, group_id: str) -> None:
@@ -368,6 +383,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.GroupDeleted: requests.delete_group,
     ev.NodeJoined: nodes.joined,
     ev.NodeRayChanged: nodes.ray_changed,
+    ev.NodeObserved: nodes.observed,
     ev.NodeSuspected: nodes.suspected,
     ev.NodeLost: nodes.lost,
     ev.NodeLeft: nodes.left,
@@ -381,6 +397,7 @@ HANDLERS: Mapping[type[ev.Event], Handler] = {
     ev.WorkerStopped: workers.handle,
     ev.WorkerExited: workers.handle,
     ev.WorkerFinished: workers.handle,
+    ev.WorkerProgressed: workers.handle,
     ev.GroupReady: _group_ready,
     ev.GroupFailed: _group_failed,
     ev.GroupFound: _group_found,

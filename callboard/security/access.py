@@ -18,10 +18,10 @@ from callboard.security.certificates import ISSUED_NAME, LOCAL, read_issued
 from callboard.security.dialing import AUTHORIZATION, SCHEME
 from callboard.security.grants import GRANTS_NAME, Grant, read_grants
 from callboard.security.places import UnsafeFile
-from callboard.security.roles import ANYBODY, OWNER, Identity, Role
+from callboard.security.roles import ANYBODY, GUEST, OWNER, Identity, Role
 from callboard.security.signed_tokens import SignedTokenRules, SignedTokens, looks_signed
 from callboard.security.tls import Peers, version
-from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, same
+from callboard.security.tokens import MAX_TOKEN_CHARS, TOKEN_NAME, controller_token, fingerprint, new_token, same
 from callboard.wire.refusals import NotAuthenticated
 
 _log = structlog.get_logger(__name__)
@@ -74,6 +74,7 @@ class Access:
         self._grants: dict[str, Grant] = {}
         self.trouble = ""
         """Why a changed file is not used; empty: it is."""
+        self._guest_token = ""
         self.token = ""
         """The owner's token; empty until :meth:`open`, and with --insecure."""
 
@@ -115,6 +116,11 @@ class Access:
         """A token was made just now: it counts at once."""
         self._looked_s = -LOOK_EVERY_S
 
+    def guest_token(self) -> str:
+        """A token of this process alone for whoever reads a page that is open to everybody."""
+        self._guest_token = self._guest_token or new_token()
+        return self._guest_token
+
     def may_read_figures(self, token: str) -> bool:
         """Whether the figures for Prometheus are for the bearer of a token."""
         if self._insecure:
@@ -139,6 +145,8 @@ class Access:
             return None
         if same(token, self.token):
             return OWNER
+        if self._guest_token and same(token, self._guest_token):
+            return GUEST
         if not self._grants:
             return None
         found = self._grants.get(fingerprint(token))
@@ -159,8 +167,8 @@ class Access:
         if found.serial in self._revoked or self._wall_s() >= found.expires_s:
             what = "was revoked" if found.serial in self._revoked else "has expired"
             raise NotAuthenticated(
-                f"the certificate of {found.identity.name} {what}. Ask whoever runs the controller for a new one "
-                "(`callboard certs renew`)"
+                f"the certificate of {found.identity.name} {what}. Ask the person who runs the controller for a new "
+                "one (`callboard certs renew`)"
             )
         return None if found.identity.name == LOCAL else found.identity
 

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 
-CERTS_NAME = "certs"
-"""Directory below the state directory where the controller looks for certificates."""
-
 ISSUED_NAME = "issued.json"
-SERVER, LOCAL = "server", "local"
+SERVER, LOCAL, AUTHORITY = "server", "local", "authority"
 AUTHORITY_LASTS_MS = 10 * 365 * 86_400_000
 LASTS_MS = 365 * 86_400_000
 
@@ -56,6 +53,7 @@ class Issued:
         made_ms: in milliseconds since 1970.
         expires_ms: from when on it doesn't count.
         revoked_ms: when it was taken back; 0: it was not.
+        authority: number of the authority's certificate that signed it; empty: the first one.
     """
 
     serial: str
@@ -65,6 +63,7 @@ class Issued:
     made_ms: int
     expires_ms: int
     revoked_ms: int = 0
+    authority: str = ""
 
 
 def read_issued(directory: Path) -> list[Issued]:
@@ -95,9 +94,6 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
         UnsafeRunDirectory: others can write there.
         OSError: the files can't be written.
     """
-    from cryptography import x509  # noqa: PLC0415 - an extra, and slow to import
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
     if (directory / "ca.pem").exists():
         raise BadCertificate(
             f"there is an authority in {directory} already, and its certificates would count no longer; "
@@ -105,15 +101,7 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
         )
     for folder in (directory.parent, directory):
         make_private(folder)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _subject("callboard authority", "")
-    certificate = (
-        _built(name, name, key.public_key(), AUTHORITY_LASTS_MS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    signed = _signed(certificate, key)
+    signed, key = _new_authority()
     _write_pair(directory / "ca.pem", directory / "ca.key", signed, key)
     own = {"localhost", "127.0.0.1", "::1", socket.gethostname(), *hosts}
     with _changing(directory) as issued:
@@ -122,6 +110,78 @@ def make_authority(directory: Path, hosts: Sequence[str], *, lasts_ms: int = LAS
         # Known by their token; this only opens the connection.
         local = _Wanted(name=LOCAL, role=Role.VIEWER, folder=directory, stem=LOCAL, lasts_ms=LASTS_MS)
         _issue(directory, issued, local)
+
+
+def renew_authority(directory: Path) -> None:
+    """Gives the authority a new key, which signs from now on. Certificates of the old one stay valid, and the
+    controller shows its old one, until :func:`retire_authority`: meanwhile every certificate can be renewed.
+
+    Raises:
+        BadCertificate: there is no authority.
+        UnsafeFile, OSError: files can't be used.
+    """
+    with _changing(directory) as issued:
+        signed, key = _new_authority()
+        # The certificates first: until the new key is there, the old one signs, and finds its own among them.
+        write_private(directory / "ca.pem", _pem(signed) + (directory / "ca.pem").read_text(encoding="ascii"))
+        write_private(directory / "ca.key", _key_pem(key))
+        local = _Wanted(name=LOCAL, role=Role.VIEWER, folder=directory, stem=LOCAL, lasts_ms=LASTS_MS)
+        _issue(directory, issued, local)
+
+
+def retire_authority(directory: Path) -> int:
+    """Takes all authorities back but the newest, and with them all that they signed; returns how many.
+
+    Raises:
+        BadCertificate: somebody's last certificate is of an old one.
+        UnsafeFile, OSError: files can't be used.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    with _changing(directory) as issued:
+        newest, others = _authorities(directory)
+        last = {each.name: each for each in issued if not each.revoked_ms and each.expires_ms > now_ms}
+        if old := sorted(
+            name for name, each in last.items() if others and each.authority != f"{newest.serial_number:x}"
+        ):
+            raise BadCertificate(
+                f"these still have a certificate of the old authority: {', '.join(old)}; renew each with `callboard "
+                "certs renew NAME` and take it to its machine, let agents join again, or revoke what is not used"
+            )
+        write_private(directory / "ca.pem", _pem(newest))
+    return len(others)
+
+
+def _new_authority() -> tuple[x509.Certificate, Any]:
+    from cryptography import x509  # noqa: PLC0415 - an extra, and slow to import
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _subject("callboard authority", "")
+    certificate = (
+        _built(name, name, key.public_key(), AUTHORITY_LASTS_MS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return _signed(certificate, key), key
+
+
+def _authorities(directory: Path) -> tuple[x509.Certificate, list[x509.Certificate]]:
+    """The authority that signs, and the others that are still believed."""
+    from cryptography import x509  # noqa: PLC0415
+
+    signs = _signer(directory).public_key()
+    known = x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
+    own = [each for each in known if each.public_key() == signs]
+    if not own:
+        raise BadCertificate(f"{directory / 'ca.pem'} is not of the key in ca.key; put a backup of both in their place")
+    return own[0], [each for each in known if each is not own[0]]
+
+
+def _signer(directory: Path) -> Any:
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
+
+    return load_pem_private_key(read_private(directory / "ca.key").encode(), password=None)
 
 
 def issue(directory: Path, name: str, role: Role, folder: Path, *, lasts_ms: int = LASTS_MS) -> Issued:
@@ -213,6 +273,8 @@ def renew(directory: Path, name: str, *, lasts_ms: int = LASTS_MS) -> Issued:
         else:
             hosts, stem = [], LOCAL if name == LOCAL else "cert"
         folder = Path(last.folder)
+        if stem == "cert":  # The authority may be another one since.
+            write_private(folder / "ca.pem", (directory / "ca.pem").read_text(encoding="ascii"))
         wanted = _Wanted(name=name, role=last.role, hosts=hosts, folder=folder, stem=stem, lasts_ms=lasts_ms)
         return _issue(directory, issued, wanted)
 
@@ -229,7 +291,7 @@ def revoke(directory: Path, name: str) -> int:
         found = [place for place, each in enumerate(issued) if each.name == name and not each.revoked_ms]
         if not found or name == SERVER:
             raise BadCertificate(
-                f"there is no client's certificate of {name} that counts; `callboard certs list` shows those there are"
+                f"there is no valid client's certificate of {name}; `callboard certs list` shows those there are"
             )
         for place in found:
             issued[place] = replace(issued[place], revoked_ms=now_ms)
@@ -237,7 +299,7 @@ def revoke(directory: Path, name: str) -> int:
 
 
 def _check_name(name: str) -> None:
-    if not is_name(name) or name in (OWNER.name, SERVER, LOCAL):
+    if not is_name(name) or name in (OWNER.name, SERVER, LOCAL, AUTHORITY):
         raise BadCertificate(
             f"{name!r} can't be the name of a client; take letters, digits, '.', '_' and '-', a letter first"
         )
@@ -281,10 +343,8 @@ def _issue(directory: Path, issued: list[Issued], wanted: _Wanted) -> Issued:
 def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Wanted) -> tuple[x509.Certificate, Issued]:
     """A certificate that the authority signed; a controller's with ``hosts`` can't be a client's, nor the other way."""
     from cryptography import x509  # noqa: PLC0415
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
 
-    authority = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
-    signer = load_pem_private_key(read_private(directory / "ca.key").encode(), password=None)
+    authority, _ = _authorities(directory)
     use = x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH if wanted.role else x509.oid.ExtendedKeyUsageOID.SERVER_AUTH
     built = (
         _built(_subject(wanted.name, wanted.role), authority.subject, public, wanted.lasts_ms)
@@ -298,7 +358,7 @@ def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Want
     )
     if alternatives := [_alternative(host) for host in wanted.hosts]:
         built = built.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-    signed = _signed(built, signer)
+    signed = _signed(built, _signer(directory))
     return signed, Issued(
         serial=f"{signed.serial_number:x}",
         name=wanted.name,
@@ -306,6 +366,7 @@ def _certified(directory: Path, public: CertificatePublicKeyTypes, wanted: _Want
         folder=str(wanted.folder or ""),
         made_ms=time.time_ns() // 1_000_000,
         expires_ms=int(signed.not_valid_after_utc.timestamp() * 1000),
+        authority=f"{authority.serial_number:x}",
     )
 
 

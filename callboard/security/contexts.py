@@ -127,12 +127,12 @@ def current_context(environ: Mapping[str, str] = os.environ) -> Context | None:
 
 
 def context_for(address: str, environ: Mapping[str, str] = os.environ) -> Context | None:
-    """The context that is used, if it is of the controller at ``address``."""
+    """The context that is used, if it is of the controller at ``address``, or that is one of its several."""
     try:
         found = current_context(environ)
     except BadContext:
         return None  # whoever asks where the controller is hears of it
-    return found if found is not None and found.address == address else None
+    return found if found is not None and address in (found.address, *found.address.split(",")) else None
 
 
 def log_in(

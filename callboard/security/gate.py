@@ -13,7 +13,19 @@ from callboard.security.audit import AuditLog
 from callboard.security.roles import OPEN, Identity, Role, check_role, handle_for
 from callboard.wire.refusals import LimitReached, NotAuthenticated
 
-READ_ONLY = ("Get", "List", "Explain", "Watch", "Check", "Read", "SendOutput", "Inspect", "Resolve", "Search")
+READ_ONLY = (
+    "Get",
+    "List",
+    "Explain",
+    "Watch",
+    "Check",
+    "Read",
+    "SendOutput",
+    "AttachExec",
+    "Inspect",
+    "Resolve",
+    "Search",
+)
 """First parts of the names of methods that change nothing; every other call is written to the audit log."""
 
 CHATTY = frozenset({"RenewJobs", "ReportSignals", "ServerReflectionInfo"})
@@ -34,10 +46,17 @@ class ClientLimits:
     Attributes:
         requests_s: calls in a second; twice as many at once.
         streams: watches and other streams that are open.
+        refusals_s: refusals in a second of what is no valid request, or of somebody unknown at one address; more wait.
+            This one holds for the owner and agents, too: their mistakes come as fast as anybody's.
     """
 
     requests_s: int = 200
     streams: int = 50
+    refusals_s: int = 50
+
+
+LONGEST_WAIT_S = 1.0
+"""Longest that a refusal waits."""
 
 
 class Gate:
@@ -64,6 +83,7 @@ class Gate:
         self._now_s = now_s
         self._left: dict[str, tuple[float, float]] = {}
         """Calls that a client may still make, and when that was reckoned."""
+        self._refusals_left: dict[str, tuple[float, float]] = {}
         self._streams: Counter[str] = Counter()
 
     def identify(self, method: str, metadata: Any, certificate: bytes = b"") -> Identity:
@@ -135,18 +155,32 @@ class Gate:
             why=why,
         )
 
+    def patience_s(self, who: Identity | None, peer: str) -> float:
+        """How long a refusal waits that cost its caller nothing to provoke: one that comes again at once and for ever
+        must not take the time of others."""
+        name = f"peer {peer.rpartition(':')[0]}" if who is None else who.name
+        rate = self._limits.refusals_s
+        left = self._left_of(self._refusals_left, name, rate)
+        wait_s = min(max(0.0, (1 - left) / rate), LONGEST_WAIT_S)
+        self._refusals_left[name] = (max(left - 1, -rate * LONGEST_WAIT_S), self._now_s())
+        return wait_s
+
     def _count_call(self, name: str) -> None:
-        """A bucket that fills by so many calls a second and holds twice as many."""
-        rate, now_s = self._limits.requests_s, self._now_s()
-        left, reckoned_s = self._left.get(name, (2.0 * rate, now_s))
-        if len(self._left) >= MOST_REMEMBERED:
-            # Names come from a company's login, too; one that called long ago has its whole bucket again.
-            self._left = {each: of for each, of in self._left.items() if now_s - of[1] < 2}
-        left = min(2.0 * rate, left + (now_s - reckoned_s) * rate)
+        rate = self._limits.requests_s
+        left = self._left_of(self._left, name, rate)
+        self._left[name] = (left if left < 1 else left - 1, self._now_s())
         if left < 1:
-            self._left[name] = (left, now_s)
             raise LimitReached(f"{name} makes more than {rate} calls a second; call less often")
-        self._left[name] = (left - 1, now_s)
+
+    def _left_of(self, buckets: dict[str, tuple[float, float]], name: str, rate: float) -> float:
+        """What is in a bucket that fills by so many a second and holds twice as many."""
+        now_s = self._now_s()
+        left, reckoned_s = buckets.get(name, (2.0 * rate, now_s))
+        if len(buckets) >= MOST_REMEMBERED:
+            # Names come from a company's login, too; one that called long ago has its whole bucket again.
+            for each in [each for each, of in buckets.items() if now_s - of[1] >= 2]:
+                del buckets[each]
+        return min(2.0 * rate, left + (now_s - reckoned_s) * rate)
 
 
 def changes(name: str) -> bool:

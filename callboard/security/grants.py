@@ -16,7 +16,7 @@ from pathlib import Path
 
 from callboard.model.names import is_name
 from callboard.security.places import UnsafeFile, locked, read_private, write_private
-from callboard.security.roles import OWNER, Role
+from callboard.security.roles import GUEST, OWNER, Role
 from callboard.security.tokens import fingerprint, new_token
 
 GRANTS_NAME = "clients.json"
@@ -81,7 +81,7 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
     """
     if node and not is_name(node):
         raise BadGrant(f"{node!r} can't be the id of a node")
-    if not is_name(name) or name == OWNER.name:
+    if not is_name(name) or name in (OWNER.name, GUEST.name):
         raise BadGrant(
             f"{name!r} can't be the name of a client; take letters, digits, '.', '_' and '-', a letter first"
         )

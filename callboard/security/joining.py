@@ -1,4 +1,4 @@
-"""Joining: how an agent on another machine gets credentials of its own for a join token, and where it keeps them.
+"""Joining: how an agent on another machine gets credentials of its own for a join token, keeps them and renews them.
 
 A join token counts once, for a short time, for the role of an agent, and for one node if it names one. What is handed
 over (:class:`JoinToken`) also holds the authority by which the agent knows the controller, and the port to call.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import secrets
@@ -21,7 +22,7 @@ import structlog
 
 from callboard.security.access import Access
 from callboard.security.certificates import lifetime, new_request, sign_request
-from callboard.security.dialing import Channel, open_channel
+from callboard.security.dialing import Channel, Whereabouts, open_channel
 from callboard.security.grants import consume, grant
 from callboard.security.places import TLS_VARIABLES, make_private, read_private, write_private
 from callboard.security.roles import Identity, Role, check_node
@@ -71,11 +72,13 @@ class JoinToken:
             plain = json.loads(base64.urlsafe_b64decode(text.removeprefix(_PREFIX)))
             found = cls(secret=str(plain["token"]), port=int(plain["port"]), authority=str(plain["authority"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise BadToken(str(path), "is no join token. Make one with `callboard node token create`.") from error
+            raise BadToken(str(path), "is not a join token. Make one with `callboard node token create`.") from error
         return found
 
     def address(self, controller: str) -> str:
-        """Where to call, for an agent whose controller is at ``controller``."""
+        """Where to call, for an agent whose controller is at ``controller``, or one of several there."""
+        if "," in controller:
+            return ",".join(map(self.address, controller.split(",")))
         host, _, port = controller.rpartition(":")
         return f"{host}:{self.port or (int(port) + 1 if self.authority else port)}"
 
@@ -135,10 +138,22 @@ class AgentCredentials:
         self.token_file = self.directory / "token"
         self._pem = {"ca": self.directory / "ca.pem", "cert": self.directory / "cert.pem"}
         self._pem["key"] = self.directory / "cert.key"
+        self._joined_with = self.directory / "joined-with"
 
     def exist(self) -> bool:
         """Whether it has joined before."""
         return self.token_file.exists() or self._pem["cert"].exists()
+
+    def come_from(self, joining: JoinToken) -> bool:
+        """Whether it got them for this token. A unit goes on to name the token that was used up; another token is of
+        somebody who wants the node to join anew, perhaps a controller that was made anew under the same name."""
+        if self._joined_with.exists():
+            return self._joined_with.read_text().strip() == _digest(joining)
+        # A version before this one kept no note; what another authority signed is of another controller all the same.
+        return self.exist() and (not joining.authority or joining.authority in self._authority())
+
+    def _authority(self) -> str:
+        return self._pem["ca"].read_text() if self._pem["ca"].exists() else ""
 
     def environment(self) -> dict[str, str]:
         """Variables by which the program finds a certificate; empty: it has a token."""
@@ -159,14 +174,14 @@ class AgentCredentials:
         authority = joining.authority.encode()
         tls = TlsParts(ca=authority, cert=b"", key=b"") if authority else None
         options = [("grpc.enable_http_proxy", 0)]
-        async with Channel(joining.address(controller), options, lambda: joining.secret, lambda: tls) as channel:
-            answer: agent_pb2.JoinResponse = await agent_pb2_grpc.AgentServiceStub(channel).Join(
-                agent_pb2.JoinRequest(node_id=node_id, certificate_request=request.encode()), timeout=_JOIN_S
-            )
+        where = Whereabouts(joining.address(controller))
+        async with Channel(where, options, lambda _: joining.secret, lambda _: tls) as channel:
+            answer = await _joined(channel, node_id, request)
         if answer.token:
             write_private(self.token_file, answer.token + "\n")
         else:
             self._keep(key, answer)
+        write_private(self._joined_with, _digest(joining) + "\n")
 
     async def keep_renewed(self, controller: str, node_id: str, *, look_every_s: float = LOOK_EVERY_S) -> None:
         """Asks for the next certificate when a third of its time is left, for ever; who has a token needs none. The
@@ -184,9 +199,7 @@ class AgentCredentials:
     async def _renew(self, controller: str, node_id: str) -> None:
         key, request = new_request(node_id)
         async with open_channel(controller, [("grpc.enable_http_proxy", 0)]) as channel:
-            answer: agent_pb2.JoinResponse = await agent_pb2_grpc.AgentServiceStub(channel).Join(
-                agent_pb2.JoinRequest(node_id=node_id, certificate_request=request.encode()), timeout=_JOIN_S
-            )
+            answer = await _joined(channel, node_id, request)
         if answer.certificate:
             self._keep(key, answer)
 
@@ -198,3 +211,24 @@ class AgentCredentials:
         write_private(self._pem["key"], key)
         write_private(self._pem["ca"], answer.authority)
         write_private(self._pem["cert"], answer.certificate)
+
+
+def _digest(joining: JoinToken) -> str:
+    return hashlib.sha256(joining.secret.encode()).hexdigest()
+
+
+async def _joined(channel: Channel, node_id: str, request: str) -> agent_pb2.JoinResponse:
+    """The answer of the controller that leads, each of several asked once and those that were named."""
+    asked: set[str] = set()
+    while True:
+        asked.add(channel.address)
+        try:
+            answer: agent_pb2.JoinResponse = await agent_pb2_grpc.AgentServiceStub(channel).Join(
+                agent_pb2.JoinRequest(node_id=node_id, certificate_request=request.encode()), timeout=_JOIN_S
+            )
+        except grpc.aio.AioRpcError as error:
+            away = error.code() is grpc.StatusCode.UNAVAILABLE
+            if not (away and channel.moved(error)) or channel.address in asked:
+                raise
+        else:
+            return answer

@@ -12,6 +12,9 @@ from pathlib import Path
 NO_CONTEXT = "none"
 """Stands for no context of those that this account logged in to, in the variable and for `callboard context use`."""
 
+CERTS_NAME = "certs"
+"""Directory below the state directory where the controller looks for certificates."""
+
 MAX_SECRET_BYTES = 64 << 10
 """Above any token, key or certificate chain; a larger file is another kind of file."""
 

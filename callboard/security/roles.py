@@ -33,6 +33,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
     "callboard.v1.AgentService": {
         "Session": _AGENT,
         "SendOutput": _AGENT,
+        "AttachExec": _AGENT,
         "GetPackage": _AGENT,
         # An agent that has joined gets its next certificate by the one it has.
         "Join": _AGENT | {Role.JOINER},
@@ -69,6 +70,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "ExplainJob": _PEOPLE,
         # What jobs print may hold anything, so it is not for viewers.
         "ReadJobOutput": _TRAINER,
+        "ExecWorker": _TRAINER,
     },
     "callboard.v1.PlacementGroupService": {
         "GetPlacementGroup": _READERS,
@@ -80,6 +82,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "GetPolicy": _PEOPLE,
         "SetPolicy": _OPERATOR,
         "GetStats": _PEOPLE,
+        "GetOverview": _PEOPLE,
         # Names jobs of every pool.
         "GetDemand": _READERS,
         "ListAudit": _OPERATOR,
@@ -122,6 +125,9 @@ ANYBODY = Identity("anybody", None)
 
 OWNER = Identity("owner", None)
 """The account that started the controller."""
+
+GUEST = Identity("guest", Role.VIEWER)
+"""Everybody who reads a web page that is open (--page-open)."""
 
 _caller: ContextVar[Identity] = ContextVar("callboard_caller", default=OWNER)
 

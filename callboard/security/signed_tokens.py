@@ -133,7 +133,7 @@ class SignedTokens:
                 return role
         raise NotAuthenticated(
             f"the claim {self._rules.role_claim} of the signed token gives no role here; there are {', '.join(named)}. "
-            "Ask whoever manages the groups of the login"
+            "Ask the person who manages the groups of the login"
         )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import grpc
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from callboard.security.places import TLS_VARIABLES, UnsafeFile, read_private
 from callboard.security.roles import Identity, Role
+
+if TYPE_CHECKING:
+    import grpc
 
 _MAX_KNOWN = 10_000
 
@@ -69,6 +72,8 @@ class TlsParts:
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For a client. Without an authority: those that the machine trusts."""
+        import grpc  # noqa: PLC0415 - the options of programs name these files, and their help comes without gRPC
+
         return grpc.ssl_channel_credentials(self.ca or None, self.key or None, self.cert or None)
 
 
@@ -90,6 +95,8 @@ class ServerTls:
         Args:
             ask: whether a caller must show a certificate of the authority.
         """
+        import grpc  # noqa: PLC0415 - as above
+
         given = self._versions
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -107,6 +114,26 @@ class ServerTls:
 
         fetcher: Any = fetch  # None is allowed, whatever the stubs say
         return grpc.dynamic_ssl_server_credentials(configuration(), fetcher, require_client_authentication=ask)
+
+    def keep_renewed(self, context: ssl.SSLContext) -> None:
+        """Each connection that begins with `context` from now on shows the newest certificate.
+
+        The context is left as it is: while another certificate is loaded into one, a connection that begins just then
+        finds a certificate without its key.
+        """
+        newest, shown = context, self._versions
+
+        def begin(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+            nonlocal newest, shown
+            if self.look() and shown != self._versions:
+                fresh, versions = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._versions
+                # Replaced again since the look: the next connection reads what is there then.
+                with contextlib.suppress(OSError):
+                    fresh.load_cert_chain(str(self.files.cert), str(self.files.key))
+                    newest, shown = fresh, versions
+            connection.context = newest
+
+        context.sni_callback = begin
 
     def look(self) -> bool:
         """Reads the files again if they changed; False: they can't be used, and what was read before still is."""

@@ -104,14 +104,22 @@ def read_token(path: Path) -> str:
         raise BadToken(str(path), error.why) from error
 
 
-def find_token(address: str, token_file: Path | None = None, environ: Mapping[str, str] = os.environ) -> str:
+def find_token(
+    address: str,
+    token_file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    stated_tls: TlsFiles | None = None,
+) -> str:
     """The token for the controller at ``address``: that of the file, of CALLBOARD_TOKEN_FILE, of CALLBOARD_TOKEN, of
     the context in use if it is of this address, or the one that a controller of this account registered for it; empty:
-    none is known.
+    none is known. A certificate that a program states (``stated_tls``) says who it is, unless it names a file, too.
 
     Raises:
         BadToken: the one that is stated can't be used.
     """
+    if stated_tls is not None and stated_tls.cert is not None and token_file is None:
+        return ""
     named = token_file or (Path(environ[TOKEN_FILE_VARIABLE]) if environ.get(TOKEN_FILE_VARIABLE) else None)
     if named is not None:
         return read_token(named)
@@ -142,15 +150,17 @@ def _registration(address: str, environ: Mapping[str, str]) -> dict[str, Any]:
     return {}
 
 
-def find_tls(address: str, environ: Mapping[str, str] = os.environ) -> TlsParts | None:
-    """What to connect to the controller at ``address`` with: the files that CALLBOARD_TLS_CA, _CERT and _KEY name,
-    those of the context in use if it is of this address, or those that a controller of this account registered; None:
-    without TLS.
+def find_tls(
+    address: str, environ: Mapping[str, str] = os.environ, *, stated: TlsFiles | None = None
+) -> TlsParts | None:
+    """What to connect to the controller at ``address`` with: the files ``stated``, those that CALLBOARD_TLS_CA, _CERT
+    and _KEY name, those of the context in use if it is of this address, or those that a controller of this account
+    registered; None: without TLS.
 
     Raises:
         BadToken: a file can't be used.
     """
-    files = TlsFiles.stated(environ)
+    files = stated or TlsFiles.stated(environ)
     if files is None and (context := context_for(address, environ)) is not None:
         files = context.tls
     if files is None:

@@ -5,7 +5,7 @@
 What is real: the controller as it ships (``callboard.controller.core`` on a virtual event loop: the scheduler, the loop
 around it, sessions, liveness, event log), the agents as they ship (``callboard.agents.node_agent``: sessions, leases,
 commands, workers, stop ladder, placement groups, spares, the part in Ray, taking over from a killed agent), the
-journal's codec (every decision is encoded, and a crash is answered by decoding), and the messages between the two. What
+journal with its store and SQLite (a crash is answered by opening what it left), and the messages between the two. What
 is virtual: time, the network, the controller's disk, machines with their processes and records (by the protocols of
 ``callboard.agents.machine``), what runs beside an agent (Ray, its driver, the fence), the code of workers, clients.
 
@@ -20,7 +20,7 @@ agent, ground, supervisor   one run of an agent, the machine as it sees it, and 
 controller, disk   the surroundings of the controller
 shapes, calls, workload, operators   pools, jobs, and who asks for them
 chaos          which fault happens when
-audit, witness, promises   what must hold: of every decision, message, and acknowledged request
+audit, witness, promises, yielding   what must hold: of every decision, message, acknowledged request, and stop
 simulator      puts them together; report: what came out; shrinking: the least that still fails
 =============  ==========================================================================
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from callboard.controller.loop.collector import sparing_a_run
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.records.events import Event
 from callboard.scheduler.records.job_records import Change, Drop, JobRecord, Put
@@ -96,7 +97,7 @@ class Simulator:
         """Runs it."""
         started_s = time.perf_counter()
         failure = None
-        with watched_logs(self.timeline):
+        with sparing_a_run(), watched_logs(self.timeline):
             try:
                 self._trouble()
                 self._heal()
@@ -104,6 +105,7 @@ class Simulator:
             except Exception as error:  # noqa: BLE001 - whatever it is, the seed that leads there is wanted
                 failure = self._failure(error)
             self.timeline.close_down()
+            self.disk.close()
         return self._report(time.perf_counter() - started_s, failure)
 
     # ---- phases ----
@@ -119,10 +121,11 @@ class Simulator:
         self.timeline.after(5_000, self.chaos.start)
         hours, events = self.options.hours, self.options.events
         until_ms = None if hours is None else round(hours * 3_600_000)
+        few_jobs = self.options.jobs is not None
         while not (events is not None and self.steps >= events):
             if self.timeline.now_ms - self._decided_at_ms > STILL_MS:
                 raise RuleBroken("R1", f"nothing was decided for {STILL_MS} ms, whatever was asked")
-            if not self.timeline.step(until_ms) or (self.workload.finished and self._all_ended()):
+            if not self.timeline.step(until_ms) or (few_jobs and self.workload.finished and self._all_ended()):
                 break
 
     def _heal(self) -> None:

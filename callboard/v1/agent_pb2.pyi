@@ -258,6 +258,7 @@ class SessionResponse(_message.Message):
     INQUIRY_FIELD_NUMBER: _builtins.int
     READ_OUTPUT_FIELD_NUMBER: _builtins.int
     FORGET_JOBS_FIELD_NUMBER: _builtins.int
+    START_EXEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """Accepts the session."""
@@ -294,6 +295,10 @@ class SessionResponse(_message.Message):
     def forget_jobs(self) -> Global___ForgetJobs:
         """Jobs that were forgotten: their output may go."""
 
+    @_builtins.property
+    def start_exec(self) -> Global___StartExec:
+        """Run a program in the environment of a worker: answered by a call of AttachExec."""
+
     def __init__(
         self,
         *,
@@ -306,12 +311,13 @@ class SessionResponse(_message.Message):
         inquiry: Global___Inquiry | None = ...,
         read_output: Global___ReadOutput | None = ...,
         forget_jobs: Global___ForgetJobs | None = ...,
+        start_exec: Global___StartExec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "forget_jobs", b"forget_jobs", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "read_output", b"read_output", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "forget_jobs", b"forget_jobs", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "read_output", b"read_output", "spare_target", b"spare_target", "start_exec", b"start_exec", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "forget_jobs", b"forget_jobs", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "read_output", b"read_output", "spare_target", b"spare_target", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "command", b"command", "forget_jobs", b"forget_jobs", "heartbeat_reply", b"heartbeat_reply", "inquiry", b"inquiry", "message", b"message", "ray_bootstrap", b"ray_bootstrap", "read_output", b"read_output", "spare_target", b"spare_target", "start_exec", b"start_exec", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target", "inquiry", "read_output", "forget_jobs"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "command", "ack", "ray_bootstrap", "heartbeat_reply", "spare_target", "inquiry", "read_output", "forget_jobs", "start_exec"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -364,6 +370,7 @@ class Hello(_message.Message):
     OUTPUT_JOBS_FIELD_NUMBER: _builtins.int
     RAY_VERSION_FIELD_NUMBER: _builtins.int
     PYTHON_VERSION_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable id of the node: [A-Za-z][A-Za-z0-9_.-]{0,62}."""
     version: _builtins.str
@@ -418,6 +425,10 @@ class Hello(_message.Message):
     def output_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of the jobs whose output the node keeps, at most 10000."""
 
+    @_builtins.property
+    def devices(self) -> Global___DeviceStates:
+        """What the driver says of the node's devices."""
+
     def __init__(
         self,
         *,
@@ -442,10 +453,11 @@ class Hello(_message.Message):
         output_jobs: _abc.Iterable[_builtins.str] | None = ...,
         ray_version: _builtins.str = ...,
         python_version: _builtins.str = ...,
+        devices: Global___DeviceStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "devices", b"devices", "inventory", b"inventory", "rank", b"rank", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "output_jobs", b"output_jobs", "pid", b"pid", "python_version", b"python_version", "rank", b"rank", "ray", b"ray", "ray_version", b"ray_version", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "clock_ms", b"clock_ms", "devices", b"devices", "epoch_seen", b"epoch_seen", "hardware", b"hardware", "hostname", b"hostname", "instance", b"instance", "inventory", b"inventory", "labels", b"labels", "node_group", b"node_group", "node_id", b"node_id", "number", b"number", "output_jobs", b"output_jobs", "pid", b"pid", "python_version", b"python_version", "rank", b"rank", "ray", b"ray", "ray_version", b"ray_version", "runtime", b"runtime", "token", b"token", "version", b"version", "warm_spares", b"warm_spares", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
@@ -688,6 +700,8 @@ class Heartbeat(_message.Message):
     CLOCK_MS_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     KILL_WITHIN_MS_FIELD_NUMBER: _builtins.int
+    PRELOADS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts up from 1 in each session."""
     clock_ms: _builtins.int
@@ -700,6 +714,14 @@ class Heartbeat(_message.Message):
     def ray(self) -> Global___RayNode:
         """Set when the node's part in Ray changed."""
 
+    @_builtins.property
+    def preloads(self) -> Global___PreloadStates:
+        """Set when the spares with preloaded modules changed."""
+
+    @_builtins.property
+    def devices(self) -> Global___DeviceStates:
+        """Set when what the driver says of the node's devices changed."""
+
     def __init__(
         self,
         *,
@@ -708,10 +730,12 @@ class Heartbeat(_message.Message):
         clock_ms: _builtins.int = ...,
         leaving: _builtins.bool = ...,
         kill_within_ms: _builtins.int | None = ...,
+        preloads: Global___PreloadStates | None = ...,
+        devices: Global___DeviceStates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms", "kill_within_ms", b"kill_within_ms", "ray", b"ray"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms", "devices", b"devices", "kill_within_ms", b"kill_within_ms", "preloads", b"preloads", "ray", b"ray"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms", "clock_ms", b"clock_ms", "kill_within_ms", b"kill_within_ms", "leaving", b"leaving", "ray", b"ray", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms", "clock_ms", b"clock_ms", "devices", b"devices", "kill_within_ms", b"kill_within_ms", "leaving", b"leaving", "preloads", b"preloads", "ray", b"ray", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kill_within_ms: _TypeAlias = _typing.Literal["kill_within_ms"]  # noqa: Y015
     _WhichOneofArgType__kill_within_ms: _TypeAlias = _typing.Literal["_kill_within_ms", b"_kill_within_ms"]  # noqa: Y015
@@ -898,6 +922,98 @@ class SendOutputResponse(_message.Message):
 Global___SendOutputResponse: _TypeAlias = SendOutputResponse  # noqa: Y015
 
 @_typing.final
+class StartExec(_message.Message):
+    """Asks for a program in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXEC_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    exec_id: _builtins.str
+    """Id, by which AttachExec answers. It can't be guessed."""
+    generation: _builtins.int
+    """Its generation."""
+    @_builtins.property
+    def worker(self) -> _common_pb2.WorkerKey:
+        """Which worker."""
+
+    @_builtins.property
+    def command(self) -> _common_pb2.ExecCommand:
+        """What to run."""
+
+    def __init__(
+        self,
+        *,
+        exec_id: _builtins.str = ...,
+        worker: _common_pb2.WorkerKey | None = ...,
+        generation: _builtins.int = ...,
+        command: _common_pb2.ExecCommand | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "exec_id", b"exec_id", "generation", b"generation", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartExec: _TypeAlias = StartExec  # noqa: Y015
+
+@_typing.final
+class AttachExecRequest(_message.Message):
+    """From an agent, about a program in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXEC_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    exec_id: _builtins.str
+    """The program that this stream is for; first, and once."""
+    @_builtins.property
+    def output(self) -> _common_pb2.ExecOutput:
+        """What comes from it."""
+
+    def __init__(
+        self,
+        *,
+        exec_id: _builtins.str = ...,
+        output: _common_pb2.ExecOutput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "exec_id", b"exec_id", "output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "exec_id", b"exec_id", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["exec_id", "output"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___AttachExecRequest: _TypeAlias = AttachExecRequest  # noqa: Y015
+
+@_typing.final
+class AttachExecResponse(_message.Message):
+    """To an agent, for a program in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def input(self) -> _common_pb2.ExecInput:
+        """What goes to it."""
+
+    def __init__(
+        self,
+        *,
+        input: _common_pb2.ExecInput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachExecResponse: _TypeAlias = AttachExecResponse  # noqa: Y015
+
+@_typing.final
 class HeartbeatReply(_message.Message):
     """Answers a heartbeat."""
 
@@ -926,20 +1042,98 @@ class SpareTarget(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: _builtins.int
+    PRELOADS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Idle worker hosts: the node's own setting while a job or a placement group is about, else 0."""
+    @_builtins.property
+    def preloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Preload]:
+        """Further spares for pools with work, one entry for each list of modules."""
+
     def __init__(
         self,
         *,
         count: _builtins.int = ...,
+        preloads: _abc.Iterable[Global___Preload] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "preloads", b"preloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SpareTarget: _TypeAlias = SpareTarget  # noqa: Y015
+
+@_typing.final
+class Preload(_message.Message):
+    """Modules that spares import before a start takes them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the modules, in the order in which they are imported."""
+
+    def __init__(
+        self,
+        *,
+        modules: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modules", b"modules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preload: _TypeAlias = Preload  # noqa: Y015
+
+@_typing.final
+class PreloadStates(_message.Message):
+    """What became of all preloads on a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PreloadState]:
+        """Of each list of modules, at most 64."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[_common_pb2.PreloadState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreloadStates: _TypeAlias = PreloadStates  # noqa: Y015
+
+@_typing.final
+class DeviceStates(_message.Message):
+    """What the driver says of the node's devices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DeviceState]:
+        """Of each device that has a driver that answers, or a fault."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[_common_pb2.DeviceState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceStates: _TypeAlias = DeviceStates  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):
@@ -1139,6 +1333,12 @@ class StartWorker(_message.Message):
     PORTS_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
     WORKING_DIR_FIELD_NUMBER: _builtins.int
+    PY_MODULES_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    PRELOAD_FIELD_NUMBER: _builtins.int
+    LIMIT_GPU_MEMORY_FIELD_NUMBER: _builtins.int
+    CPU_AFFINITY_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Fencing token of this start."""
     attempt: _builtins.int
@@ -1193,6 +1393,14 @@ class StartWorker(_message.Message):
     """Signal that a stop begins with, sent to the worker's process tree: "SIGTERM"; empty: none."""
     working_dir: _builtins.str
     """Code that it runs in: a package that GetPackage gives. Empty: none."""
+    environment: _builtins.str
+    """Python environment that it runs in, as in ComponentSpec; empty: the agent's."""
+    container: _builtins.str
+    """Container image that its command runs in; empty: none."""
+    limit_gpu_memory: _builtins.bool
+    """PyTorch in the worker allocates no more memory of a GPU than its allocation has."""
+    cpu_affinity: _builtins.bool
+    """It runs on CPUs of the NUMA nodes that its GPUs are near to."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1220,6 +1428,14 @@ class StartWorker(_message.Message):
     @_builtins.property
     def secret_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names among env whose values are secret whatever their names: masked in what the agent tells."""
+
+    @_builtins.property
+    def py_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that it can import: packages, in order of precedence."""
+
+    @_builtins.property
+    def preload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that a spare may have imported already, as the pool says; a start that no such spare suits imports them."""
 
     def __init__(
         self,
@@ -1258,10 +1474,16 @@ class StartWorker(_message.Message):
         ports: _builtins.int = ...,
         stop_signal: _builtins.str = ...,
         working_dir: _builtins.str = ...,
+        py_modules: _abc.Iterable[_builtins.str] | None = ...,
+        environment: _builtins.str = ...,
+        container: _builtins.str = ...,
+        preload: _abc.Iterable[_builtins.str] | None = ...,
+        limit_gpu_memory: _builtins.bool = ...,
+        cpu_affinity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "checkpoint", b"checkpoint", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "entry", b"entry", "env", b"env", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "stop_signal", b"stop_signal", "strict", b"strict", "worker", b"worker", "working_dir", b"working_dir", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "alias", b"alias", "allocation", b"allocation", "args_json", b"args_json", "attempt", b"attempt", "checkpoint", b"checkpoint", "container", b"container", "cpu_affinity", b"cpu_affinity", "entry", b"entry", "env", b"env", "environment", b"environment", "generation", b"generation", "hardware_json", b"hardware_json", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "job_name", b"job_name", "kwargs_json", b"kwargs_json", "limit_gpu_memory", b"limit_gpu_memory", "local_rank", b"local_rank", "local_world_size", b"local_world_size", "master_address", b"master_address", "master_port", b"master_port", "max_concurrency", b"max_concurrency", "members", b"members", "node_group", b"node_group", "node_rank", b"node_rank", "observes_devices", b"observes_devices", "pass_env", b"pass_env", "ports", b"ports", "preload", b"preload", "progress_timeout_ms", b"progress_timeout_ms", "py_modules", b"py_modules", "ray_placement_group_id", b"ray_placement_group_id", "secret_names", b"secret_names", "start_timeout_ms", b"start_timeout_ms", "stop_signal", b"stop_signal", "strict", b"strict", "worker", b"worker", "working_dir", b"working_dir", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1541,6 +1763,7 @@ class Report(_message.Message):
     RAY_NODE_EXITED_FIELD_NUMBER: _builtins.int
     PLACEMENT_GROUP_FOUND_FIELD_NUMBER: _builtins.int
     PORT_RESERVED_FIELD_NUMBER: _builtins.int
+    WORKER_PROGRESS_FIELD_NUMBER: _builtins.int
     report_id: _builtins.str
     """Id, unique for the node: the same id always carries the same content."""
     command_id: _builtins.str
@@ -1593,6 +1816,10 @@ class Report(_message.Message):
     def port_reserved(self) -> Global___PortReserved:
         """A port was reserved as asked."""
 
+    @_builtins.property
+    def worker_progress(self) -> Global___WorkerProgress:
+        """What is done before a worker's process can start, where that takes long."""
+
     def __init__(
         self,
         *,
@@ -1610,16 +1837,49 @@ class Report(_message.Message):
         ray_node_exited: Global___RayNodeExited | None = ...,
         placement_group_found: Global___PlacementGroupFound | None = ...,
         port_reserved: Global___PortReserved | None = ...,
+        worker_progress: Global___WorkerProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "port_reserved", b"port_reserved", "ray_node_exited", b"ray_node_exited", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "port_reserved", b"port_reserved", "ray_node_exited", b"ray_node_exited", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_progress", b"worker_progress", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "port_reserved", b"port_reserved", "ray_node_exited", b"ray_node_exited", "report_id", b"report_id", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "command_refused", b"command_refused", "content", b"content", "placement_group_failed", b"placement_group_failed", "placement_group_found", b"placement_group_found", "placement_group_ready", b"placement_group_ready", "placement_group_removed", b"placement_group_removed", "port_reserved", b"port_reserved", "ray_node_exited", b"ray_node_exited", "report_id", b"report_id", "worker_exited", b"worker_exited", "worker_finished", b"worker_finished", "worker_progress", b"worker_progress", "worker_ready", b"worker_ready", "worker_start_failed", b"worker_start_failed", "worker_stopped", b"worker_stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["worker_ready", "worker_start_failed", "worker_stopped", "worker_exited", "worker_finished", "placement_group_ready", "placement_group_failed", "placement_group_removed", "command_refused", "ray_node_exited", "placement_group_found", "port_reserved"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["worker_ready", "worker_start_failed", "worker_stopped", "worker_exited", "worker_finished", "placement_group_ready", "placement_group_failed", "placement_group_removed", "command_refused", "ray_node_exited", "placement_group_found", "port_reserved", "worker_progress"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___Report: _TypeAlias = Report  # noqa: Y015
+
+@_typing.final
+class WorkerProgress(_message.Message):
+    """What the start of a worker is at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    """Which generation."""
+    message: _builtins.str
+    """What its node does, as the end of a sentence: "builds the environment, 34 s: pip install"."""
+    @_builtins.property
+    def worker(self) -> _common_pb2.WorkerKey:
+        """Which worker."""
+
+    def __init__(
+        self,
+        *,
+        worker: _common_pb2.WorkerKey | None = ...,
+        generation: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "message", b"message", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
 
 @_typing.final
 class PortReserved(_message.Message):
@@ -1709,6 +1969,8 @@ class WorkerReady(_message.Message):
     COLD_REASON_FIELD_NUMBER: _builtins.int
     VISIBLE_DEVICES_FIELD_NUMBER: _builtins.int
     HOOKS_FIELD_NUMBER: _builtins.int
+    PRELOADED_FIELD_NUMBER: _builtins.int
+    PRELOAD_MISSED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Which generation."""
     pid: _builtins.int
@@ -1725,6 +1987,10 @@ class WorkerReady(_message.Message):
     """Why no warm spare was used; empty when one was."""
     visible_devices: _builtins.str
     """What the worker sees in its device variable, as it reported itself."""
+    preloaded: _builtins.bool
+    """Whether the warm spare had imported the modules that the pool preloads."""
+    preload_missed: _builtins.str
+    """Why no spare with these modules was used; empty: one was, or the pool preloads none."""
     @_builtins.property
     def worker(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -1746,10 +2012,12 @@ class WorkerReady(_message.Message):
         cold_reason: _builtins.str = ...,
         visible_devices: _builtins.str = ...,
         hooks: _abc.Iterable[_builtins.str] | None = ...,
+        preloaded: _builtins.bool = ...,
+        preload_missed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "cold_reason", b"cold_reason", "generation", b"generation", "hooks", b"hooks", "pid", b"pid", "pid_start_ms", b"pid_start_ms", "start_ms", b"start_ms", "visible_devices", b"visible_devices", "warm", b"warm", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "cold_reason", b"cold_reason", "generation", b"generation", "hooks", b"hooks", "pid", b"pid", "pid_start_ms", b"pid_start_ms", "preload_missed", b"preload_missed", "preloaded", b"preloaded", "start_ms", b"start_ms", "visible_devices", b"visible_devices", "warm", b"warm", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

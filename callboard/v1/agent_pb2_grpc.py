@@ -45,6 +45,11 @@ class AgentServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_agent__pb2.SendOutputRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_agent__pb2.SendOutputResponse.FromString,
                 _registered_method=True)
+        self.AttachExec = channel.stream_stream(
+                '/callboard.v1.AgentService/AttachExec',
+                request_serializer=callboard_dot_v1_dot_agent__pb2.AttachExecRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_agent__pb2.AttachExecResponse.FromString,
+                _registered_method=True)
         self.GetPackage = channel.unary_unary(
                 '/callboard.v1.AgentService/GetPackage',
                 request_serializer=callboard_dot_v1_dot_agent__pb2.GetPackageRequest.SerializeToString,
@@ -78,6 +83,14 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AttachExec(self, request_iterator, context):
+        """Carries what goes to and comes from a program that the controller asked for by StartExec, on a connection of its own as
+        SendOutput. The agent's first message names it. The stream ends with the program, and the program with the stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetPackage(self, request, context):
         """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more.
         """
@@ -104,6 +117,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.SendOutput,
                     request_deserializer=callboard_dot_v1_dot_agent__pb2.SendOutputRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_agent__pb2.SendOutputResponse.SerializeToString,
+            ),
+            'AttachExec': grpc.stream_stream_rpc_method_handler(
+                    servicer.AttachExec,
+                    request_deserializer=callboard_dot_v1_dot_agent__pb2.AttachExecRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_agent__pb2.AttachExecResponse.SerializeToString,
             ),
             'GetPackage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPackage,
@@ -171,6 +189,33 @@ class AgentService(object):
             '/callboard.v1.AgentService/SendOutput',
             callboard_dot_v1_dot_agent__pb2.SendOutputRequest.SerializeToString,
             callboard_dot_v1_dot_agent__pb2.SendOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachExec(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/callboard.v1.AgentService/AttachExec',
+            callboard_dot_v1_dot_agent__pb2.AttachExecRequest.SerializeToString,
+            callboard_dot_v1_dot_agent__pb2.AttachExecResponse.FromString,
             options,
             channel_credentials,
             insecure,

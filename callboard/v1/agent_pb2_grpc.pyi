@@ -42,6 +42,10 @@ class AgentServiceStub:
     that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
     names the read. The agent ends the stream when everything was sent.
     """
+    AttachExec: _grpc.StreamStreamMultiCallable[_agent_pb2.AttachExecRequest, _agent_pb2.AttachExecResponse]
+    """Carries what goes to and comes from a program that the controller asked for by StartExec, on a connection of its own as
+    SendOutput. The agent's first message names it. The stream ends with the program, and the program with the stream.
+    """
     GetPackage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetPackageRequest, _agent_pb2.GetPackageResponse]
     """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
     Join: _grpc.UnaryUnaryMultiCallable[_agent_pb2.JoinRequest, _agent_pb2.JoinResponse]
@@ -60,6 +64,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Output of workers that the controller asked for by ReadOutput. A stream of its own, on a connection of its own, so
     that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
     names the read. The agent ends the stream when everything was sent.
+    """
+    AttachExec: _aio.StreamStreamMultiCallable[_agent_pb2.AttachExecRequest, _agent_pb2.AttachExecResponse]  # type: ignore[assignment]
+    """Carries what goes to and comes from a program that the controller asked for by StartExec, on a connection of its own as
+    SendOutput. The agent's first message names it. The stream ends with the program, and the program with the stream.
     """
     GetPackage: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetPackageRequest, _agent_pb2.GetPackageResponse]  # type: ignore[assignment]
     """A piece of code that a job brings along. NOT_FOUND if it isn't kept any more."""
@@ -88,6 +96,16 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Output of workers that the controller asked for by ReadOutput. A stream of its own, on a connection of its own, so
         that heartbeats never wait behind bulk output; how fast it goes is up to whoever reads. The agent's first message
         names the read. The agent ends the stream when everything was sent.
+        """
+
+    @_abc_1.abstractmethod
+    def AttachExec(
+        self,
+        request_iterator: _MaybeAsyncIterator[_agent_pb2.AttachExecRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_agent_pb2.AttachExecResponse], _abc.AsyncIterator[_agent_pb2.AttachExecResponse]]:
+        """Carries what goes to and comes from a program that the controller asked for by StartExec, on a connection of its own as
+        SendOutput. The agent's first message names it. The stream ends with the program, and the program with the stream.
         """
 
     @_abc_1.abstractmethod

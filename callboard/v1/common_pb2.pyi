@@ -20,6 +20,50 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _DeviceDistance:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeviceDistanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeviceDistance.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DEVICE_DISTANCE_UNSPECIFIED: _DeviceDistance.ValueType  # 0
+    """Not known."""
+    DEVICE_DISTANCE_SAME: _DeviceDistance.ValueType  # 1
+    """Nothing: they are one."""
+    DEVICE_DISTANCE_NVLINK: _DeviceDistance.ValueType  # 2
+    """NVLink, directly or through switches of its own."""
+    DEVICE_DISTANCE_PCI_SWITCH: _DeviceDistance.ValueType  # 3
+    """One PCIe switch."""
+    DEVICE_DISTANCE_PCI_SWITCHES: _DeviceDistance.ValueType  # 4
+    """Several PCIe switches."""
+    DEVICE_DISTANCE_HOST_BRIDGE: _DeviceDistance.ValueType  # 5
+    """A PCIe host bridge."""
+    DEVICE_DISTANCE_NUMA_NODE: _DeviceDistance.ValueType  # 6
+    """Several host bridges of one NUMA node."""
+    DEVICE_DISTANCE_SYSTEM: _DeviceDistance.ValueType  # 7
+    """The connection between NUMA nodes."""
+
+class DeviceDistance(_DeviceDistance, metaclass=_DeviceDistanceEnumTypeWrapper):
+    """What is between two devices of a node, the nearest first."""
+
+DEVICE_DISTANCE_UNSPECIFIED: DeviceDistance.ValueType  # 0
+"""Not known."""
+DEVICE_DISTANCE_SAME: DeviceDistance.ValueType  # 1
+"""Nothing: they are one."""
+DEVICE_DISTANCE_NVLINK: DeviceDistance.ValueType  # 2
+"""NVLink, directly or through switches of its own."""
+DEVICE_DISTANCE_PCI_SWITCH: DeviceDistance.ValueType  # 3
+"""One PCIe switch."""
+DEVICE_DISTANCE_PCI_SWITCHES: DeviceDistance.ValueType  # 4
+"""Several PCIe switches."""
+DEVICE_DISTANCE_HOST_BRIDGE: DeviceDistance.ValueType  # 5
+"""A PCIe host bridge."""
+DEVICE_DISTANCE_NUMA_NODE: DeviceDistance.ValueType  # 6
+"""Several host bridges of one NUMA node."""
+DEVICE_DISTANCE_SYSTEM: DeviceDistance.ValueType  # 7
+"""The connection between NUMA nodes."""
+Global___DeviceDistance: _TypeAlias = DeviceDistance  # noqa: Y015
+
 class _OutputStream:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -142,12 +186,23 @@ class Resources(_message.Message):
     GPU_MILLI_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     CUSTOM_MILLI_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    GPU_MODEL_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_MIN_BYTES_FIELD_NUMBER: _builtins.int
     cpu_milli: _builtins.int
     """CPU in milli-CPU: 1500 is one and a half cores."""
     gpu_milli: _builtins.int
     """Accelerators in milli-GPU: 1000 is one whole device. Above 1000 only multiples of 1000."""
     memory_bytes: _builtins.int
     """Memory in bytes."""
+    gpu_memory_bytes: _builtins.int
+    """Memory of all GPUs together, in bytes. A worker has an equal part of it on each of its GPUs, which it may share."""
+    gpu_model: _builtins.str
+    """Words that the model of each GPU must have, such as "H200" or "A100 80GB"; empty: any model. Like the next field no
+    amount: it says which GPUs a worker may have. Only in what workers ask for.
+    """
+    gpu_memory_min_bytes: _builtins.int
+    """Memory that each GPU must have in all, in bytes, whoever uses it."""
     @_builtins.property
     def custom_milli(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Custom resources by name, in milli-units: {"worker_unit": 1000} is one."""
@@ -159,10 +214,13 @@ class Resources(_message.Message):
         gpu_milli: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
         custom_milli: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        gpu_memory_bytes: _builtins.int = ...,
+        gpu_model: _builtins.str = ...,
+        gpu_memory_min_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_milli", b"cpu_milli", "custom_milli", b"custom_milli", "gpu_milli", b"gpu_milli", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_milli", b"cpu_milli", "custom_milli", b"custom_milli", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_memory_min_bytes", b"gpu_memory_min_bytes", "gpu_milli", b"gpu_milli", "gpu_model", b"gpu_model", "memory_bytes", b"memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -181,6 +239,7 @@ class Device(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NUMA_NODE_FIELD_NUMBER: _builtins.int
+    DISTANCES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Position in the node's visible list: 0, 1, … A placement's ranks count these."""
     id: _builtins.str
@@ -195,6 +254,10 @@ class Device(_message.Message):
     """Device memory in bytes; 0 when unknown."""
     numa_node: _builtins.int
     """NUMA node of the device; -1 when unknown."""
+    @_builtins.property
+    def distances(self) -> _containers.RepeatedScalarFieldContainer[Global___DeviceDistance.ValueType]:
+        """How far each device of the node is from this one, by index, where a driver told it; else empty."""
+
     def __init__(
         self,
         *,
@@ -205,10 +268,11 @@ class Device(_message.Message):
         model: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
         numa_node: _builtins.int = ...,
+        distances: _abc.Iterable[Global___DeviceDistance.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus_id", b"bus_id", "id", b"id", "index", b"index", "memory_bytes", b"memory_bytes", "model", b"model", "numa_node", b"numa_node", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus_id", b"bus_id", "distances", b"distances", "id", b"id", "index", b"index", "memory_bytes", b"memory_bytes", "model", b"model", "numa_node", b"numa_node", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -704,3 +768,283 @@ class RayFault(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RayFault: _TypeAlias = RayFault  # noqa: Y015
+
+@_typing.final
+class PreloadState(_message.Message):
+    """What became of the spares of one list of modules on a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODULES_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    ready: _builtins.int
+    """Spares that are ready."""
+    memory_bytes: _builtins.int
+    """Memory of those, in bytes, that ends with them."""
+    refused: _builtins.str
+    """Why the node makes none, one sentence; empty: it does."""
+    @_builtins.property
+    def modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the modules."""
+
+    def __init__(
+        self,
+        *,
+        modules: _abc.Iterable[_builtins.str] | None = ...,
+        ready: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        refused: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "modules", b"modules", "ready", b"ready", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreloadState: _TypeAlias = PreloadState  # noqa: Y015
+
+@_typing.final
+class DeviceProcess(_message.Message):
+    """A process on a device that is no part of this cluster's work on its node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Process id on its host; 0: the driver doesn't say."""
+    user: _builtins.str
+    """Name of its user; empty: not known."""
+    command: _builtins.str
+    """Name of its program; empty: not known."""
+    memory_bytes: _builtins.int
+    """Device memory that it holds, in bytes; 0: the driver doesn't say."""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        user: _builtins.str = ...,
+        command: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "memory_bytes", b"memory_bytes", "pid", b"pid", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceProcess: _TypeAlias = DeviceProcess  # noqa: Y015
+
+@_typing.final
+class DeviceState(_message.Message):
+    """What the driver says of one device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    USED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    FOREIGN_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Position in the node's visible list."""
+    used_memory_bytes: _builtins.int
+    """Memory of the device that is in use by whomever, in bytes."""
+    closed: _builtins.str
+    """Why the device takes no new work, one sentence; empty: it does."""
+    warning: _builtins.str
+    """What is unusual about it and keeps no work away, one sentence; empty: nothing."""
+    @_builtins.property
+    def foreign(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceProcess]:
+        """Processes on it that are not this cluster's, those with the most memory first, at most 8."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        used_memory_bytes: _builtins.int = ...,
+        foreign: _abc.Iterable[Global___DeviceProcess] | None = ...,
+        closed: _builtins.str = ...,
+        warning: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "foreign", b"foreign", "index", b"index", "used_memory_bytes", b"used_memory_bytes", "warning", b"warning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceState: _TypeAlias = DeviceState  # noqa: Y015
+
+@_typing.final
+class ExecCommand(_message.Message):
+    """A program to run in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    TERMINAL_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    TERMINAL_TYPE_FIELD_NUMBER: _builtins.int
+    ATTACH_FIELD_NUMBER: _builtins.int
+    terminal: _builtins.bool
+    """Give it a terminal."""
+    terminal_type: _builtins.str
+    """Kind of the terminal, for TERM; empty: as the worker has it."""
+    attach: _builtins.bool
+    """Run nothing: take over the terminal of the worker's own command, which was started with one."""
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The program and its arguments, as ComponentSpec.command; empty with `attach`."""
+
+    @_builtins.property
+    def size(self) -> Global___TerminalSize:
+        """Size of the terminal; absent: 24 rows of 80 columns."""
+
+    def __init__(
+        self,
+        *,
+        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        terminal: _builtins.bool = ...,
+        size: Global___TerminalSize | None = ...,
+        terminal_type: _builtins.str = ...,
+        attach: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "attach", b"attach", "size", b"size", "terminal", b"terminal", "terminal_type", b"terminal_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecCommand: _TypeAlias = ExecCommand  # noqa: Y015
+
+@_typing.final
+class TerminalSize(_message.Message):
+    """Size of a terminal, in characters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Rows, 1 … 4096."""
+    columns: _builtins.int
+    """Columns, 1 … 4096."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        columns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TerminalSize: _TypeAlias = TerminalSize  # noqa: Y015
+
+@_typing.final
+class ExecInput(_message.Message):
+    """What goes to a program that runs in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    SIGNAL_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """For its standard input, at most 64 KiB."""
+    end: _builtins.bool
+    """Nothing more comes for its standard input."""
+    signal: _builtins.int
+    """Send this signal to it, by its number."""
+    @_builtins.property
+    def size(self) -> Global___TerminalSize:
+        """The terminal has this size now."""
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
+        size: Global___TerminalSize | None = ...,
+        signal: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "data", b"data", "end", b"end", "signal", b"signal", "size", b"size"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "data", b"data", "end", b"end", "signal", b"signal", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["data", "end", "size", "signal"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___ExecInput: _TypeAlias = ExecInput  # noqa: Y015
+
+@_typing.final
+class ExecOutput(_message.Message):
+    """What comes from a program that runs in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    STDOUT_FIELD_NUMBER: _builtins.int
+    STDERR_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    started: _builtins.bool
+    """It runs; first."""
+    stdout: _builtins.bytes
+    """Of its standard output, or of its terminal; at most 64 KiB."""
+    stderr: _builtins.bytes
+    """Of its standard error, at most 64 KiB."""
+    @_builtins.property
+    def end(self) -> Global___ExecEnd:
+        """It ended; last."""
+
+    def __init__(
+        self,
+        *,
+        started: _builtins.bool = ...,
+        stdout: _builtins.bytes = ...,
+        stderr: _builtins.bytes = ...,
+        end: Global___ExecEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "end", b"end", "started", b"started", "stderr", b"stderr", "stdout", b"stdout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "end", b"end", "started", b"started", "stderr", b"stderr", "stdout", b"stdout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["started", "stdout", "stderr", "end"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___ExecOutput: _TypeAlias = ExecOutput  # noqa: Y015
+
+@_typing.final
+class ExecEnd(_message.Message):
+    """How a program that ran in the environment of a worker ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    exit_code: _builtins.int
+    """Its exit code, 128 and the number for a signal."""
+    reason: _builtins.str
+    """Why it did not run, or was ended before its time, one sentence; empty: it ended by itself."""
+    def __init__(
+        self,
+        *,
+        exit_code: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecEnd: _TypeAlias = ExecEnd  # noqa: Y015

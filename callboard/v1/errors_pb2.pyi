@@ -68,6 +68,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The caller's role does not include the call, or the object is in a pool that does not name the caller.
     PERMISSION_DENIED.
     """
+    ERROR_REASON_NOT_LEADER: _ErrorReason.ValueType  # 22
+    """The controller is a standby; the metadata "leader" is the address of the one that decides, as far as it is known, and
+    "leader_tokens_at" where callers without a certificate connect. Nothing was done. UNAVAILABLE.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "callboard.dev"), without the prefix ERROR_REASON_."""
@@ -117,5 +121,9 @@ ERROR_REASON_NOT_AUTHENTICATED: ErrorReason.ValueType  # 20
 ERROR_REASON_NOT_ALLOWED: ErrorReason.ValueType  # 21
 """The caller's role does not include the call, or the object is in a pool that does not name the caller.
 PERMISSION_DENIED.
+"""
+ERROR_REASON_NOT_LEADER: ErrorReason.ValueType  # 22
+"""The controller is a standby; the metadata "leader" is the address of the one that decides, as far as it is known, and
+"leader_tokens_at" where callers without a certificate connect. Nothing was done. UNAVAILABLE.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

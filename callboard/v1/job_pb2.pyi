@@ -419,6 +419,12 @@ class ComponentSpec(_message.Message):
     RAY_FIELD_NUMBER: _builtins.int
     WORKING_DIR_FIELD_NUMBER: _builtins.int
     STOP_SIGNAL_FIELD_NUMBER: _builtins.int
+    PY_MODULES_FIELD_NUMBER: _builtins.int
+    ENVIRONMENT_FIELD_NUMBER: _builtins.int
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    LIMIT_GPU_MEMORY_FIELD_NUMBER: _builtins.int
+    CPU_AFFINITY_FIELD_NUMBER: _builtins.int
+    TTY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: [A-Za-z][A-Za-z0-9_.-]{0,62}, once per job."""
     role: _builtins.str
@@ -467,6 +473,20 @@ class ComponentSpec(_message.Message):
     """Signal that a stop begins with, sent to the worker's process tree before cancel() and checkpoint(): SIGTERM, SIGINT,
     SIGHUP, SIGUSR1 or SIGUSR2. Empty: none.
     """
+    environment: _builtins.str
+    """Python environment that its workers run in: "requirements:" or "uv:" and a package with the files that it is built
+    of, or "conda:" and the name of an environment of the node. Empty: the node's own.
+    """
+    container: _builtins.str
+    """Container image that a command runs in; empty: none."""
+    limit_gpu_memory: _builtins.bool
+    """PyTorch in its workers allocates no more memory of a GPU than `resources` asks for. Not for commands, which read
+    CALLBOARD_GPU_MEMORY_BYTES.
+    """
+    cpu_affinity: _builtins.bool
+    """Its workers run on CPUs of the NUMA nodes that their GPUs are near to, where that is known."""
+    tty: _builtins.bool
+    """The command of rank 0 has a terminal, which ExecWorker shows (`attach`)."""
     @_builtins.property
     def resources(self) -> _common_pb2.Resources:
         """Resources of each worker."""
@@ -517,6 +537,12 @@ class ComponentSpec(_message.Message):
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A program and its arguments, instead of actor: it runs in each worker, whose result is its exit code. At most 4096."""
 
+    @_builtins.property
+    def py_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that its workers can import: packages as in working_dir, each with one module, in order of precedence. At
+        most 32.
+        """
+
     def __init__(
         self,
         *,
@@ -552,10 +578,16 @@ class ComponentSpec(_message.Message):
         ray: _builtins.bool = ...,
         working_dir: _builtins.str = ...,
         stop_signal: _builtins.str = ...,
+        py_modules: _abc.Iterable[_builtins.str] | None = ...,
+        environment: _builtins.str = ...,
+        container: _builtins.str = ...,
+        limit_gpu_memory: _builtins.bool = ...,
+        cpu_affinity: _builtins.bool = ...,
+        tty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "colocation_total", b"colocation_total", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "resources", b"resources", "workers", b"workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "entry", b"entry", "env", b"env", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "ray", b"ray", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "workers", b"workers", "working_dir", b"working_dir", "zero_resources", b"zero_resources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency", "_max_workers", b"_max_workers", "_min_workers", b"_min_workers", "_workers", b"_workers", "actor", b"actor", "args_json", b"args_json", "colocation_group", b"colocation_group", "colocation_total", b"colocation_total", "command", b"command", "container", b"container", "cpu_affinity", b"cpu_affinity", "entry", b"entry", "env", b"env", "environment", b"environment", "in_bundle", b"in_bundle", "interpreter", b"interpreter", "kwargs_json", b"kwargs_json", "limit_gpu_memory", b"limit_gpu_memory", "max_concurrency", b"max_concurrency", "max_workers", b"max_workers", "min_workers", b"min_workers", "name", b"name", "node_selector", b"node_selector", "node_selector_soft", b"node_selector_soft", "pass_env", b"pass_env", "placement", b"placement", "places", b"places", "pool", b"pool", "ports", b"ports", "progress_timeout_ms", b"progress_timeout_ms", "py_modules", b"py_modules", "ray", b"ray", "ray_options", b"ray_options", "resources", b"resources", "role", b"role", "scaling", b"scaling", "secret_env", b"secret_env", "stop_signal", b"stop_signal", "tty", b"tty", "workers", b"workers", "working_dir", b"working_dir", "zero_resources", b"zero_resources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_concurrency: _TypeAlias = _typing.Literal["max_concurrency"]  # noqa: Y015
     _WhichOneofArgType__max_concurrency: _TypeAlias = _typing.Literal["_max_concurrency", b"_max_concurrency"]  # noqa: Y015
@@ -904,6 +936,8 @@ class Worker(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     KILL_TIME_FIELD_NUMBER: _builtins.int
     CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
+    PRELOADED_FIELD_NUMBER: _builtins.int
+    PRELOAD_MISSED_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Attempt of the job it belongs to."""
     generation: _builtins.int
@@ -926,6 +960,10 @@ class Worker(_message.Message):
     """Why it took none."""
     checkpoint_lost: _builtins.str
     """Why the checkpoint that was asked of it was lost; empty: it was not."""
+    preloaded: _builtins.bool
+    """Whether the spare that it took had imported the modules that its pool preloads."""
+    preload_missed: _builtins.str
+    """Why it took no such spare; empty: it did, or its pool preloads none."""
     @_builtins.property
     def key(self) -> _common_pb2.WorkerKey:
         """Which worker."""
@@ -962,10 +1000,12 @@ class Worker(_message.Message):
         members: _abc.Iterable[_builtins.str] | None = ...,
         kill_time: _timestamp_pb2.Timestamp | None = ...,
         checkpoint_lost: _builtins.str = ...,
+        preloaded: _builtins.bool = ...,
+        preload_missed: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "key", b"key", "kill_time", b"kill_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "allocation", b"allocation", "attempt", b"attempt", "checkpoint_lost", b"checkpoint_lost", "cold_reason", b"cold_reason", "generation", b"generation", "key", b"key", "kill_time", b"kill_time", "members", b"members", "pid", b"pid", "start_ms", b"start_ms", "state", b"state", "state_reason", b"state_reason", "visible_devices", b"visible_devices", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor_name", b"actor_name", "allocation", b"allocation", "attempt", b"attempt", "checkpoint_lost", b"checkpoint_lost", "cold_reason", b"cold_reason", "generation", b"generation", "key", b"key", "kill_time", b"kill_time", "members", b"members", "pid", b"pid", "preload_missed", b"preload_missed", "preloaded", b"preloaded", "start_ms", b"start_ms", "state", b"state", "state_reason", b"state_reason", "visible_devices", b"visible_devices", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2024,3 +2064,95 @@ class ReadJobOutputResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___ReadJobOutputResponse: _TypeAlias = ReadJobOutputResponse  # noqa: Y015
+
+@_typing.final
+class ExecWorkerRequest(_message.Message):
+    """To a program in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___ExecWorkerStart:
+        """What to run and where; first, and once."""
+
+    @_builtins.property
+    def input(self) -> _common_pb2.ExecInput:
+        """What goes to it."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___ExecWorkerStart | None = ...,
+        input: _common_pb2.ExecInput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "input", b"input", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "input", b"input", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["start", "input"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___ExecWorkerRequest: _TypeAlias = ExecWorkerRequest  # noqa: Y015
+
+@_typing.final
+class ExecWorkerStart(_message.Message):
+    """What to run in the environment of which worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    COMPONENT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"jobs/{job}"."""
+    component: _builtins.str
+    """Component or colocation group; empty: the only one."""
+    rank: _builtins.int
+    """Rank of the worker."""
+    @_builtins.property
+    def command(self) -> _common_pb2.ExecCommand:
+        """What to run."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        component: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        command: _common_pb2.ExecCommand | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "component", b"component", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecWorkerStart: _TypeAlias = ExecWorkerStart  # noqa: Y015
+
+@_typing.final
+class ExecWorkerResponse(_message.Message):
+    """From a program in the environment of a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def output(self) -> _common_pb2.ExecOutput:
+        """What comes from it."""
+
+    def __init__(
+        self,
+        *,
+        output: _common_pb2.ExecOutput | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecWorkerResponse: _TypeAlias = ExecWorkerResponse  # noqa: Y015

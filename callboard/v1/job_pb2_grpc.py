@@ -95,6 +95,11 @@ class JobServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_job__pb2.PutPackageRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_job__pb2.PutPackageResponse.FromString,
                 _registered_method=True)
+        self.ExecWorker = channel.stream_stream(
+                '/callboard.v1.JobService/ExecWorker',
+                request_serializer=callboard_dot_v1_dot_job__pb2.ExecWorkerRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_job__pb2.ExecWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -189,6 +194,15 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExecWorker(self, request_iterator, context):
+        """Runs a program in the environment of a worker, with its devices and in its working directory. The first message says
+        what; the program ends with the call and with the worker. NOT_FOUND if the job or the worker is unknown,
+        FAILED_PRECONDITION if the worker isn't ready, or its pool doesn't allow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -251,6 +265,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.PutPackage,
                     request_deserializer=callboard_dot_v1_dot_job__pb2.PutPackageRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_job__pb2.PutPackageResponse.SerializeToString,
+            ),
+            'ExecWorker': grpc.stream_stream_rpc_method_handler(
+                    servicer.ExecWorker,
+                    request_deserializer=callboard_dot_v1_dot_job__pb2.ExecWorkerRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_job__pb2.ExecWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -578,6 +597,33 @@ class JobService(object):
             '/callboard.v1.JobService/PutPackage',
             callboard_dot_v1_dot_job__pb2.PutPackageRequest.SerializeToString,
             callboard_dot_v1_dot_job__pb2.PutPackageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecWorker(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/callboard.v1.JobService/ExecWorker',
+            callboard_dot_v1_dot_job__pb2.ExecWorkerRequest.SerializeToString,
+            callboard_dot_v1_dot_job__pb2.ExecWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,11 @@ class JobServiceStub:
     """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
     already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
     """
+    ExecWorker: _grpc.StreamStreamMultiCallable[_job_pb2.ExecWorkerRequest, _job_pb2.ExecWorkerResponse]
+    """Runs a program in the environment of a worker, with its devices and in its working directory. The first message says
+    what; the program ends with the call and with the worker. NOT_FOUND if the job or the worker is unknown,
+    FAILED_PRECONDITION if the worker isn't ready, or its pool doesn't allow it.
+    """
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -100,6 +105,11 @@ class JobServiceAsyncStub(JobServiceStub):
     PutPackage: _aio.UnaryUnaryMultiCallable[_job_pb2.PutPackageRequest, _job_pb2.PutPackageResponse]  # type: ignore[assignment]
     """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
     already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
+    """
+    ExecWorker: _aio.StreamStreamMultiCallable[_job_pb2.ExecWorkerRequest, _job_pb2.ExecWorkerResponse]  # type: ignore[assignment]
+    """Runs a program in the environment of a worker, with its devices and in its working directory. The first message says
+    what; the program ends with the call and with the worker. NOT_FOUND if the job or the worker is unknown,
+    FAILED_PRECONDITION if the worker isn't ready, or its pool doesn't allow it.
     """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -206,6 +216,17 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_job_pb2.PutPackageResponse, _abc.Awaitable[_job_pb2.PutPackageResponse]]:
         """Bring code along, piece by piece: a directory, packed (tar, gzip). A repeated piece changes nothing, and what is there
         already need not be sent. INVALID_ARGUMENT if it is too large or not what its name says.
+        """
+
+    @_abc_1.abstractmethod
+    def ExecWorker(
+        self,
+        request_iterator: _MaybeAsyncIterator[_job_pb2.ExecWorkerRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_job_pb2.ExecWorkerResponse], _abc.AsyncIterator[_job_pb2.ExecWorkerResponse]]:
+        """Runs a program in the environment of a worker, with its devices and in its working directory. The first message says
+        what; the program ends with the call and with the worker. NOT_FOUND if the job or the worker is unknown,
+        FAILED_PRECONDITION if the worker isn't ready, or its pool doesn't allow it.
         """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -77,12 +77,16 @@ class DeviceUse(_message.Message):
     HELD_MILLI_FIELD_NUMBER: _builtins.int
     QUARANTINED_MILLI_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROMISED_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     used_milli: _builtins.int
     """Milli-GPU that workers hold."""
     held_milli: _builtins.int
     """Milli-GPU that idle placement groups and nominations hold."""
     quarantined_milli: _builtins.int
     """Milli-GPU that can't be used because a process could not be proved gone."""
+    promised_memory_bytes: _builtins.int
+    """Memory of it that workers, kept placement groups and nominations asked for, in bytes."""
     @_builtins.property
     def device(self) -> _common_pb2.Device:
         """The device."""
@@ -90,6 +94,10 @@ class DeviceUse(_message.Message):
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerName]:
         """Workers that see the device."""
+
+    @_builtins.property
+    def state(self) -> _common_pb2.DeviceState:
+        """What its driver says of it; absent: nothing yet, or it has none that can be asked."""
 
     def __init__(
         self,
@@ -99,10 +107,12 @@ class DeviceUse(_message.Message):
         held_milli: _builtins.int = ...,
         quarantined_milli: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerName] | None = ...,
+        state: _common_pb2.DeviceState | None = ...,
+        promised_memory_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "held_milli", b"held_milli", "quarantined_milli", b"quarantined_milli", "used_milli", b"used_milli", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "held_milli", b"held_milli", "promised_memory_bytes", b"promised_memory_bytes", "quarantined_milli", b"quarantined_milli", "state", b"state", "used_milli", b"used_milli", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -227,6 +237,7 @@ class Node(_message.Message):
     KILL_TIME_FIELD_NUMBER: _builtins.int
     AGENT_PID_FIELD_NUMBER: _builtins.int
     QUARANTINED_WORKERS_FIELD_NUMBER: _builtins.int
+    PRELOADS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Resource name "nodes/{node}"."""
     rank: _builtins.int
@@ -315,6 +326,10 @@ class Node(_message.Message):
     def quarantined_workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantinedWorker]:
         """Workers there, of whatever attempt of whatever job, that could not be proved gone."""
 
+    @_builtins.property
+    def preloads(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PreloadState]:
+        """Spares with modules that pools preload, for each list of modules that the agent was told."""
+
     def __init__(
         self,
         *,
@@ -349,10 +364,11 @@ class Node(_message.Message):
         kill_time: _timestamp_pb2.Timestamp | None = ...,
         agent_pid: _builtins.int = ...,
         quarantined_workers: _abc.Iterable[Global___QuarantinedWorker] | None = ...,
+        preloads: _abc.Iterable[_common_pb2.PreloadState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "join_time", b"join_time", "kill_time", b"kill_time", "quarantined", b"quarantined", "ray_fault", b"ray_fault", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent_pid", b"agent_pid", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "interpreters", b"interpreters", "join_time", b"join_time", "kill_time", b"kill_time", "labels", b"labels", "lost_devices", b"lost_devices", "name", b"name", "node_group", b"node_group", "python_version", b"python_version", "quarantined", b"quarantined", "quarantined_workers", b"quarantined_workers", "rank", b"rank", "ray_fault", b"ray_fault", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "ray_version", b"ray_version", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent_pid", b"agent_pid", "capacity", b"capacity", "devices", b"devices", "epoch", b"epoch", "free", b"free", "hardware", b"hardware", "held", b"held", "hostname", b"hostname", "interpreters", b"interpreters", "join_time", b"join_time", "kill_time", b"kill_time", "labels", b"labels", "lost_devices", b"lost_devices", "name", b"name", "node_group", b"node_group", "preloads", b"preloads", "python_version", b"python_version", "quarantined", b"quarantined", "quarantined_workers", b"quarantined_workers", "rank", b"rank", "ray_fault", b"ray_fault", "ray_head", b"ray_head", "ray_node_id", b"ray_node_id", "ray_version", b"ray_version", "revision", b"revision", "runtime", b"runtime", "simulated", b"simulated", "state", b"state", "state_reason", b"state_reason", "used", b"used", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -567,21 +583,29 @@ Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
 
 @_typing.final
 class UncordonNodeRequest(_message.Message):
-    """Takes a cordon or a drain back."""
+    """Takes a cordon or a drain back; or opens devices."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"nodes/{node}"."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Devices that take no new work and shall, by their position in the node's visible list: what their agent says of
+        them is known and harms nobody. They stay open until it says something else of them. The node's cordon stays.
+        """
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        devices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

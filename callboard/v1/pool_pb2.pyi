@@ -110,12 +110,16 @@ class PoolSpec(_message.Message):
     PG_POOL_FIELD_NUMBER: _builtins.int
     PREEMPTION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    PRELOAD_FIELD_NUMBER: _builtins.int
+    EXEC_FIELD_NUMBER: _builtins.int
     cohort: _builtins.str
     """Cohort in which quota is lent and borrowed; empty: none."""
     protected: _builtins.bool
     """Nobody outside may preempt here."""
     stop_policy: Global___StopPolicy.ValueType
     """What the pool does with new and running jobs."""
+    exec: _builtins.bool
+    """Whether people may run programs in the environments of workers of the pool (ExecWorker). Default true."""
     @_builtins.property
     def nominal(self) -> _common_pb2.Resources:
         """Guaranteed quota. A resource without an entry in `limited` is not limited."""
@@ -160,6 +164,10 @@ class PoolSpec(_message.Message):
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Clients with the role trainer that may act in the pool; other roles need no entry."""
 
+    @_builtins.property
+    def preload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Modules that spare worker processes import before a start takes one, e.g. "torch", in this order; empty: none."""
+
     def __init__(
         self,
         *,
@@ -177,12 +185,16 @@ class PoolSpec(_message.Message):
         pg_pool: Global___PlacementGroupPool | None = ...,
         preemption: _policy_pb2.PreemptionPolicy | None = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
+        preload: _abc.Iterable[_builtins.str] | None = ...,
+        exec: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["borrow_limit", b"borrow_limit", "lend_limit", b"lend_limit", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exec", b"_exec", "borrow_limit", b"borrow_limit", "exec", b"exec", "lend_limit", b"lend_limit", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["borrow_limit", b"borrow_limit", "borrow_limited", b"borrow_limited", "cohort", b"cohort", "labels", b"labels", "lend_limit", b"lend_limit", "lend_limited", b"lend_limited", "limited", b"limited", "members", b"members", "node_selector", b"node_selector", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption", "protected", b"protected", "stop_policy", b"stop_policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exec", b"_exec", "borrow_limit", b"borrow_limit", "borrow_limited", b"borrow_limited", "cohort", b"cohort", "exec", b"exec", "labels", b"labels", "lend_limit", b"lend_limit", "lend_limited", b"lend_limited", "limited", b"limited", "members", b"members", "node_selector", b"node_selector", "nominal", b"nominal", "pg_pool", b"pg_pool", "preemption", b"preemption", "preload", b"preload", "protected", b"protected", "stop_policy", b"stop_policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__exec: _TypeAlias = _typing.Literal["exec"]  # noqa: Y015
+    _WhichOneofArgType__exec: _TypeAlias = _typing.Literal["_exec", b"_exec"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exec) -> _WhichOneofReturnType__exec | None: ...
 
 Global___PoolSpec: _TypeAlias = PoolSpec  # noqa: Y015
 

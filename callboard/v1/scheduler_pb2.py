@@ -23,12 +23,14 @@ _sym_db = _symbol_database.Default()
 
 
 from callboard.v1 import common_pb2 as callboard_dot_v1_dot_common__pb2
+from callboard.v1 import job_pb2 as callboard_dot_v1_dot_job__pb2
+from callboard.v1 import node_pb2 as callboard_dot_v1_dot_node__pb2
 from callboard.v1 import policy_pb2 as callboard_dot_v1_dot_policy__pb2
 from callboard.v1 import pool_pb2 as callboard_dot_v1_dot_pool__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61llboard/v1/scheduler.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x19\x63\x61llboard/v1/policy.proto\x1a\x17\x63\x61llboard/v1/pool.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetPolicyRequest\"Q\n\x11GetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"g\n\x10SetPolicyRequest\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"Q\n\x11SetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\xc0\x07\n\x05Stats\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tuptime_ms\x18\x03 \x01(\x03\x12-\n\x05nodes\x18\x04 \x03(\x0b\x32\x1e.callboard.v1.Stats.NodesEntry\x12+\n\x04jobs\x18\x05 \x03(\x0b\x32\x1d.callboard.v1.Stats.JobsEntry\x12\x31\n\x07workers\x18\x06 \x03(\x0b\x32 .callboard.v1.Stats.WorkersEntry\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12\x19\n\x11total_preemptions\x18\x0c \x01(\x03\x12H\n\x13preemption_outcomes\x18\r \x03(\x0b\x32+.callboard.v1.Stats.PreemptionOutcomesEntry\x12?\n\x10placement_groups\x18\x0e \x01(\x0b\x32%.callboard.v1.PlacementGroupPoolStats\x12\x17\n\x0ftotal_submitted\x18\x0f \x01(\x03\x12\x13\n\x0bray_address\x18\x10 \x01(\t\x12\x13\n\x0breconciling\x18\x11 \x01(\x08\x12\x13\n\x0bwarm_starts\x18\x12 \x01(\x03\x12\x13\n\x0b\x63old_starts\x18\x13 \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x12\x17\n\x0f\x66ree_whole_gpus\x18\x15 \x01(\x05\x12\x1c\n\x14\x66ree_gpu_parts_milli\x18\x16 \x01(\x03\x1a,\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17PreemptionOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"6\n\x10GetStatsResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats\"\x12\n\x10GetDemandRequest\"\xae\x02\n\x06\x44\x65mand\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12&\n\x05shape\x18\x02 \x01(\x0b\x32\x17.callboard.v1.Resources\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12=\n\rnode_selector\x18\x04 \x03(\x0b\x32&.callboard.v1.Demand.NodeSelectorEntry\x12\x0c\n\x04jobs\x18\x05 \x03(\t\x12.\n\nsince_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eoptional_count\x18\x07 \x01(\x05\x12\x15\n\rquota_blocked\x18\x08 \x01(\x08\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x11GetDemandResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12%\n\x07\x64\x65mands\x18\x02 \x03(\x0b\x32\x14.callboard.v1.Demand\"B\n\x10ListAuditRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x03\x12\x0b\n\x03who\x18\x03 \x01(\t\">\n\x11ListAuditResponse\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.callboard.v1.AuditEntry\"\xab\x01\n\nAuditEntry\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x0f\n\x07subject\x18\x06 \x01(\t\x12\x0c\n\x04peer\x18\x07 \x01(\t\x12\x0c\n\x04\x63ode\x18\x08 \x01(\t\x12\x0b\n\x03why\x18\t \x01(\t2\x95\x03\n\x10SchedulerService\x12L\n\tGetPolicy\x12\x1e.callboard.v1.GetPolicyRequest\x1a\x1f.callboard.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.callboard.v1.SetPolicyRequest\x1a\x1f.callboard.v1.SetPolicyResponse\x12I\n\x08GetStats\x12\x1d.callboard.v1.GetStatsRequest\x1a\x1e.callboard.v1.GetStatsResponse\x12L\n\tGetDemand\x12\x1e.callboard.v1.GetDemandRequest\x1a\x1f.callboard.v1.GetDemandResponse\x12L\n\tListAudit\x12\x1e.callboard.v1.ListAuditRequest\x1a\x1f.callboard.v1.ListAuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63\x61llboard/v1/scheduler.proto\x12\x0c\x63\x61llboard.v1\x1a\x19\x63\x61llboard/v1/common.proto\x1a\x16\x63\x61llboard/v1/job.proto\x1a\x17\x63\x61llboard/v1/node.proto\x1a\x19\x63\x61llboard/v1/policy.proto\x1a\x17\x63\x61llboard/v1/pool.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetPolicyRequest\"Q\n\x11GetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"g\n\x10SetPolicyRequest\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\"Q\n\x11SetPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.callboard.v1.PreemptionPolicy\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\x11\n\x0fGetStatsRequest\"\xd7\x08\n\x05Stats\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tuptime_ms\x18\x03 \x01(\x03\x12-\n\x05nodes\x18\x04 \x03(\x0b\x32\x1e.callboard.v1.Stats.NodesEntry\x12+\n\x04jobs\x18\x05 \x03(\x0b\x32\x1d.callboard.v1.Stats.JobsEntry\x12\x31\n\x07workers\x18\x06 \x03(\x0b\x32 .callboard.v1.Stats.WorkersEntry\x12)\n\x08\x63\x61pacity\x18\x07 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04used\x18\x08 \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04held\x18\t \x01(\x0b\x32\x17.callboard.v1.Resources\x12%\n\x04\x66ree\x18\n \x01(\x0b\x32\x17.callboard.v1.Resources\x12,\n\x0bquarantined\x18\x0b \x01(\x0b\x32\x17.callboard.v1.Resources\x12\x19\n\x11total_preemptions\x18\x0c \x01(\x03\x12H\n\x13preemption_outcomes\x18\r \x03(\x0b\x32+.callboard.v1.Stats.PreemptionOutcomesEntry\x12?\n\x10placement_groups\x18\x0e \x01(\x0b\x32%.callboard.v1.PlacementGroupPoolStats\x12\x17\n\x0ftotal_submitted\x18\x0f \x01(\x03\x12\x13\n\x0bray_address\x18\x10 \x01(\t\x12\x13\n\x0breconciling\x18\x11 \x01(\x08\x12\x13\n\x0bwarm_starts\x18\x12 \x01(\x03\x12\x13\n\x0b\x63old_starts\x18\x13 \x01(\x03\x12\x18\n\x10preloaded_starts\x18\x1e \x01(\x03\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x12\x17\n\x0f\x66ree_whole_gpus\x18\x15 \x01(\x05\x12\x1c\n\x14\x66ree_gpu_parts_milli\x18\x16 \x01(\x03\x12\x0f\n\x07version\x18\x18 \x01(\t\x12\x14\n\x0cpage_address\x18\x17 \x01(\t\x12\x33\n\x0b\x63ontrollers\x18( \x03(\x0b\x32\x1e.callboard.v1.ControllerMember\x12\x0f\n\x07standby\x18) \x01(\x08\x12\x0e\n\x06\x61ge_ms\x18* \x01(\x03\x1a,\n\nNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cWorkersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17PreemptionOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"2\n\x10\x43ontrollerMember\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05leads\x18\x02 \x01(\x08\"6\n\x10GetStatsResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats\"9\n\x12GetOverviewRequest\x12\x11\n\tmax_nodes\x18\x01 \x01(\x05\x12\x10\n\x08max_jobs\x18\x02 \x01(\x05\"\xd0\x02\n\x13GetOverviewResponse\x12\"\n\x05stats\x18\x01 \x01(\x0b\x32\x13.callboard.v1.Stats\x12!\n\x05pools\x18\x02 \x03(\x0b\x32\x12.callboard.v1.Pool\x12\x12\n\nmore_pools\x18\x03 \x01(\x05\x12!\n\x05nodes\x18\x04 \x03(\x0b\x32\x12.callboard.v1.Node\x12\x12\n\nmore_nodes\x18\x05 \x01(\x05\x12\x1f\n\x04jobs\x18\x06 \x03(\x0b\x32\x11.callboard.v1.Job\x12\x11\n\tmore_jobs\x18\x07 \x01(\x05\x12\x42\n\tray_nodes\x18\x08 \x03(\x0b\x32/.callboard.v1.GetOverviewResponse.RayNodesEntry\x1a/\n\rRayNodesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10GetDemandRequest\"\xae\x02\n\x06\x44\x65mand\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12&\n\x05shape\x18\x02 \x01(\x0b\x32\x17.callboard.v1.Resources\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12=\n\rnode_selector\x18\x04 \x03(\x0b\x32&.callboard.v1.Demand.NodeSelectorEntry\x12\x0c\n\x04jobs\x18\x05 \x03(\t\x12.\n\nsince_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eoptional_count\x18\x07 \x01(\x05\x12\x15\n\rquota_blocked\x18\x08 \x01(\x08\x1a\x33\n\x11NodeSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x11GetDemandResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12%\n\x07\x64\x65mands\x18\x02 \x03(\x0b\x32\x14.callboard.v1.Demand\"B\n\x10ListAuditRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\x03\x12\x0b\n\x03who\x18\x03 \x01(\t\">\n\x11ListAuditResponse\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.callboard.v1.AuditEntry\"\xab\x01\n\nAuditEntry\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x0f\n\x07subject\x18\x06 \x01(\t\x12\x0c\n\x04peer\x18\x07 \x01(\t\x12\x0c\n\x04\x63ode\x18\x08 \x01(\t\x12\x0b\n\x03why\x18\t \x01(\t2\xe9\x03\n\x10SchedulerService\x12L\n\tGetPolicy\x12\x1e.callboard.v1.GetPolicyRequest\x1a\x1f.callboard.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.callboard.v1.SetPolicyRequest\x1a\x1f.callboard.v1.SetPolicyResponse\x12I\n\x08GetStats\x12\x1d.callboard.v1.GetStatsRequest\x1a\x1e.callboard.v1.GetStatsResponse\x12R\n\x0bGetOverview\x12 .callboard.v1.GetOverviewRequest\x1a!.callboard.v1.GetOverviewResponse\x12L\n\tGetDemand\x12\x1e.callboard.v1.GetDemandRequest\x1a\x1f.callboard.v1.GetDemandResponse\x12L\n\tListAudit\x12\x1e.callboard.v1.ListAuditRequest\x1a\x1f.callboard.v1.ListAuditResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,44 +45,54 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATS_WORKERSENTRY']._serialized_options = b'8\001'
   _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._loaded_options = None
   _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_options = b'8\001'
+  _globals['_GETOVERVIEWRESPONSE_RAYNODESENTRY']._loaded_options = None
+  _globals['_GETOVERVIEWRESPONSE_RAYNODESENTRY']._serialized_options = b'8\001'
   _globals['_DEMAND_NODESELECTORENTRY']._loaded_options = None
   _globals['_DEMAND_NODESELECTORENTRY']._serialized_options = b'8\001'
-  _globals['_GETPOLICYREQUEST']._serialized_start=158
-  _globals['_GETPOLICYREQUEST']._serialized_end=176
-  _globals['_GETPOLICYRESPONSE']._serialized_start=178
-  _globals['_GETPOLICYRESPONSE']._serialized_end=259
-  _globals['_SETPOLICYREQUEST']._serialized_start=261
-  _globals['_SETPOLICYREQUEST']._serialized_end=364
-  _globals['_SETPOLICYRESPONSE']._serialized_start=366
-  _globals['_SETPOLICYRESPONSE']._serialized_end=447
-  _globals['_GETSTATSREQUEST']._serialized_start=449
-  _globals['_GETSTATSREQUEST']._serialized_end=466
-  _globals['_STATS']._serialized_start=469
-  _globals['_STATS']._serialized_end=1429
-  _globals['_STATS_NODESENTRY']._serialized_start=1233
-  _globals['_STATS_NODESENTRY']._serialized_end=1277
-  _globals['_STATS_JOBSENTRY']._serialized_start=1279
-  _globals['_STATS_JOBSENTRY']._serialized_end=1322
-  _globals['_STATS_WORKERSENTRY']._serialized_start=1324
-  _globals['_STATS_WORKERSENTRY']._serialized_end=1370
-  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_start=1372
-  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_end=1429
-  _globals['_GETSTATSRESPONSE']._serialized_start=1431
-  _globals['_GETSTATSRESPONSE']._serialized_end=1485
-  _globals['_GETDEMANDREQUEST']._serialized_start=1487
-  _globals['_GETDEMANDREQUEST']._serialized_end=1505
-  _globals['_DEMAND']._serialized_start=1508
-  _globals['_DEMAND']._serialized_end=1810
-  _globals['_DEMAND_NODESELECTORENTRY']._serialized_start=1759
-  _globals['_DEMAND_NODESELECTORENTRY']._serialized_end=1810
-  _globals['_GETDEMANDRESPONSE']._serialized_start=1812
-  _globals['_GETDEMANDRESPONSE']._serialized_end=1888
-  _globals['_LISTAUDITREQUEST']._serialized_start=1890
-  _globals['_LISTAUDITREQUEST']._serialized_end=1956
-  _globals['_LISTAUDITRESPONSE']._serialized_start=1958
-  _globals['_LISTAUDITRESPONSE']._serialized_end=2020
-  _globals['_AUDITENTRY']._serialized_start=2023
-  _globals['_AUDITENTRY']._serialized_end=2194
-  _globals['_SCHEDULERSERVICE']._serialized_start=2197
-  _globals['_SCHEDULERSERVICE']._serialized_end=2602
+  _globals['_GETPOLICYREQUEST']._serialized_start=207
+  _globals['_GETPOLICYREQUEST']._serialized_end=225
+  _globals['_GETPOLICYRESPONSE']._serialized_start=227
+  _globals['_GETPOLICYRESPONSE']._serialized_end=308
+  _globals['_SETPOLICYREQUEST']._serialized_start=310
+  _globals['_SETPOLICYREQUEST']._serialized_end=413
+  _globals['_SETPOLICYRESPONSE']._serialized_start=415
+  _globals['_SETPOLICYRESPONSE']._serialized_end=496
+  _globals['_GETSTATSREQUEST']._serialized_start=498
+  _globals['_GETSTATSREQUEST']._serialized_end=515
+  _globals['_STATS']._serialized_start=518
+  _globals['_STATS']._serialized_end=1629
+  _globals['_STATS_NODESENTRY']._serialized_start=1433
+  _globals['_STATS_NODESENTRY']._serialized_end=1477
+  _globals['_STATS_JOBSENTRY']._serialized_start=1479
+  _globals['_STATS_JOBSENTRY']._serialized_end=1522
+  _globals['_STATS_WORKERSENTRY']._serialized_start=1524
+  _globals['_STATS_WORKERSENTRY']._serialized_end=1570
+  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_start=1572
+  _globals['_STATS_PREEMPTIONOUTCOMESENTRY']._serialized_end=1629
+  _globals['_CONTROLLERMEMBER']._serialized_start=1631
+  _globals['_CONTROLLERMEMBER']._serialized_end=1681
+  _globals['_GETSTATSRESPONSE']._serialized_start=1683
+  _globals['_GETSTATSRESPONSE']._serialized_end=1737
+  _globals['_GETOVERVIEWREQUEST']._serialized_start=1739
+  _globals['_GETOVERVIEWREQUEST']._serialized_end=1796
+  _globals['_GETOVERVIEWRESPONSE']._serialized_start=1799
+  _globals['_GETOVERVIEWRESPONSE']._serialized_end=2135
+  _globals['_GETOVERVIEWRESPONSE_RAYNODESENTRY']._serialized_start=2088
+  _globals['_GETOVERVIEWRESPONSE_RAYNODESENTRY']._serialized_end=2135
+  _globals['_GETDEMANDREQUEST']._serialized_start=2137
+  _globals['_GETDEMANDREQUEST']._serialized_end=2155
+  _globals['_DEMAND']._serialized_start=2158
+  _globals['_DEMAND']._serialized_end=2460
+  _globals['_DEMAND_NODESELECTORENTRY']._serialized_start=2409
+  _globals['_DEMAND_NODESELECTORENTRY']._serialized_end=2460
+  _globals['_GETDEMANDRESPONSE']._serialized_start=2462
+  _globals['_GETDEMANDRESPONSE']._serialized_end=2538
+  _globals['_LISTAUDITREQUEST']._serialized_start=2540
+  _globals['_LISTAUDITREQUEST']._serialized_end=2606
+  _globals['_LISTAUDITRESPONSE']._serialized_start=2608
+  _globals['_LISTAUDITRESPONSE']._serialized_end=2670
+  _globals['_AUDITENTRY']._serialized_start=2673
+  _globals['_AUDITENTRY']._serialized_end=2844
+  _globals['_SCHEDULERSERVICE']._serialized_start=2847
+  _globals['_SCHEDULERSERVICE']._serialized_end=3336
 # @@protoc_insertion_point(module_scope)

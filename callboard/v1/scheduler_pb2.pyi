@@ -4,6 +4,8 @@ isort:skip_file
 The scheduler as a whole: policy and figures."""
 
 from callboard.v1 import common_pb2 as _common_pb2
+from callboard.v1 import job_pb2 as _job_pb2
+from callboard.v1 import node_pb2 as _node_pb2
 from callboard.v1 import policy_pb2 as _policy_pb2
 from callboard.v1 import pool_pb2 as _pool_pb2
 from collections import abc as _abc
@@ -249,9 +251,15 @@ class Stats(_message.Message):
     RECONCILING_FIELD_NUMBER: _builtins.int
     WARM_STARTS_FIELD_NUMBER: _builtins.int
     COLD_STARTS_FIELD_NUMBER: _builtins.int
+    PRELOADED_STARTS_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     FREE_WHOLE_GPUS_FIELD_NUMBER: _builtins.int
     FREE_GPU_PARTS_MILLI_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PAGE_ADDRESS_FIELD_NUMBER: _builtins.int
+    CONTROLLERS_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Revision at which the figures were read."""
     term: _builtins.int
@@ -270,12 +278,22 @@ class Stats(_message.Message):
     """Workers that took a warm spare since the controller's first start."""
     cold_starts: _builtins.int
     """Workers that started cold since the controller's first start; each says why."""
+    preloaded_starts: _builtins.int
+    """Workers that took a spare with the modules that their pool preloads; not among warm_starts."""
     metrics_address: _builtins.str
     """"host:port" where the controller serves its Prometheus figures; empty: nowhere."""
     free_whole_gpus: _builtins.int
     """GPUs nobody has a share of, on nodes that take work."""
     free_gpu_parts_milli: _builtins.int
     """What is left of shared GPUs, on nodes that take work: no worker that asks for whole ones can have it."""
+    version: _builtins.str
+    """Version of the controller; empty: an older one, which doesn't say."""
+    page_address: _builtins.str
+    """Address of the controller's web page, e.g. "http://127.0.0.1:8780"; empty: it serves none."""
+    standby: _builtins.bool
+    """True when a standby answered: what it says is what it read of the leader."""
+    age_ms: _builtins.int
+    """How long ago a standby read it, in milliseconds."""
     @_builtins.property
     def nodes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Nodes by state name."""
@@ -316,6 +334,10 @@ class Stats(_message.Message):
     def placement_groups(self) -> _pool_pb2.PlacementGroupPoolStats:
         """Placement groups of all pools together."""
 
+    @_builtins.property
+    def controllers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ControllerMember]:
+        """Controllers of the cluster, the leader first; empty: there can be no other than this one."""
+
     def __init__(
         self,
         *,
@@ -338,17 +360,49 @@ class Stats(_message.Message):
         reconciling: _builtins.bool = ...,
         warm_starts: _builtins.int = ...,
         cold_starts: _builtins.int = ...,
+        preloaded_starts: _builtins.int = ...,
         metrics_address: _builtins.str = ...,
         free_whole_gpus: _builtins.int = ...,
         free_gpu_parts_milli: _builtins.int = ...,
+        version: _builtins.str = ...,
+        page_address: _builtins.str = ...,
+        controllers: _abc.Iterable[Global___ControllerMember] | None = ...,
+        standby: _builtins.bool = ...,
+        age_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "free", b"free", "held", b"held", "placement_groups", b"placement_groups", "quarantined", b"quarantined", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "cold_starts", b"cold_starts", "free", b"free", "free_gpu_parts_milli", b"free_gpu_parts_milli", "free_whole_gpus", b"free_whole_gpus", "held", b"held", "jobs", b"jobs", "metrics_address", b"metrics_address", "nodes", b"nodes", "placement_groups", b"placement_groups", "preemption_outcomes", b"preemption_outcomes", "quarantined", b"quarantined", "ray_address", b"ray_address", "reconciling", b"reconciling", "revision", b"revision", "term", b"term", "total_preemptions", b"total_preemptions", "total_submitted", b"total_submitted", "uptime_ms", b"uptime_ms", "used", b"used", "warm_starts", b"warm_starts", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "capacity", b"capacity", "cold_starts", b"cold_starts", "controllers", b"controllers", "free", b"free", "free_gpu_parts_milli", b"free_gpu_parts_milli", "free_whole_gpus", b"free_whole_gpus", "held", b"held", "jobs", b"jobs", "metrics_address", b"metrics_address", "nodes", b"nodes", "page_address", b"page_address", "placement_groups", b"placement_groups", "preemption_outcomes", b"preemption_outcomes", "preloaded_starts", b"preloaded_starts", "quarantined", b"quarantined", "ray_address", b"ray_address", "reconciling", b"reconciling", "revision", b"revision", "standby", b"standby", "term", b"term", "total_preemptions", b"total_preemptions", "total_submitted", b"total_submitted", "uptime_ms", b"uptime_ms", "used", b"used", "version", b"version", "warm_starts", b"warm_starts", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Stats: _TypeAlias = Stats  # noqa: Y015
+
+@_typing.final
+class ControllerMember(_message.Message):
+    """One of the controllers that share a journal."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """"host:port" where its agents and clients connect."""
+    leads: _builtins.bool
+    """Whether it is the one that decides."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        leads: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leads", b"leads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ControllerMember: _TypeAlias = ControllerMember  # noqa: Y015
 
 @_typing.final
 class GetStatsResponse(_message.Message):
@@ -373,6 +427,116 @@ class GetStatsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
+
+@_typing.final
+class GetOverviewRequest(_message.Message):
+    """Asks for an overview."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_NODES_FIELD_NUMBER: _builtins.int
+    MAX_JOBS_FIELD_NUMBER: _builtins.int
+    max_nodes: _builtins.int
+    """At most this many nodes, 1 … 1000; 0: 100."""
+    max_jobs: _builtins.int
+    """At most this many jobs, 1 … 1000; 0: 100."""
+    def __init__(
+        self,
+        *,
+        max_nodes: _builtins.int = ...,
+        max_jobs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_jobs", b"max_jobs", "max_nodes", b"max_nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOverviewRequest: _TypeAlias = GetOverviewRequest  # noqa: Y015
+
+@_typing.final
+class GetOverviewResponse(_message.Message):
+    """What one screen shows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RayNodesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATS_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    MORE_POOLS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    MORE_NODES_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    MORE_JOBS_FIELD_NUMBER: _builtins.int
+    RAY_NODES_FIELD_NUMBER: _builtins.int
+    more_pools: _builtins.int
+    """Pools left out."""
+    more_nodes: _builtins.int
+    """Nodes left out that have not left the cluster."""
+    more_jobs: _builtins.int
+    """Jobs left out that have not ended."""
+    @_builtins.property
+    def stats(self) -> Global___Stats:
+        """Figures of the whole cluster."""
+
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[_pool_pb2.Pool]:
+        """Pools, by name, at most 1000."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_node_pb2.Node]:
+        """Nodes that have not left, by rank. Where there are more than asked for: those that need attention, the one with
+        Ray's head, and the first of the others.
+        """
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.Job]:
+        """Jobs that have not ended, newest first, without reasons. Where there are more than asked for: half of them the
+        newest that hold something, half the first of the queue; all of one kind where the other has fewer.
+        """
+
+    @_builtins.property
+    def ray_nodes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Node of each Ray node: its id in Ray (hex) → the node's id."""
+
+    def __init__(
+        self,
+        *,
+        stats: Global___Stats | None = ...,
+        pools: _abc.Iterable[_pool_pb2.Pool] | None = ...,
+        more_pools: _builtins.int = ...,
+        nodes: _abc.Iterable[_node_pb2.Node] | None = ...,
+        more_nodes: _builtins.int = ...,
+        jobs: _abc.Iterable[_job_pb2.Job] | None = ...,
+        more_jobs: _builtins.int = ...,
+        ray_nodes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "more_jobs", b"more_jobs", "more_nodes", b"more_nodes", "more_pools", b"more_pools", "nodes", b"nodes", "pools", b"pools", "ray_nodes", b"ray_nodes", "stats", b"stats"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetOverviewResponse: _TypeAlias = GetOverviewResponse  # noqa: Y015
 
 @_typing.final
 class GetDemandRequest(_message.Message):

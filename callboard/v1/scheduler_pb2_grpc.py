@@ -50,6 +50,11 @@ class SchedulerServiceStub(object):
                 request_serializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.GetOverview = channel.unary_unary(
+                '/callboard.v1.SchedulerService/GetOverview',
+                request_serializer=callboard_dot_v1_dot_scheduler__pb2.GetOverviewRequest.SerializeToString,
+                response_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetOverviewResponse.FromString,
+                _registered_method=True)
         self.GetDemand = channel.unary_unary(
                 '/callboard.v1.SchedulerService/GetDemand',
                 request_serializer=callboard_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
@@ -87,6 +92,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOverview(self, request, context):
+        """What one screen shows of a cluster of any size: figures, pools, and the nodes and jobs that matter most.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetDemand(self, request, context):
         """What waiting jobs and growing components want beyond what there is, for autoscalers.
         """
@@ -118,6 +130,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsRequest.FromString,
                     response_serializer=callboard_dot_v1_dot_scheduler__pb2.GetStatsResponse.SerializeToString,
+            ),
+            'GetOverview': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOverview,
+                    request_deserializer=callboard_dot_v1_dot_scheduler__pb2.GetOverviewRequest.FromString,
+                    response_serializer=callboard_dot_v1_dot_scheduler__pb2.GetOverviewResponse.SerializeToString,
             ),
             'GetDemand': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDemand,
@@ -212,6 +229,33 @@ class SchedulerService(object):
             '/callboard.v1.SchedulerService/GetStats',
             callboard_dot_v1_dot_scheduler__pb2.GetStatsRequest.SerializeToString,
             callboard_dot_v1_dot_scheduler__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/callboard.v1.SchedulerService/GetOverview',
+            callboard_dot_v1_dot_scheduler__pb2.GetOverviewRequest.SerializeToString,
+            callboard_dot_v1_dot_scheduler__pb2.GetOverviewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class SchedulerServiceStub:
     """Replaces the cluster's preemption policy."""
     GetStats: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatsRequest, _scheduler_pb2.GetStatsResponse]
     """Figures, read from the ledger at the moment of the call."""
+    GetOverview: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetOverviewRequest, _scheduler_pb2.GetOverviewResponse]
+    """What one screen shows of a cluster of any size: figures, pools, and the nodes and jobs that matter most."""
     GetDemand: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetDemandRequest, _scheduler_pb2.GetDemandResponse]
     """What waiting jobs and growing components want beyond what there is, for autoscalers."""
     ListAudit: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditRequest, _scheduler_pb2.ListAuditResponse]
@@ -55,6 +57,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Replaces the cluster's preemption policy."""
     GetStats: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetStatsRequest, _scheduler_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Figures, read from the ledger at the moment of the call."""
+    GetOverview: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetOverviewRequest, _scheduler_pb2.GetOverviewResponse]  # type: ignore[assignment]
+    """What one screen shows of a cluster of any size: figures, pools, and the nodes and jobs that matter most."""
     GetDemand: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetDemandRequest, _scheduler_pb2.GetDemandResponse]  # type: ignore[assignment]
     """What waiting jobs and growing components want beyond what there is, for autoscalers."""
     ListAudit: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditRequest, _scheduler_pb2.ListAuditResponse]  # type: ignore[assignment]
@@ -86,6 +90,14 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetStatsResponse, _abc.Awaitable[_scheduler_pb2.GetStatsResponse]]:
         """Figures, read from the ledger at the moment of the call."""
+
+    @_abc_1.abstractmethod
+    def GetOverview(
+        self,
+        request: _scheduler_pb2.GetOverviewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetOverviewResponse, _abc.Awaitable[_scheduler_pb2.GetOverviewResponse]]:
+        """What one screen shows of a cluster of any size: figures, pools, and the nodes and jobs that matter most."""
 
     @_abc_1.abstractmethod
     def GetDemand(

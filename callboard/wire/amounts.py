@@ -8,8 +8,16 @@ from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
 from callboard.v1 import common_pb2
 
-FIXED_FIELDS = {"cpu": "cpu_milli", "gpu": "gpu_milli", "memory": "memory_bytes"}
+FIXED_FIELDS = {
+    "cpu": "cpu_milli",
+    "gpu": "gpu_milli",
+    "memory": "memory_bytes",
+    "gpu_memory": "gpu_memory_bytes",
+}
 """Resource → field of ``callboard.v1.Resources``; every other resource is an entry of ``custom_milli``."""
+
+SELECTORS = {"gpu_model": "gpu_model", "gpu_memory_min": "gpu_memory_min_bytes"}
+"""What says which GPUs an ask is for → field of ``callboard.v1.Resources``."""
 
 
 def resources_to_proto(amounts: Resources) -> common_pb2.Resources:
@@ -18,17 +26,23 @@ def resources_to_proto(amounts: Resources) -> common_pb2.Resources:
         cpu_milli=amounts.cpu_milli,
         gpu_milli=amounts.gpu_milli,
         memory_bytes=amounts.memory_bytes,
+        gpu_memory_bytes=amounts.gpu_memory_bytes,
         custom_milli=dict(amounts.custom_milli),
+        gpu_model=amounts.gpu_model,
+        gpu_memory_min_bytes=amounts.gpu_memory_min_bytes,
     )
 
 
 def resources_from_proto(message: common_pb2.Resources) -> Resources:
     """The amounts of a message that a peer of ours wrote. Not validated: specs pass through ``…_spec_from_proto``."""
-    return Resources.of(
-        cpu_milli=message.cpu_milli,
-        gpu_milli=message.gpu_milli,
-        memory_bytes=message.memory_bytes,
-        custom=message.custom_milli,
+    return Resources(
+        message.cpu_milli,
+        message.gpu_milli,
+        message.memory_bytes,
+        tuple(sorted((name, milli) for name, milli in message.custom_milli.items() if milli)),
+        message.gpu_memory_bytes,
+        message.gpu_model,
+        message.gpu_memory_min_bytes,
     )
 
 

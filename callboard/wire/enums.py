@@ -66,6 +66,11 @@ def name_from_wire(wrapper: WireEnum, number: int) -> str:
     return "" if number == 0 else wrapper.Name(number).removeprefix(prefix_of(wrapper))
 
 
+def names_in(described: EnumDescriptor) -> dict[str, int]:
+    """The names of a message's enum without their prefix → their numbers."""
+    return {value.name.removeprefix(_prefix(described)): value.number for value in described.values}
+
+
 def numbers_of(described: EnumDescriptor, ours: type[E]) -> dict[E, int]:
     """Our words → the numbers of a message's enum."""
     return {word: described.values_by_name[_prefix(described) + word].number for word in ours}

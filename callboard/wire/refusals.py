@@ -45,6 +45,7 @@ class ErrorReason(StrEnum):
     INVENTORY_CHANGED = "INVENTORY_CHANGED"
     NOT_AUTHENTICATED = "NOT_AUTHENTICATED"
     NOT_ALLOWED = "NOT_ALLOWED"
+    NOT_LEADER = "NOT_LEADER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,17 @@ class Unavailable(CallboardError):
     """The controller can't be reached, is stopping, or can't write its journal. The only one worth a retry."""
 
     code = "UNAVAILABLE"
-    reasons = (ErrorReason.UNSPECIFIED, ErrorReason.STORE_FAILED, ErrorReason.STOPPING)
+    reasons: ClassVar[tuple[ErrorReason, ...]] = (
+        ErrorReason.UNSPECIFIED,
+        ErrorReason.STORE_FAILED,
+        ErrorReason.STOPPING,
+    )
+
+
+class NotLeader(Unavailable):
+    """Another controller of the cluster decides; ``error.metadata["leader"]`` is its address. Nothing was done."""
+
+    reasons = (ErrorReason.NOT_LEADER,)
 
 
 class DeadlineExceeded(CallboardError):

@@ -26,7 +26,7 @@ from callboard.model.policy import LabelRules
 from callboard.model.schema import Declared, Form, Secrecy, declared_in, once
 from callboard.model.specs import ComponentSpec
 from callboard.v1 import common_pb2, job_pb2, policy_pb2
-from callboard.wire.amounts import FIXED_FIELDS, amounts_to_proto, resources_to_proto
+from callboard.wire.amounts import FIXED_FIELDS, SELECTORS, amounts_to_proto, resources_to_proto
 from callboard.wire.enums import numbers_of, words_of
 
 I = TypeVar("I", bound=Input)  # noqa: E741 - as short as the others
@@ -167,12 +167,21 @@ class Reader:
         together(message, self, found, place)
         return found
 
+    def ask(self, message: common_pb2.Resources, place: Place) -> dict[str, Exact | str]:
+        """Amounts that aren't zero, and which GPUs they are for."""
+        read: dict[str, Exact | str] = {**self.amounts(message, place)}
+        if message.gpu_model:
+            read["gpu_model"] = message.gpu_model
+        if message.gpu_memory_min_bytes:
+            read["gpu_memory_min"] = Exact(message.gpu_memory_min_bytes)
+        return read
+
     def amounts(self, message: common_pb2.Resources, place: Place, *, zeros: Sequence[str] = ()) -> dict[str, Exact]:
         """Amounts that aren't zero, and those named in ``zeros`` whatever they are."""
         read = {name: Exact(getattr(message, field)) for name, field in FIXED_FIELDS.items()}
         for name, amount in sorted(message.custom_milli.items()):
-            if name in FIXED_FIELDS:
-                why = f"{name} is no custom resource; it has the field {FIXED_FIELDS[name]}"
+            if field := FIXED_FIELDS.get(name) or SELECTORS.get(name):
+                why = f"{name} is no custom resource; it has the field {field}"
                 self.misfits.append(Misfit((*place, "custom_milli", name), why))
             else:
                 read[name] = Exact(amount)
@@ -185,6 +194,9 @@ class Reader:
     ) -> dict[str, Exact]:
         """A quota: an amount for each of ``limited``, and none besides."""
         read = self.amounts(message, place, zeros=limited)
+        for name, field in SELECTORS.items():
+            if getattr(message, field):
+                self.misfits.append(Misfit((*place, name), "says which GPUs a worker may have; a quota has amounts"))
         for name in read:
             if name not in limited:
                 self.misfits.append(Misfit((*place, name), f"is set, but {limited_field} does not name {name}"))
@@ -250,9 +262,9 @@ _READERS: Mapping[Form, Read] = {
     Form.EXACT: lambda amount, _reader, _place: Exact(amount),
     Form.JSON: lambda text, _reader, _place: JsonText(text),
     Form.PAIRS: lambda pairs, _reader, _place: dict(pairs),
-    Form.AMOUNTS: lambda amounts, reader, place: reader.amounts(amounts, place) or None,
+    Form.AMOUNTS: lambda amounts, reader, place: reader.ask(amounts, place) or None,
     Form.SHAPES: lambda shapes, reader, place: [
-        reader.amounts(shape, (*place, index)) for index, shape in enumerate(shapes)
+        reader.ask(shape, (*place, index)) for index, shape in enumerate(shapes)
     ],
     Form.QUOTA: lambda amounts, _reader, _place: amounts,  # with what it limits: Reader.limits
     Form.DEVICES: lambda shares, _reader, _place: [
@@ -325,7 +337,8 @@ def _amount(rest: Place) -> Place:
     if tail[0] == "custom_milli" and len(tail) > 1:
         return (*head, *tail)
     name = str(tail[0])
-    return (*head, FIXED_FIELDS[name]) if name in FIXED_FIELDS else (*head, "custom_milli", name)
+    field = FIXED_FIELDS.get(name) or SELECTORS.get(name)
+    return (*head, field) if field else (*head, "custom_milli", name)
 
 
 # What several fields of a spec say together.
@@ -336,7 +349,7 @@ def _write_component(spec: ComponentSpec, fields: dict[str, Any]) -> None:
     if spec.command:
         for field in ("actor", "args_json", "kwargs_json", "entry", "max_concurrency"):
             fields.pop(field, None)
-        fields |= {"command": spec.command, "ray": spec.ray}
+        fields |= {"command": spec.command, "ray": spec.ray, "tty": spec.tty}
     if not spec.elastic:
         fields["workers"] = fields.pop("min_workers")
         del fields["max_workers"]

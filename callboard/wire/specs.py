@@ -10,7 +10,7 @@ from callboard.model.inputs.job import JobInput
 from callboard.model.inputs.pool import PolicyInput, PoolInput
 from callboard.model.policy import PolicyOverrides, PreemptionPolicy
 from callboard.model.roles import unfused
-from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, WorkerPlace
+from callboard.model.specs import JobSpec, PoolSpec, WorkerPlace
 from callboard.v1 import common_pb2, job_pb2, policy_pb2, pool_pb2
 from callboard.wire.schema import Reader, written
 
@@ -38,11 +38,6 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
     """
     reader = Reader(field)
     return reader.validated(JobInput, reader.mapping(JobInput, message)).spec()
-
-
-def component_to_proto(spec: ComponentSpec, *, mask: bool = False) -> job_pb2.ComponentSpec:
-    """The message of one component; see :func:`job_spec_to_proto`."""
-    return written(spec, job_pb2.ComponentSpec, mask=mask)
 
 
 def place_to_proto(place: WorkerPlace, *, mask: bool = False) -> common_pb2.WorkerPlace:

@@ -382,6 +382,20 @@ class TestOthers:
         assert ready.pid == spare
         await node.leave()
 
+    async def test_spares_with_modules_are_ended_and_made_anew(self, controller: FakeController, node: Lineage) -> None:
+        """Under which variables they imported is in no record, because values may be secret."""
+        controller.welcome["heartbeat_ms"] = 50
+        target = agent_pb2.SpareTarget(count=1, preloads=[agent_pb2.Preload(modules=["wave"])])
+        await (await node.begin()).send(spare_target=target)
+        await controller.until(lambda: len(spare_pids(node)) == 2)
+        old = next(each["pid"] for each in recorded(node, "spare") if each["facts"].get("preload"))
+        await node.kill()
+        await (await node.begin()).send(spare_target=target)
+        await controller.until(lambda: len(spare_pids(node)) == 2 and old not in spare_pids(node))
+        assert is_gone(old)
+        assert (await controller.do(start_worker=start_worker("Plain", preload=["wave"]))).worker_ready.preloaded
+        await node.leave()
+
     async def test_nothing_goes_on_under_another_cluster_name(self, controller: FakeController, node: Lineage) -> None:
         await node.begin()
         ready = (await controller.do(start_worker=start_worker("Plain"))).worker_ready

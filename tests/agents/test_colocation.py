@@ -14,9 +14,9 @@ import pytest
 
 from callboard.agents.host.worker_host import WorkerHost
 from callboard.agents.runtime import HostError
+from callboard.agents.supplies.worker_env import PlanRefused, worker_plan
 from callboard.agents.worker.process_runtime import HostedProcess
 from callboard.agents.worker.progress import being_built
-from callboard.agents.worker_env import PlanRefused, worker_plan
 from callboard.v1 import agent_pb2
 from tests.agents.test_worker_host import Host, call, environment_of, host, identity
 from tests.support.fake_controller import start_worker

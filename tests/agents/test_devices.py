@@ -88,7 +88,7 @@ def test_ft_g5_other_vendors_ids_are_no_names_of_a_device() -> None:
         "1",
     ]
     for variable, text in (("HIP_VISIBLE_DEVICES", "MIG-8f2c"), ("ASCEND_RT_VISIBLE_DEVICES", "GPU-8f2c")):
-        with pytest.raises(DeviceError, match="is no device"):
+        with pytest.raises(DeviceError, match="is not a device"):
             find_devices({variable: text}, count=None, simulate=None, probe=tuple)
 
 

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Mapping
 from random import Random
 from typing import cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from callboard.agents.host.framing import Json, PeerGone
-from callboard.agents.ray.driver_client import DriverClient
+from callboard.agents.options import AgentOptions
+from callboard.agents.ray.driver_client import Connection, DriverClient
+from callboard.agents.ray.ray_membership import RayMembership, Tenants
+from callboard.agents.ray.ray_plan import RayPlan
 from callboard.agents.runtime import Hosted, Launch, Runtime
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
@@ -51,6 +55,14 @@ def passes(timeline: Timeline, seconds: float) -> None:
         pass
 
 
+class Unkillable(Table):
+    """A table of processes that wait for a disk."""
+
+    def send_signal(self, process: ProcessId, number: int = 9) -> bool:
+        """Nothing comes of it."""
+        return bool(process.pid and number)
+
+
 class StubHosted:
     """A spare whose agent died, and then it."""
 
@@ -71,7 +83,7 @@ def adopts_a_dead_one(order: Random | None) -> None:
         spares = Spares(cast("Runtime", None), records, processes, prefix="spare", variables={})
         spares.adopt(Launch("spare-1", "python", {}), cast("Hosted", hosted))
         await asyncio.sleep(1)
-        assert spares.take() is None
+        assert spares.take() == (None, "")
 
     # An error that nobody looks at ends a simulation, and so this test.
     adopting = Process("agent").start(timeline, adopts())
@@ -128,6 +140,11 @@ class SilentDriver:
         await self._closed.wait()
         raise PeerGone("the other end closed the socket")
 
+    @property
+    def closed(self) -> bool:
+        """Whether nobody talks to it any more."""
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Hang up."""
         self._closed.set()
@@ -155,4 +172,86 @@ def test_how_a_ping_ended_that_was_under_way_when_its_driver_was_given_up_is_nob
     passes(timeline, 120)
     leaving.result()
     passes(timeline, 1)
+    timeline.close_down()
+
+
+@pytest.mark.parametrize("after_s", [0, 1])
+@pytest.mark.parametrize("table", [Table, Unkillable])
+def test_a_node_parts_from_ray_whatever_becomes_of_its_driver(table: type[Table], after_s: int) -> None:
+    """At once (it was the wrong cluster), or later; also where the driver can't be killed."""
+    timeline, driver, records = Timeline(), SilentDriver(10), run_dir()
+
+    async def starts(_environment: Mapping[str, str]) -> SilentDriver:
+        return driver
+
+    async def leaves() -> None:
+        client = DriverClient(records, cast("Processes", table()), starts)
+        await client.connect("head:1", "n0", {})
+        if after_s:
+            await asyncio.sleep(after_s)
+        await client.disconnect()
+
+    leaving = Process("agent").start(timeline, leaves())
+    passes(timeline, 60)
+    leaving.result()
+    assert driver.closed
+    assert [each.role for each in records.recorded()] == (["driver"] if table is Unkillable else [])
+    timeline.close_down()
+
+
+class SlowNode:
+    """A Ray node that ends by itself, of which something is left that takes long to end."""
+
+    process = ProcessId(5, 50)
+    vital: Mapping[ProcessId, str] = {}
+
+    def __init__(self) -> None:
+        self.ending = asyncio.Event()
+        self.ended = False
+
+    async def wait_lost(self) -> str:
+        """At once."""
+        return "raylet ended"
+
+    async def stop(self) -> None:
+        """End what is left."""
+        self.ending.set()
+        await asyncio.sleep(5)
+        self.ended = True
+
+
+def test_an_agent_that_is_told_to_leave_while_its_ray_node_ends_waits_for_that() -> None:
+    timeline, node, records = Timeline(), SlowNode(), run_dir()
+    plan, tenants = Mock(RayPlan), Mock(Tenants)
+    driver = Mock(DriverClient)
+    driver.connect.return_value = Connection(ray_node_id="x", gcs_address="head:1", session="s", node_ip="n0")
+
+    async def leaves() -> None:
+        membership = RayMembership(
+            AgentOptions(node_id="n0", ray_address="head:1"),
+            plan,
+            run_dir=records,
+            processes=cast("Processes", Table()),
+            driver=driver,
+            start_node=AsyncMock(return_value=node),
+            token_hex=lambda length: "0" * length,
+            tenants=tenants,
+            node_ip="n0",
+            on_change=lambda: None,
+            on_exit=lambda _: None,
+        )
+        plan.spec.return_value.node_ip = "n0"
+        membership.belong("")
+        belongs = asyncio.create_task(membership.run())
+        await node.ending.wait()
+        assert [each.role for each in records.recorded()] == ["ray"]
+        belongs.cancel()
+        await asyncio.wait([belongs])
+        await membership.stop()
+
+    leaving = Process("agent").start(timeline, leaves())
+    passes(timeline, 60)
+    leaving.result()
+    assert node.ended
+    assert records.recorded() == []
     timeline.close_down()

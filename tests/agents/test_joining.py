@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from callboard.agents import logs
+from callboard.agents import agent
 from callboard.agents.agent import run_agent
-from callboard.agents.link import channel
+from callboard.agents.link import session
 from callboard.agents.options import AgentOptions
 from callboard.client.client import Client
 from callboard.controller.server import Controller
@@ -120,7 +120,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     before = structlog.get_config()
     kept = Log()
     structlog.configure(processors=[structlog.contextvars.merge_contextvars, kept])
-    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(agent, "configure", lambda *_: None)
     yield kept
     structlog.configure(**before)
 
@@ -145,7 +145,7 @@ async def test_an_agent_that_looked_for_the_token_before_there_was_one_looks_aga
         looks.append(address)
         return find_token(address, stated) if len(looks) > 2 else ""  # once for the stream, once for its call
 
-    monkeypatch.setattr(channel, "find_token", early)
+    monkeypatch.setattr(session, "find_token", early)
     agent = site.start("n1")
     await site.until("n1", "READY", 0)
     assert not agent.done()
@@ -163,7 +163,7 @@ async def test_an_agent_goes_on_trying_while_its_token_file_is_broken(
             raise BadToken("token", "is being replaced.")
         return find_token(address, stated)
 
-    monkeypatch.setattr(channel, "find_token", broken_at_first)
+    monkeypatch.setattr(session, "find_token", broken_at_first)
     agent = site.start("n1")
     await site.until("n1", "READY", 0)
     assert not agent.done()

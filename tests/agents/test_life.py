@@ -107,7 +107,7 @@ class Ground:
             processes=SimpleNamespace(oom_kills=lambda: 0, exited=lambda _: loop.create_future(), end=self._end),
             runtime=SimpleNamespace(launch=self._launch, abandon=lambda _: None),
             run_dir=SimpleNamespace(put=self._put, drop=lambda *_: None),
-            interpreters=SimpleNamespace(check=lambda _: asyncio.sleep(0)),
+            interpreters=SimpleNamespace(check=lambda *_: asyncio.sleep(0)),
             outbox=SimpleNamespace(report=lambda _, **report: self.reports.append(report)),
             ports=SimpleNamespace(release=lambda _: None, facts=lambda _: {}),
             outputs=SimpleNamespace(stderr_tail=lambda *_: ""),

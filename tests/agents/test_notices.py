@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.agents.notices import OUTPUT_BYTES, REASON_CHARS, NoticeOptions, NoticeWatcher, drain_of
+from callboard.agents.departure import OUTPUT_BYTES, REASON_CHARS, NoticeOptions, NoticeWatcher, drain_of
 from callboard.agents.options import AgentOptions, OptionError
 from callboard.agents.system.process_tree import identify, is_living
 from callboard.client.client import Client

@@ -9,7 +9,9 @@ import pynvml
 import pytest
 from typer.testing import CliRunner
 
+from callboard.agents.options import AgentOptions
 from callboard.agents.system.devices import DeviceError, DeviceFacts, NodeDevices, find_devices
+from callboard.agents.system.inventory import inventory
 from callboard.agents.system.nvidia import probe_nvml
 from callboard.cli.local.machine_gpus import machine_gpus
 from callboard.cli.main import app
@@ -45,6 +47,48 @@ class TestTheDriver:
             DeviceFacts("1", "GPU-bb", "00000000:0B:00.0", "NVIDIA L4", 24 * GIB, 1),
         )
         assert library.open == 0
+
+    def test_how_far_they_are_from_each_other(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Two pairs with NVLink, each on a socket of its own; of the last the driver says nothing."""
+        single, system = pynvml.NVML_TOPOLOGY_SINGLE, pynvml.NVML_TOPOLOGY_SYSTEM
+        library = Library(
+            [
+                Gpu("GPU-a", linked=frozenset({"GPU-b"}), ancestors={"GPU-c": system}),
+                Gpu("GPU-b", linked=frozenset({"GPU-a"}), ancestors={"GPU-c": system}),
+                Gpu("GPU-c", bus_id="00000000:0B:00.0", ancestors={"GPU-a": system, "GPU-b": system, "GPU-d": single}),
+                Gpu("GPU-d", bus_id="00000000:0C:00.0", ancestors={"GPU-c": single}),
+            ]
+        )
+        for bus, numa in (("07", 0), ("0b", 1), ("0c", 1)):
+            file = tmp_path / f"0000:{bus}:00.0" / "numa_node"
+            file.parent.mkdir()
+            file.write_text(f"{numa}\n")
+        install(monkeypatch, library)
+
+        def offering(visible: str | None) -> list[list[int]]:
+            devices = find_devices(
+                {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible},
+                count=None,
+                simulate=None,
+                probe=lambda: probe_nvml(tmp_path),
+            )
+            return [list(each.distances) for each in inventory(AgentOptions(node_id="n"), devices).devices]
+
+        same, nvlink, switch, far = 1, 2, 3, 7
+        assert offering(None) == [
+            [same, nvlink, far, far],
+            [nvlink, same, far, far],
+            [far, far, same, switch],
+            [far, far, switch, same],
+        ], "where the driver says nothing, NUMA nodes do"
+        assert offering("3,0,2") == [[same, far, switch], [far, same, far], [switch, far, same]], "in the list's order"
+        assert offering("1") == [[]], "there is nothing to tell of one"
+        assert library.open == 0
+
+    def test_of_which_no_driver_tells_how_far_they_are(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        old = ("nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor")
+        install(monkeypatch, Library([Gpu("GPU-a"), Gpu("GPU-b")], lacks=old))
+        assert [each.distances for each in probe_nvml(tmp_path)] == [(), ()]
 
     @pytest.mark.parametrize("library", [None, Library(init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), Library()])
     def test_without_one_nothing_is_offered(self, monkeypatch: pytest.MonkeyPatch, library: Library | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from callboard.agents.files import output_store
 from callboard.agents.files.output_store import CHUNK_BYTES, TAIL_BYTES, TAIL_LINES, OutputBounds, OutputOf, OutputStore
 from callboard.agents.host import worker_output
 from callboard.agents.host.framing import Requests
@@ -390,3 +391,29 @@ class TestWorkers:
             )
         followed = [each.chunk for each in controller.output[slow]]
         assert sum(each.discarded_bytes + len(each.data) for each in followed) == 64 * MIB + len("the end\n")
+
+
+def test_a_worker_that_ends_while_its_streams_are_looked_at_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks are taken in a thread; the end of the worker lets go of them on the loop."""
+    output = output_store._Output(OutputOf("j", "w", 0, 1, 1), tmp_path)
+    (tmp_path / "stdout").write_text("line\n")
+    packed = output_store._packed
+
+    def ends_meanwhile(look: output_store._Look) -> bytes:
+        output.looks = []
+        return packed(look)
+
+    real_open = Path.open
+
+    def opens(path: Path, *arguments: Any) -> Any:
+        output.looks = []
+        return real_open(path, *arguments)
+
+    monkeypatch.setattr(output_store, "_packed", ends_meanwhile)
+    monkeypatch.setattr(Path, "open", opens)
+    assert output.look(5)
+    monkeypatch.undo()
+    output.ended_ms = 6
+    assert [look.at_ms for look in output.noted()] == [5]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from callboard.agents.supplies.worker_env import worker_name
 from callboard.agents.worker.ports import UNUSED_S, NoPorts, Ports
-from callboard.agents.worker_env import worker_name
-from callboard.model.environment import WORKER_PORTS
+from callboard.model.names import WORKER_PORTS
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import StartAgent
 from tests.agents.test_adoption import Lineage, node

@@ -11,18 +11,24 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from callboard.agents.files.run_dir import RunDir
+from callboard.agents.host.framing import RemoteError
+from callboard.agents.ray.driver_client import start_driver
 from callboard.agents.ray.loopback import host_addresses
 from callboard.agents.system.process_tree import read_entry
+from callboard.client.packing import pack_requirements
 from callboard.v1 import agent_pb2
 from tests.agents.conftest import assert_nothing_left, is_gone, started_by, until_gone
 from tests.support.agents_on_ray import START_S, Cluster, bring_up, joined, run_node, stores_seen
 from tests.support.fake_controller import FakeController, start_worker
+from tests.support.wheels import wheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
 
@@ -328,6 +334,27 @@ class TestWorkers:
         assert "killed by signal 9 (SIGKILL); usually the out-of-memory killer" in dead.message
         assert is_gone(int(file.read_text()))
 
+    async def test_one_in_an_environment_of_its_own_finds_what_is_built_there_and_ray_behind_it(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        wheel(
+            tmp_path / "wheels",
+            "tool",
+            "1.0",
+            built_here="class Built:\n    def said(self): return __import__('sys').prefix",
+        )
+        (tmp_path / "r.txt").write_text("--no-index\n--find-links wheels\ntool\n")
+        file = BytesIO()
+        name = pack_requirements(tmp_path / "r.txt", file, "env.requirements")
+        cluster.controller.packages[name] = file.getvalue()
+        command = start_worker("", job="built", environment=f"requirements:{name}", start_timeout_ms=60_000)
+        command.actor = "built_here:Built"
+        report = await cluster.controller.do("n1", start_worker=command)
+        assert report.worker_ready.cold_reason == "it has a Python environment of its own", report
+        (prefix,) = await cluster.call(command, "said")
+        assert str(prefix).startswith(f"{cluster.folder}/n1/environments/")
+        await cluster.stop(command)
+
     @pytest.mark.parametrize("interpreter", ["", sys.executable])
     async def test_ft_b4_one_that_takes_one_call_at_a_time_lives_on_the_main_thread(
         self, cluster: Cluster, interpreter: str
@@ -342,6 +369,23 @@ class TestWorkers:
         os.kill(ready.pid, signal.SIGTERM)
         dead = await cluster.exit_of(command)
         assert "killed by signal 15 (SIGTERM)" in dead.message
+
+    async def test_a_spare_that_imported_modules_is_taken_with_its_devices_and_main_thread(
+        self, cluster: Cluster
+    ) -> None:
+        session = cluster.controller.sessions["n1"]
+        preloads = [agent_pb2.Preload(modules=["wave"])]
+        await session.send(spare_target=agent_pb2.SpareTarget(count=1, preloads=preloads))
+        await cluster.controller.until(
+            lambda: any(state.ready for beat in session.heartbeats for state in beat.preloads.states)
+        )
+        command = start_worker("OnMain", job="preloaded", devices=("1",), preload=["wave"])
+        ready = (await cluster.controller.do("n1", start_worker=command)).worker_ready
+        assert (ready.preloaded, ready.warm, ready.visible_devices) == (True, True, "1"), ready.preload_missed
+        on_main = await cluster.probe.ask("call", actor=ready.actor_name, method="thread", args=[], times=1)
+        assert on_main == [[True, 1]]
+        assert (await cluster.stop(command)).outcome == agent_pb2.STOP_OUTCOME_KILLED
+        await session.send(spare_target=agent_pb2.SpareTarget(count=0))
 
     async def test_ft_e4_a_workers_own_process_gets_the_signal_that_it_handles(self, cluster: Cluster) -> None:
         file = cluster.folder / "saved"
@@ -429,6 +473,36 @@ class TestTrouble:
         end = await cluster.stop(command, cancel_timeout_ms=500, kill_timeout_ms=1000)
         assert end.outcome == agent_pb2.STOP_OUTCOME_KILLED
         os.kill(driver, signal.SIGKILL)
+
+    async def test_a_kill_follows_its_launch_and_no_host_is_made_beside_one_that_lives(
+        self, cluster: Cluster, tmp_path: Path
+    ) -> None:
+        head, node = cluster.nodes["n0"], cluster.nodes["n1"]
+        token = str(cluster.folder / "n0" / "ray-token")
+        environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+        driver = await start_driver(RunDir(tmp_path), environment)
+        await driver.ask("connect", {"address": head.gcs_address, "node_ip": node.node_ip})
+        name = {"actor_name": "cb/j/plain/0/g2002"}
+        how = {"node_id": node.ray_node_id, "interpreter": "", "early": {}, "placement_group_id": "", "bundle_index": 0}
+        killed = asyncio.ensure_future(driver.ask("kill", {**name, "launching": True}))
+        await driver.ask("ping")
+        with suppress(RemoteError):  # that it died, unless it was up before
+            await driver.ask("launch", {**name, **how, "again": False})
+        assert await killed, "it came first, and found what was launched"
+        name = {"actor_name": "cb/j/plain/0/g2003"}
+        first = await driver.ask("launch", {**name, **how, "again": False})
+        os.kill(first["pid"], signal.SIGSTOP)
+        assert await driver.ask("kill", {**name, "launching": False})
+        second = await driver.ask("launch", {**name, **how, "again": True})
+        assert second["pid"] == first["pid"] or is_gone(first["pid"])
+        await driver.ask("kill", {**name, "launching": False})
+        with suppress(ProcessLookupError):
+            os.kill(first["pid"], signal.SIGKILL)
+        await until_gone(first["pid"])
+        await until_gone(second["pid"])
+        os.kill(driver.process.pid, signal.SIGKILL)
+        driver.close()
+        driver.reap()
 
     async def test_a_raylet_that_dies_takes_its_workers_and_comes_back(self, cluster: Cluster) -> None:
         command = start_worker("Busy", generation=3000, entry="run", args_json='["sleep"]')

@@ -109,7 +109,7 @@ async def test_ft_d2_a_stop_that_is_shortened_still_takes_the_checkpoint() -> No
     running = asyncio.ensure_future(ask_to_yield(host, HOOKS, first, exited))
     await host.asked.wait()
     await asyncio.sleep(0.05)
-    first.join(order(20.0))
+    first.join(order(4.0))
     async with asyncio.timeout(90):
         yielded = await running
     assert yielded.checkpoint is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from callboard.agents.supplies.worker_env import PlanRefused, early_variables, worker_environment, worker_plan
 from callboard.agents.system.devices import CUDA, ROCM, DeviceFacts, NodeDevices, renderers
-from callboard.agents.worker_env import PlanRefused, early_variables, worker_environment, worker_plan
 from tests.agents.test_worker_host import identity
 from tests.support.fake_controller import start_worker
 

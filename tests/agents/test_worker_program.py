@@ -70,10 +70,10 @@ class TestResult:
         assert (await ended(controller)).succeeded
 
     async def test_another_exit_code_is_the_failure_with_the_end_of_stderr(self, controller: FakeController) -> None:
-        await ready(controller, shell("echo too bad >&2; exit 41"))
+        await ready(controller, shell("echo too bad >&2; exit 41\necho never"))
         end = await ended(controller)
         assert (end.succeeded, end.exit_code) == (False, 41)
-        assert end.traceback == "`/bin/sh -ec 'echo too bad >&2; exit 41'` ended with exit code 41"
+        assert end.traceback == "`/bin/sh -ec 'echo too bad >&2; exit 41…` ended with exit code 41", "in one line"
         assert end.stderr_tail == "too bad"
 
     async def test_a_signal_is_told_with_its_usual_cause(self, controller: FakeController) -> None:
@@ -264,6 +264,25 @@ async def test_one_that_prints_without_end_keeps_its_bound_and_is_stopped(
     with file.open("rb") as stream:
         stream.seek(-len("the end\n"), os.SEEK_END)
         assert stream.read() == b"the end\n"
+
+
+async def test_a_command_that_exits_leaves_nothing_though_a_daemon_without_its_environment_prints_on(
+    start_agent: StartAgent, controller: FakeController, tmp_path: Path, fifo: Path
+) -> None:
+    """Neither its parents, its session nor its marker lead to it, and it fills the job's quota of output."""
+    await start_agent(output_worker_bytes=1 << 20, output_bytes=8 << 20)
+    daemon = f"trap '' TERM; echo $$ > {fifo}; while :; do head -c 1000000 /dev/zero; done"
+    start = shell(f'(env -i setsid /bin/sh -c "{daemon}" &)'.replace("$$", "\\$\\$"))
+    await ready(controller, start)
+    pid = int(await said_through(fifo))
+    assert (await ended(controller)).succeeded
+    assert not is_gone(pid), "the work is over when the command is"
+    file = tmp_path / "n0" / "output" / OutputOf.of(start).folder / "stdout"
+    while file.stat().st_size < 100_000_000:  # noqa: ASYNC110 - a file tells nobody
+        await asyncio.sleep(0.01)
+    await stopped(controller, start, cancel_timeout_ms=0)
+    assert is_gone(pid)
+    assert file.stat().st_blocks * 512 < 4 << 20
 
 
 class TestTheWaitForTheNodesOfAJobsOwnRay:

@@ -129,15 +129,12 @@ def periods(problem: Problem, staleness: float) -> Iterator[float]:
             if sum(max(modes[i].gpus for i in group) for group in split) > problem.gpus:
                 continue
             pairs = [(i, j) for group in split for i in group for j in group if i < j]
-            for shifts in product(range(-3, 5), repeat=len(pairs)):
-                period = _program(problem, staleness, [mode.seconds for mode in modes], pairs, shifts)
-                if period is not None:
-                    yield period
+            yield from _programs(problem, staleness, [mode.seconds for mode in modes], pairs)
 
 
-def _program(
-    problem: Problem, staleness: float, seconds: list[float], pairs: list[tuple[int, int]], shifts: tuple[int, ...]
-) -> float | None:
+def _programs(
+    problem: Problem, staleness: float, seconds: list[float], pairs: list[tuple[int, int]]
+) -> Iterator[float]:
     solver = pywraplp.Solver.CreateSolver("GLOP")
     names = [component.name for component in problem.components]
     period = solver.NumVar(0, solver.infinity(), "period")
@@ -154,11 +151,14 @@ def _program(
         else:
             solver.Add(starts[j] >= starts[i] + seconds[i] / problem.chunks)
             solver.Add(ends[j] >= ends[i] + seconds[j] / problem.chunks)
-    for (i, j), shift in zip(pairs, shifts, strict=True):
-        solver.Add(ends[i] <= starts[j] + shift * period)
-        solver.Add(ends[j] <= starts[i] + (1 - shift) * period)
+    turns = [(solver.Add(ends[i] <= starts[j] + period), solver.Add(ends[j] <= starts[i] + period)) for i, j in pairs]
     solver.Minimize(period)
-    return float(period.solution_value()) if solver.Solve() == pywraplp.Solver.OPTIMAL else None
+    for shifts in product(range(-3, 5), repeat=len(pairs)):
+        for (first, second), shift in zip(turns, shifts, strict=True):
+            first.SetCoefficient(period, -shift)
+            second.SetCoefficient(period, shift - 1)
+        if solver.Solve() == pywraplp.Solver.OPTIMAL:
+            yield float(period.solution_value())
 
 
 def test_every_plan_of_the_table_is_proved() -> None:

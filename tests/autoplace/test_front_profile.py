@@ -26,6 +26,7 @@ class TestAverages:
     def test_the_first_iteration_is_warm_up(self) -> None:
         (found,) = measured(read_timings(lines(rollout(90), rollout(59), rollout(61)), "t"), warmup=1)
         assert (found.seconds, found.iterations, found.dropped, found.spread_seconds) == (60.0, 2, 1, 1.0)
+        assert found.median_seconds == 60.0
 
     def test_an_iteration_takes_as_long_as_its_slowest_rank(self) -> None:
         records = [rollout(1 + 10 * n + rank, rank=rank) for n in range(3) for rank in range(4)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from callboard.autoplace.answer.accepted import Answer
 from callboard.autoplace.answer.report import (
+    Answer,
     as_plain,
     comparison_rows,
     heading_lines,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.autoplace import Problem, Status, search
-from callboard.autoplace.answer.accepted import answer_for_job
-from callboard.autoplace.answer.report import placement_of
+from callboard.autoplace.answer.report import answer_for_job, placement_of
 from callboard.autoplace.problem.problem import Mode, ModelParallel, NoPlan
 from callboard.autoplace.rlinf.job import RLinfJob, rlinf_job
 from callboard.autoplace.solve.uniform import Uniform, best_collocated, best_disaggregated, pipeline_seconds

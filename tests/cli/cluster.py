@@ -14,8 +14,8 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
+from callboard.agents.supplies.worker_env import AGENT_MARKER
 from callboard.agents.system.process_tree import marked, process_table
-from callboard.agents.worker_env import AGENT_MARKER
 from callboard.cli.main import app
 from callboard.client.client import Client
 from callboard.controller.options import ControllerOptions, Limits
@@ -34,11 +34,13 @@ class RealCluster:
     """One controller and its agents.
 
     Attributes:
+        controller: in this process.
         address: of the controller.
         client: a client of it.
     """
 
     def __init__(self, directory: Path, controller: Controller, client: Client) -> None:
+        self.controller = controller
         self.address = controller.address
         self.client = client
         self._directory = directory

@@ -21,7 +21,7 @@ from callboard.autoplace.problem.problem import Problem
 from callboard.autoplace.solve.search import search
 from callboard.cli.autoplace import search as autoplace_search
 from callboard.cli.main import app
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.v1.common_pb2 import Device
 from callboard.v1.job_pb2 import Job, SubmitJobResponse
 from callboard.v1.node_pb2 import DeviceUse, ListNodesResponse, Node, NodeState

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.v1.common_pb2 import OUTPUT_STREAM_TIMINGS, OutputChunk
 from callboard.v1.job_pb2 import GetJobResponse, ReadJobOutputRequest, ReadJobOutputResponse
 from tests.cli import objects

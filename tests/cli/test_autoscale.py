@@ -116,6 +116,34 @@ class TestSizing:
             assert (sizing.nodes, sizing.hopeless, sizing.waiting) == (wanted, (), True)
         assert size([want(9, gpu=1)], [], None, coming=0, most=0).nodes == 0
 
+    def test_memory_and_model_of_gpus_bind(self) -> None:
+        def node_of(name: str, model: str, gib: int, promised: int = 0) -> Node:
+            card = Device(index=0, model=model, memory_bytes=gib << 30)
+            use = DeviceUse(device=card, used_milli=100 if promised else 0, promised_memory_bytes=promised << 30)
+            has = resources_to_proto(amounts(cpu=4, gpu=1, gpu_memory=gib << 30))
+            return Node(name=f"nodes/{name}", state=NodeState.NODE_STATE_READY, capacity=has, devices=[use])
+
+        def asked(count: int, memory: str = "0", model: str = "", least: int = 0) -> Demand:
+            found = want(count, gpu="0.1", gpu_memory=memory)
+            found.shape.gpu_model, found.shape.gpu_memory_min_bytes = model, least << 30
+            return found
+
+        here = node_of("a", "NVIDIA H200", 140, promised=100)
+        again = Room.whole(amounts(cpu=4, gpu=1), {}, like=here)
+        for demand, nodes in (
+            (asked(1, "40GiB"), 0),
+            (asked(2, "40GiB"), 1),
+            (asked(7, "40GiB"), 2),
+            (asked(3, "10GiB", "H200", 100), 0),
+            (asked(5, "10GiB", "H200"), 1),
+        ):
+            assert size([demand], [here], again, coming=0, most=9).nodes == nodes, demand
+        for never in (asked(1, "150GiB"), asked(1, model="A100"), asked(1, least=200)):
+            sizing = size([never], [here], again, coming=0, most=9)
+            assert (sizing.nodes, len(sizing.hopeless)) == (0, 1), "more of the same would not help"
+        first = Room.whole(amounts(cpu=4, gpu=1), {})
+        assert size([asked(1, "150GiB", "A100", 200)], [], first, coming=0, most=9).nodes == 1, "nobody knows yet"
+
     def test_labels_bind(self) -> None:
         asked = want(1, gpu=1, selector={"gpu": "h100"})
         assert size([asked], [node("a", gpu="h100")], new(), coming=0, most=5).nodes == 0
@@ -442,7 +470,7 @@ class TestCommands:
         assert provider.owns(node_id)
         room = provider.new_room(nodes)
         assert room is not None
-        assert (room.cpu_milli, room.devices) == (2000, [1000])
+        assert (room.cpu_milli, [card.milli for card in room.devices]) == (2000, [1000])
         revision = (await bare.client.stats()).revision
         await provider.remove(node_id)
         async for event in bare.client.watch(start_revision=revision + 1, types=["node."]):

@@ -6,10 +6,13 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import venv
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,10 @@ import yaml
 from typer.main import get_command
 
 from callboard.cli.main import app
+from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import parse_memory
+from callboard.security.places import TLS_VARIABLES
+from callboard.security.tokens import TOKEN_FILE_VARIABLE
 from callboard.v1.node_pb2 import NodeState
 from tests.cli.cluster import ROOT, RealCluster
 
@@ -31,6 +37,9 @@ def parsed(arguments: list[str]) -> Any:
     """The verb and its options, as the program reads them."""
     command: Any = get_command(app)
     while hasattr(command, "commands"):
+        while arguments[0].startswith("--"):  # What holds for every verb: `--context NAME`.
+            assert any(arguments[0] in parameter.opts for parameter in command.params), arguments[0]
+            arguments = arguments[2:]
         name, *arguments = arguments
         command = command.commands[name]
     return command.make_context(command.name, arguments)
@@ -38,10 +47,28 @@ def parsed(arguments: list[str]) -> Any:
 
 def manifests() -> Iterator[dict[str, Any]]:
     for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
-        yield from yaml.safe_load_all(file.read_text())
+        if file.name != "kustomization.yaml":
+            yield from yaml.safe_load_all(file.read_text())
 
 
 class TestKubernetes:
+    @pytest.mark.parametrize("name", ["callboard.yaml", "hpa.yaml"])
+    def test_kubernetes_knows_every_field(self, name: str) -> None:
+        """`keda.yaml` is of a kind that KEDA brings."""
+        judge = [str(Path(sys.executable).with_name("kubernetes-validate")), "--strict", "--no-warn"]
+        file = DEPLOY / "kubernetes" / name
+        shown = subprocess.run([*judge, file], capture_output=True, text=True, check=False, timeout=60)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+
+    def test_the_kustomization_is_one_and_names_what_there_is(self) -> None:
+        text = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
+        assert (text["apiVersion"], text["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+        assert set(text) == {"apiVersion", "kind", "resources", "images"}
+        used = "".join((DEPLOY / "kubernetes" / name).read_text() for name in text["resources"])
+        for image in text["images"]:
+            assert set(image) <= {"name", "newName", "newTag", "digest"}
+            assert f"image: {image['name']}:" in used
+
     def test_every_command_is_one_of_ours(self) -> None:
         seen = []
         for manifest in manifests():
@@ -62,13 +89,34 @@ class TestKubernetes:
             pod = manifest["spec"]["template"]["spec"]
             assert pod["enableServiceLinks"] is False, "CALLBOARD_PORT and others, after the service's name"
             (container,) = pod["containers"]
-            sizes = {volume["name"]: volume["emptyDir"]["sizeLimit"] for volume in pod.get("volumes", ())}
+            sizes = {v["name"]: v["emptyDir"]["sizeLimit"] for v in pod.get("volumes", ()) if "emptyDir" in v}
             mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
             if "agent" in container["command"]:
                 room = parse_memory(f"{sizes[mounts['/dev/shm']]}B")
                 rooms.append(room / parse_memory(f"{container['resources']['limits']['memory']}B"))
         assert len(rooms) == 2
         assert all(0.3 < room < 0.5 for room in rooms)
+
+    def test_nothing_is_open_and_agents_show_a_token_by_tls(self) -> None:
+        for manifest in manifests():
+            if manifest["kind"] != "StatefulSet":
+                continue
+            pod = manifest["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            assert not [part for part in container["command"] if "insecure" in part or "open" in part]
+            if "agent" not in container["command"]:
+                (before,) = pod["initContainers"]
+                made = before["command"][-1].rpartition("|| ")[2]
+                assert parsed(shlex.split(made)[1:]).params["host"] == ["callboard"], "as agents call it"
+                continue
+            options = parsed([p.replace("$(POD)", "p").replace("$(IP)", "1.1.1.1") for p in container["command"]][1:])
+            assert options.params["controller"] == "callboard:7701", "where callers without a certificate connect"
+            stated = {each["name"]: each.get("value", "") for each in container["env"]}
+            for variable in (TLS_VARIABLES["ca"], TOKEN_FILE_VARIABLE):
+                folder, _, _ = stated[variable].rpartition("/")
+                (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == folder]
+                (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+                assert volume["secret"]["defaultMode"] == 0o400
 
     def test_what_is_scaled_exists_and_the_metrics_are_ours(self) -> None:
         names = {m["metadata"]["name"] for m in manifests() if m["kind"] == "StatefulSet"}
@@ -89,7 +137,7 @@ class TestKubernetes:
                     [p.replace("$(POD)", "p").replace("$(IP)", "1.1.1.1") for p in agent["command"]][1:]
                 ).params
                 pause = int(re.findall(r"sleep (\d+)", " ".join(agent["lifecycle"]["preStop"]["exec"]["command"]))[0])
-                assert int(options["notice_deadline"].removesuffix("s")) < pause < pod["terminationGracePeriodSeconds"]
+                assert int(options["notice_within_ms"].removesuffix("s")) < pause < pod["terminationGracePeriodSeconds"]
 
 
 @pytest.fixture
@@ -163,22 +211,153 @@ class TestSlurm:
             assert "CALLBOARD_NODE:?" in (DEPLOY / "slurm" / name).read_text()
 
 
-def commands() -> list[str]:
-    """Every command line of ours in the document, without what stands for something else."""
-    text = DOCUMENT.read_text().replace("\\\n", " ")
-    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
-    lines += re.findall(r"`(callboard [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return [line.strip().replace(" …", "") for line in lines if line.startswith("callboard ")]
+def blocks_and_mentions(page: Path) -> tuple[list[str], list[str]]:
+    """The command lines of ours in a page: those in blocks, and those in sentences."""
+    text = page.read_text().replace("\\\n", " ")
+    shown = re.compile(r"^ *```(?:console|bash|sh|)\n(.*?)^ *```|((?:^    [^\n]*\n)+)", re.DOTALL | re.MULTILINE)
+    lines = [line for fenced, indented in shown.findall(text) for line in (fenced or indented).splitlines()]
+    start = re.compile(r"^\s*(?:[$#] )?(?:\w+=\S* )*(?:\.venv/bin/)?callboard (?=[a-z-])")
+    typed = [re.split(r"   #| [|>] ", start.sub("callboard ", line))[0].strip() for line in lines if start.match(line)]
+    return typed, re.findall(r"`(callboard [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
-@pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_document_is_understood(line: str) -> None:
-    words = shlex.split(line)
-    parsed(words[1:])
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", *sorted((DEPLOY / "monitoring").glob("*.yaml"))]
+SHOWN = [(page.name, line) for page in PAGES for line in blocks_and_mentions(page)[0]]
+MENTIONED = [(page.name, line) for page in PAGES for line in blocks_and_mentions(page)[1]]
 
 
-def test_the_document_shows_something() -> None:
-    assert len(commands()) >= 8
-    for name in re.findall(r"scripts/[\w/]+\.\w+|examples/\w+\.py|callboard/[\w/]+\.py", DOCUMENT.read_text()):
-        assert (ROOT / name).exists(), name
+@pytest.mark.parametrize(("page", "line"), SHOWN)
+def test_every_command_that_a_page_shows_is_understood(page: str, line: str) -> None:
+    parsed([word for word in shlex.split(line, comments=True)[1:] if word != "…"])
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(MENTIONED)))
+def test_every_command_that_a_sentence_mentions_exists_with_its_options(page: str, line: str) -> None:
+    words = [word for word in re.split(r"[\s=|]+", line.partition(" -- ")[0]) if word not in {"…", "callboard"}]
+    command: Any = get_command(app)
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word in getattr(command, "commands", {}):
+            command = command.commands[word]
+            known |= {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        elif word.startswith("--"):
+            assert word in known | {"--help", "--install-completion"}, f"{word} in {line!r}"
+        elif hasattr(command, "commands") and re.fullmatch(r"[a-z][a-z-]+", word):
+            assert word in command.commands or word in line.partition("--")[2], f"{word} in {line!r}"
+
+
+def test_the_pages_show_something() -> None:
+    assert len(SHOWN) >= 30
+    assert len(MENTIONED) >= 80
+    for page in (DOCUMENT, ROOT / "docs" / "operating.md"):
+        for name in re.findall(r"scripts/[\w/]+\.\w+|examples/\w+\.py|callboard/[\w/]+\.py", page.read_text()):
+            assert (ROOT / name).exists(), name
+
+
+class TestSystemd:
+    @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda unit: unit.stem)
+    def test_a_unit_starts_one_of_our_programs(self, unit: Path) -> None:
+        (line,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
+        program, *arguments = shlex.split(line.replace("$OPTIONS", "--ray-head"))
+        assert Path(program).name == "callboard"
+        options = parsed(arguments).params
+        assert options["log_format"] == "json"
+        if "leave_hooks_s" in options:
+            # The agent's own time to leave comes before systemd's patience ends.
+            (patience,) = re.findall(r"^TimeoutStopSec=(\d+)s$", unit.read_text(), re.MULTILINE)
+            assert parse_duration_ms(options["leave_hooks_s"]) < int(patience) * 1000
+
+    @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda unit: unit.stem)
+    def test_systemd_understands_a_unit(self, unit: Path, tmp_path: Path) -> None:
+        """Checked by systemd itself where the machine has it; every other machine checks its keys."""
+        keys = set(re.findall(r"^(\w+)=", unit.read_text(), re.MULTILINE))
+        assert keys <= UNIT_KEYS
+        if (verify := shutil.which("systemd-analyze")) is None:
+            return
+        copy = tmp_path / unit.name
+        copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE))
+        shown = subprocess.run(
+            [verify, "verify", "--man=no", copy], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert unit.name not in shown.stderr, shown.stderr
+
+
+UNIT_KEYS = frozenset(
+    [
+        "Description", "Wants", "After", "User", "StateDirectory", "StateDirectoryMode", "RuntimeDirectory",
+        "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "Environment", "EnvironmentFile", "ExecStart",
+        "Restart", "RestartSec", "TimeoutStopSec", "KillMode", "LimitNOFILE", "LimitMEMLOCK", "LimitCORE",
+        "NoNewPrivileges", "ProtectSystem", "ProtectHome", "PrivateTmp", "OOMPolicy", "Delegate", "WantedBy",
+    ]
+)  # fmt: skip
+
+
+class TestContainer:
+    def test_its_linter_finds_nothing(self) -> None:
+        linter = Path(sys.executable).with_name("hadolint")
+        file = DEPLOY / "container" / "Containerfile"
+        shown = subprocess.run([linter, file], capture_output=True, text=True, check=False, timeout=60)
+        assert shown.returncode == 0, shown.stdout
+
+    def test_what_it_copies_is_there_and_its_extras_are_ours(self) -> None:
+        text = (DEPLOY / "container" / "Containerfile").read_text()
+        for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE):
+            for name in line.split():
+                assert (ROOT / name).exists(), name
+        (extras,) = re.findall(r'^ARG EXTRAS="(.*)"$', text, re.MULTILINE)
+        check = [sys.executable, "scripts/lockfile.py", "check-extras", "requirements.lock", *extras.split()]
+        subprocess.run(check, cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_wheel_of_this_checkout_installs_offline_and_is_whole(tmp_path: Path) -> None:
+    """Into an environment that sees the requirements of this one and no package index."""
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-q",
+        "-w",
+        str(tmp_path),
+    ]
+    # A checkout by itself: what lies about in this one must not get into the wheel.
+    source = tmp_path / "checkout"
+    source.mkdir()
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    for name in filter(None, files.decode().split("\0")):
+        if name.startswith(("callboard/", "pyproject", "README", "LICENSE")) and (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    subprocess.run([*build, str(source)], check=True, timeout=170)
+    (wheel,) = tmp_path.glob("callboard-*.whl")
+    home = tmp_path / "env"
+    venv.create(home, with_pip=False)
+    (folder,) = home.glob("lib/python*/site-packages")
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "-q",
+        "--target",
+        str(folder),
+        str(wheel),
+    ]
+    subprocess.run(install, check=True, timeout=170)
+    (folder / "requirements.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    check = "import callboard, sys; print(callboard.__file__); [getattr(callboard, name) for name in callboard.__all__]"
+    shown = subprocess.run(
+        [home / "bin" / "python", "-c", check], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert Path(shown.stdout.strip()).is_relative_to(folder), "the wheel's own, not the checkout's"
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    tracked = {name for name in files.decode().split("\0") if name.startswith("callboard/")}
+    assert not {name for name in tracked if (ROOT / name).exists()} - held
+    assert "callboard/py.typed" in held

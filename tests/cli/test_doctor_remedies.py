@@ -340,6 +340,33 @@ async def a_foreign_process(scene: Scene) -> Steps:
     yield
 
 
+async def a_gpu_that_somebody_fills(scene: Scene) -> Steps:
+    process = scene.process()
+    foreign = common_pb2.DeviceProcess(pid=process.pid, user="alice", memory_bytes=70 * GIB)
+    closed = common_pb2.DeviceState(index=0, foreign=[foreign], closed=f"pid {process.pid} of alice holds 70 GiB")
+    await scene.agent.heartbeat(devices=agent_pb2.DeviceStates(states=[closed]))
+    yield
+    yield
+    assert not is_there(process)
+    await scene.agent.heartbeat(devices=agent_pb2.DeviceStates(states=[common_pb2.DeviceState(index=0)]))
+
+
+async def a_gpu_whose_memory_broke(scene: Scene) -> Steps:
+    warned = common_pb2.DeviceState(index=0, warning="ECC found 2 uncorrectable errors")
+    await scene.agent.heartbeat(devices=agent_pb2.DeviceStates(states=[warned]))
+    yield
+    yield
+    await scene.agent.heartbeat(devices=agent_pb2.DeviceStates(states=[common_pb2.DeviceState(index=0)]))
+
+
+async def modules_that_are_not_there(scene: Scene) -> Steps:
+    refused = common_pb2.PreloadState(modules=["torch"], refused="`import torch` failed: No module named 'torch'")
+    await scene.agent.heartbeat(preloads=agent_pb2.PreloadStates(states=[refused]))
+    yield
+    yield
+    await scene.agent.heartbeat(preloads=agent_pb2.PreloadStates(states=[common_pb2.PreloadState(modules=["torch"])]))
+
+
 def until_mended(scene: Scene, wrong: dict[str, Any], right: dict[str, Any]) -> None:
     """What a worker's code does wrong until it is mended; a process that runs goes on as it began."""
     bad = {*scene.agent.workers}
@@ -490,6 +517,8 @@ CASES: dict[FindingKind, list[Callable[[Scene], Steps]]] = {
     FindingKind.PENDING: [a_job_that_waits],
     FindingKind.OUT_OF_MEMORY: [a_worker_lost_for_lack_of_memory],
     FindingKind.QUARANTINED: [a_process_that_does_not_end],
+    FindingKind.PRELOAD: [modules_that_are_not_there],
+    FindingKind.DEVICE: [a_gpu_that_somebody_fills, a_gpu_whose_memory_broke],
     FindingKind.WORKER_SILENT: [a_worker_that_says_nothing],
     FindingKind.CONCURRENCY: [calls_that_queue],
     FindingKind.MEMORY: [more_memory_than_asked_for],

@@ -20,8 +20,7 @@ from callboard.cli.local.ports import listening_in
 from callboard.client.clusters import ClusterRecord
 from callboard.demo.elastic import ElasticResult
 from callboard.demo.training import PASSES, TrainingActor
-from callboard.demo.training_loop import Step
-from callboard.demo.training_story import chart
+from callboard.demo.training_loop import Step, chart
 from examples import training_loop_with_autoscaling as example
 from tests.cli.machine import ROOT, Machine, wait_for_line, wait_gone
 

@@ -15,13 +15,19 @@ from pathlib import Path
 import pytest
 
 from callboard.agents.ray.ray_command import free_port
+from callboard.cli.cluster.checks import deal_gpus
 from callboard.cli.local.cluster import PortTaken
 from callboard.cli.local.growth import _check_ports, running_workers
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import PORTS_OF_A_NODE, ClusterPlan, read_plan, write_plan
 from callboard.cli.local.turns import LOCK_NAME
 from callboard.client.clusters import ClusterRecord
+from callboard.demo.stage import settings
+from callboard.model.inputs import job_spec
+from callboard.model.specs import NO_PG_POOL, PoolSpec
 from tests.cli.machine import Machine, programs, wait_for_line, wait_gone
+from tests.scheduler.world import World
+from tests.support.nvml_library import Gpu, Library, install
 
 
 def small(machine: Machine, *arguments: str) -> tuple[subprocess.Popen[str], ClusterRecord]:
@@ -314,6 +320,25 @@ class TestPlan:
         self, found: int, asked: tuple[int, int], stated: tuple[str, ...], given: tuple[int, int]
     ) -> None:
         assert shares(found, agents=asked[0], gpus=asked[1], stated=stated) == given
+
+    @pytest.mark.parametrize(
+        ("cards", "nodes", "factor"), [(1, (1, 1), "0.25"), (2, (2, 1), "0.5"), (4, (3, 1), "0.5"), (8, (3, 2), "1")]
+    )
+    def test_the_demonstration_fits_the_real_cards_of_a_machine(
+        self, monkeypatch: pytest.MonkeyPatch, cards: int, nodes: tuple[int, int], factor: str
+    ) -> None:
+        """As `callboard demo rlhf --machine-gpus auto` counts and scales: nodes of 3 CPUs, 4 GiB and their cards."""
+        install(monkeypatch, Library([Gpu(f"GPU-{n}", bus_id=f"00000000:0{n}:00.0") for n in range(cards)]))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        found, agents, gpus = deal_gpus("auto", (), agents=3, gpus=2, stated=())
+        assert (found, (agents, gpus)) == (MachineGpus(tuple(map(str, range(cards))), real=True), nodes)
+        world = World({f"n{n}": {"cpu": 3, "memory": "4GiB", "gpu": gpus} for n in range(agents)})
+        world.pool(PoolSpec(name="rehearsal", pg_pool=NO_PG_POOL))
+        for setting in settings():
+            spec = job_spec(setting.everything_at_once("rehearsal"))
+            if world.what_if(spec).verdict == "START":
+                break
+        assert setting.factor == factor
 
     def test_gpus_are_those_stated_the_real_ones_or_eight_simulated(self) -> None:
         assert machine_gpus("") == MachineGpus((), real=False)

@@ -26,12 +26,23 @@ VERBS = list(verbs())
 
 def test_the_verbs_of_the_design_are_there() -> None:
     assert {" ".join(path) for path, _ in VERBS} == {
-        *("add-worker", "remove-worker", "ray-env", "job result", "demand", "autoscale", "demo elastic", "node remove"),
+        *(
+            "add-worker",
+            "remove-worker",
+            "ray-env",
+            "version",
+            "job result",
+            "demand",
+            "autoscale",
+            "demo elastic",
+            "node remove",
+        ),
         *("up", "down", "controller", "agent", "status", "events", "simulate", "replay", "demo rlhf"),
-        *("autoplace", "profile", "plan", "run", "top", "doctor", "job env"),
+        *("autoplace", "profile", "plan", "run", "exec", "attach", "top", "doctor", "job env", "page"),
         *("job submit", "job list", "job get", "job cancel", "job complete", "job explain", "job preempt"),
+        *("store copy", "store backup", "store restore"),
         *("audit", "token create", "token list", "token revoke", "login"),
-        *("certs init", "certs agent", "certs client", "certs renew", "certs revoke", "certs list"),
+        *("certs init", "certs agent", "certs client", "certs renew", "certs retire", "certs revoke", "certs list"),
         *("context list", "context show", "context use", "context remove"),
         *("job watch", "job logs", "job scale", "worker list"),
         *("pool create", "pool list", "pool get", "pool set", "pool delete"),
@@ -68,7 +79,7 @@ def test_every_read_can_be_shown_in_four_ways(path: tuple[str, ...]) -> None:
     assert "--output <table|wide|json|yaml>" in " ".join(CliRunner().invoke(app, [*path, "--help"]).output.split())
 
 
-WITHOUT_OUTPUT = {"agent", "autoscale", "controller", "demo elastic", "demo rlhf", "job logs", "run"}
+WITHOUT_OUTPUT = {"agent", "autoscale", "controller", "demo elastic", "demo rlhf", "job logs", "run", "exec", "attach"}
 """Verbs that run until they are ended, or whose result is a text of its own."""
 
 

@@ -90,26 +90,21 @@ def test_what_is_stopped_ends_with_its_cluster(machine: Machine, tmp_path: Path)
     assert not machine.run_dir.exists()
 
 
-def test_a_killed_up_takes_its_programs_with_it(machine: Machine) -> None:
-    up = machine.up()
+def test_a_killed_up_takes_its_programs_with_it_and_what_it_left_is_removed(machine: Machine) -> None:
+    up = machine.up("--name", "killed")
     (record,) = machine.clusters()
     up.kill()
     wait_gone(programs(record), 30)
-    assert machine.run("down").returncode == 0
-    assert not machine.run_dir.exists()
-
-
-def test_what_a_killed_cluster_left_is_removed_by_the_next_one(machine: Machine) -> None:
-    up = machine.up("--name", "killed")
+    up = machine.up("--name", "next")
+    assert [left.name for left in machine.clusters()] == ["next"], "removed by the next one"
+    assert not record.directory.exists()
     (record,) = machine.clusters()
     up.kill()
     for process in programs(record):
         send(process, signal.SIGKILL)
-    up.communicate()
-    wait_gone(programs(record), 10)
-    machine.up("--name", "next")
-    assert [left.name for left in machine.clusters()] == ["next"]
-    assert not record.directory.exists()
+    wait_gone(programs(record), 30)
+    assert machine.run("down").returncode == 0, "or by `down`"
+    assert not machine.run_dir.exists()
 
 
 def test_down_ends_a_detached_cluster(machine: Machine) -> None:
@@ -202,7 +197,7 @@ def test_a_dashboard_is_promised_only_where_there_is_one(
 
 
 def test_ft_g4_a_cluster_that_runs_already_is_named_as_such(machine: Machine) -> None:
-    machine.up()
+    up = machine.up()
     port = machine.clusters()[0].controller.rpartition(":")[2]
     for stated in (str(free_port()), port):
         shown = machine.run("up", "--runtime", "process", "--port", stated)
@@ -212,6 +207,12 @@ def test_ft_g4_a_cluster_that_runs_already_is_named_as_such(machine: Machine) ->
     shown = machine.run("up", "--runtime", "process", "--name", "other", "--port", port)
     assert shown.returncode == 1
     assert "the controller of cluster local listens there" in shown.stderr
+    # What each of these was told to do ends it, although an `up` watches over it.
+    assert machine.run("down", "local").returncode == 0
+    output, _ = up.communicate(timeout=120)
+    assert up.returncode == 0, output
+    assert "error" not in output
+    assert not machine.run_dir.exists()
 
 
 def test_an_agent_that_ends_is_reported_with_its_last_words(machine: Machine) -> None:
@@ -241,15 +242,6 @@ def test_bad_options_are_refused_before_anything_starts(machine: Machine, argume
     assert not machine.run_dir.exists()
 
 
-def test_down_ends_a_cluster_that_an_up_watches_over(machine: Machine) -> None:
-    up = machine.up()
-    assert machine.run("down").returncode == 0
-    output, _ = up.communicate(timeout=120)
-    assert up.returncode == 0, output
-    assert "error" not in output
-    assert not machine.run_dir.exists()
-
-
 class TestAClusterOfAProgram:
     """`local()` of a client: it starts a cluster, which ends with the client and with the program."""
 
@@ -276,12 +268,21 @@ class TestAClusterOfAProgram:
         assert not [process for process in programs(record) if process.is_running()]
         assert not machine.run_dir.exists()
 
+    def test_it_deals_out_the_gpus_of_the_machine(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three nodes of one each: an equal share, of five that are simulated."""
+        monkeypatch.setenv("CALLBOARD_RUN_DIR", str(machine.run_dir))
+        with SyncClient.local(runtime="process", agents=3, machine_gpus=5) as cb:
+            nodes = sorted(cb.list_nodes(), key=lambda node: node.rank)
+            assert [[use.device.id for use in node.devices] for node in nodes] == [["0"], ["1"], ["2"]]
+
     def test_one_that_cannot_start_says_why_and_leaves_nothing(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CALLBOARD_RUN_DIR", str(machine.run_dir))
         with pytest.raises(ClusterFailed, match="--gpus-per-node"):
             SyncClient.local(runtime="process", gpus_per_node=100)
+        with pytest.raises(ClusterFailed, match="2 nodes of 2 GPUs would take 4"):
+            SyncClient.local(runtime="process", agents=2, gpus_per_node=2, machine_gpus=3)
         assert not machine.run_dir.exists()
 
     def test_it_ends_when_its_program_is_killed(self, machine: Machine) -> None:

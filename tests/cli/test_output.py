@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.errors import JobEnded
 from callboard.client.jobs import JobHandle
 from callboard.client.sync import SyncClient
-from callboard.client.watching import MISSING, LogLine
 from callboard.security.dialing import open_channel
 from callboard.v1.job_pb2 import ReadJobOutputRequest
 from callboard.v1.job_pb2_grpc import JobServiceStub

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from callboard.v1.job_pb2 import Job
-from tests.cli.cluster import ACTOR, RealCluster, verb
+from tests.cli.cluster import ACTOR, RealCluster, real_cluster, verb
 
 JOB = """\
 name: placed
@@ -259,21 +259,23 @@ class TestLives:
         await low.running(30)
         assert charged(low.job) == [("n0", "1", [1000])]
 
-    async def test_a_job_waits_for_the_node_that_its_places_name(self, cluster: RealCluster) -> None:
-        await cluster.add_node("n1")
-        job = await cluster.client.submit(placed_job("wide", "1-2", restart={"max_restarts": 3}))
-        await job.running(30)
-        revision = (await cluster.client.stats()).revision
-        await cluster.kill_node("n1")
-        async for event in cluster.client.watch(start_revision=revision + 1, subject="jobs/wide"):
-            if event.state == "PENDING":
-                break
-        why = await verb(cluster, "job", "explain", "wide")
-        assert "its placement names n1, which is LOST" in why.output
-        await cluster.add_node("n1")
-        job = await cluster.client.get_job("wide")
-        await job.running(60)
-        assert charged(job.job) == [("n0", "1", [1000]), ("n1", "0", [1000])]
+    async def test_a_job_waits_for_the_node_that_its_places_name(self, tmp_path: Path) -> None:
+        async with real_cluster(tmp_path, "n0", "n1", lease_ms=4_000, heartbeat_ms=1_000) as cluster:
+            await cluster.client.set_policy({"kill_timeout": 1})  # It is added to the silence that is borne.
+            await cluster.client.ensure_pool("rlhf", nominal={"cpu": 8})
+            job = await cluster.client.submit(placed_job("wide", "1-2", restart={"max_restarts": 3}))
+            await job.running(30)
+            revision = (await cluster.client.stats()).revision
+            await cluster.kill_node("n1")
+            async for event in cluster.client.watch(start_revision=revision + 1, subject="jobs/wide"):
+                if event.state == "PENDING":
+                    break
+            why = await verb(cluster, "job", "explain", "wide")
+            assert "its placement names n1, which is LOST" in why.output
+            await cluster.add_node("n1")
+            job = await cluster.client.get_job("wide")
+            await job.running(60)
+            assert charged(job.job) == [("n0", "1", [1000]), ("n1", "0", [1000])]
 
     async def test_workers_are_given_the_hardware_that_their_node_declared(
         self, cluster: RealCluster, tmp_path: Path

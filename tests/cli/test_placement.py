@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from callboard.cli.main import app
 from callboard.cli.show.file_faults import fault_lines, secret_spans
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.model.faults import Fault
 from callboard.v1.common_pb2 import Device, Hardware, Resources
 from callboard.v1.job_pb2 import GetJobResponse, Job, JobState, SubmitJobRequest, SubmitJobResponse

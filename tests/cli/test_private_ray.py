@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.cluster import RealCluster
+from callboard.client import LogLine
+from callboard.client.jobs import JobHandle, exec_session
+from callboard.v1.job_pb2 import Worker, WorkerState
+from tests.cli.cluster import RealCluster, real_cluster
+from tests.cli.test_exec import Ended, at_terminal
 from tests.cli.test_running import ran, started, until_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -22,60 +29,284 @@ def device():
     time.sleep(0.5)
     return ray.util.get_node_ip_address(), os.environ["CUDA_VISIBLE_DEVICES"]
 
-count = int(sys.argv[1])
-print(len(ray.nodes()), int(ray.cluster_resources()["GPU"]), len(set(ray.get([device.remote() for _ in range(count)]))))
-print(sorted(seen for _, seen in ray.get([device.remote() for _ in range(count)])))
+seen = ray.get([device.remote() for _ in range(int(sys.argv[1]))])
+gpus = int(ray.cluster_resources()["GPU"])
+print(len(ray.nodes()), gpus, len(set(seen)), sorted(each for _, each in seen), flush=True)
+open(sys.argv[2]).read()
 """
 
 
-def left() -> list[str]:
-    """Folders of private clusters, and processes of Ray in them."""
-    folders = [str(path) for path in Path("/tmp").glob("callboard-????????????????????")]
-    running = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
-    return folders + [" ".join(line) for line in running if line and any("/tmp/callboard-" in part for part in line)]
+class Held:
+    """What the workers of a cluster hold on this machine, to be looked for when they have ended."""
+
+    def __init__(self) -> None:
+        self.processes: dict[psutil.Process, str] = {}
+        self.ports: set[str] = set()
+        self.files: set[Path] = set()
+        self.sockets: set[Path] = set()
+        self._before = _of_ray()
+
+    def look(self, cluster: RealCluster) -> None:
+        """Add what they hold now."""
+        listening = _listening()
+        for pid in cluster.processes():
+            # A process that ends meanwhile holds nothing.
+            with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                process, folder = psutil.Process(pid), Path(f"/proc/{pid}")
+                self.processes[process] = " ".join(process.cmdline())
+                opened = {str(each.readlink()) for each in (folder / "fd").iterdir()}
+                self.ports |= {listening[each] for each in opened if each in listening}
+                mapped = {line[line.index("/") :] for line in _lines(folder / "maps") if "/" in line}
+                self.files |= {
+                    Path(each) for each in opened | mapped if each.startswith(("/tmp/callboard-", "/dev/shm"))
+                }
+        for folder in _of_ray() - self._before:
+            self.files |= {folder, *folder.rglob("*")}
+        self.files = {each for each in self.files if each.exists()}
+        self.sockets |= {each for each in self.files if each.is_socket()}
+
+    def left(self) -> list[str]:
+        """What is still there."""
+        files = {each for each in self.files if each.exists()} | (_of_ray() - self._before)
+        running = [line for process, line in self.processes.items() if process.is_running()]
+        return [*running, *sorted(self.ports & set(_listening().values())), *sorted(map(str, files))]
+
+    async def gone(self) -> None:
+        """Until nothing of it is left: an agent deletes folders beside everything else."""
+        assert any("gcs_server" in each for each in self.processes.values())
+        assert self.ports
+        assert self.sockets, "seen while they were there"
+        while await asyncio.to_thread(self.left):  # noqa: ASYNC110 - a process table tells nobody
+            await asyncio.sleep(0.05)
 
 
-async def until_left(before: list[str]) -> None:
-    """Until nothing more is left than before: an agent deletes folders beside everything else."""
-    while set(await asyncio.to_thread(left)) - set(before):  # noqa: ASYNC110 - a process table tells nobody
-        await asyncio.sleep(0.05)
-
-
-async def test_two_clusters_at_once_on_the_same_nodes_see_only_their_devices(cluster: RealCluster) -> None:
-    await cluster.add_node("n1")
-    before = left()
-    program = ("--nodes", "2", "--gpus-per-node", "1", "--ray")
-    first, second = await asyncio.gather(
-        *(ran(cluster, *program, "--name", name, "--", "python", "-c", SEES, "2") for name in ("first", "second"))
+def _of_ray() -> set[Path]:
+    """Folders of private clusters, what Ray makes where nobody says where, and its shared memory."""
+    names = (
+        ("/tmp", "callboard-????????????????????"),
+        ("/tmp", "ray*"),
+        ("/dev/shm", "*plasma*"),
+        ("/dev/shm", "ray*"),
     )
-    for done in (first, second):
-        assert done.exit_code == 0, done
-        assert done.stdout.splitlines()[0] == "2 2 2"
-    assert {first.stdout.splitlines()[1], second.stdout.splitlines()[1]} == {"['0', '0']", "['1', '1']"}
-    await until_left(before)
+    return {path for folder, name in names for path in Path(folder).glob(name)}
 
 
-async def test_a_stop_reaches_the_command_while_its_ray_lives_and_leaves_nothing(
+def _listening() -> dict[str, str]:
+    """Ports of this machine with the number of their socket, which no other gets, by what a descriptor is called."""
+    found = {}
+    for kind in ("tcp", "tcp6"):
+        for line in _lines(Path("/proc/net") / kind)[1:]:
+            _, address, _, state, *_ = words = line.split()
+            if state == "0A":
+                found[f"socket:[{words[9]}]"] = f"{kind} {address} {words[9]}"
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(errors="replace").splitlines()
+
+
+async def opened(fifo: Path) -> None:
+    """Let the program go on that reads from it."""
+    await asyncio.to_thread(fifo.write_text, "go on")
+
+
+async def test_two_clusters_at_once_on_the_same_nodes_see_only_their_devices(
     cluster: RealCluster, tmp_path: Path
 ) -> None:
-    before = left()
-    saves = (
-        "import ray, os, signal, sys\n"
-        "ray.init(address='auto', log_to_driver=False)\n"
-        "double = ray.remote(lambda x: 2 * x)\n"
-        "file = os.environ['CALLBOARD_CHECKPOINT_DIR'] + '/state'\n"
-        "step = int(open(file).read()) if os.path.exists(file) else 0\n"
-        "if step: print('goes on at', step); sys.exit(0)\n"
-        "def save(*_):\n"
-        "    open(file, 'w').write(str(ray.get(double.remote(21)))); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "print('up', flush=True)\n"
-        "while True: signal.pause()\n"
+    await cluster.add_node("n1")
+    held = Held()
+    gates = {name: tmp_path / name for name in ("first", "second")}
+    line = ("--nodes", "2", "--gpus-per-node", "1", "--ray")
+    running = []
+    for name, gate in gates.items():
+        os.mkfifo(gate)
+        running.append(await started(cluster, *line, "--name", name, "--", "python", "-c", SEES, "2", str(gate)))
+    said = await asyncio.gather(*(until_line(each.stdout, "[") for each in running))
+    assert sorted(said) == ["2 2 2 ['0', '0']\n", "2 2 2 ['1', '1']\n"]
+    await asyncio.to_thread(held.look, cluster)
+    for each, gate in zip(running, gates.values(), strict=True):
+        await opened(gate)
+        assert await each.wait() == 0
+    await held.gone()
+
+
+GROWS = """
+import os, signal, sys, time
+import ray
+
+ray.init(address="auto", log_to_driver=False)
+double = ray.remote(lambda x: 2 * x)
+file = os.environ["CALLBOARD_CHECKPOINT_DIR"] + "/state"
+if os.path.exists(file):
+    print("goes on at", open(file).read())
+    sys.exit(0)
+
+def save(*_):
+    open(file, "w").write(str(ray.get(double.remote(21))))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+seen = 0
+while True:
+    there = sum(each["Alive"] for each in ray.nodes())
+    if there != seen:
+        print("with", there, flush=True)
+    seen = there
+    time.sleep(0.1)
+"""
+
+
+async def test_an_elastic_cluster_grows_shrinks_and_is_stopped_while_its_ray_lives_and_leaves_nothing(
+    cluster: RealCluster,
+) -> None:
+    await cluster.add_node("n1")
+    held = Held()
+    line = ("--nodes", "1:2", "--gpus-per-node", "1", "--ray", "--detach", "--name", "grows")
+    assert (await ran(cluster, *line, "--", "python", "-c", GROWS)).exit_code == 0
+    handle = await cluster.client.get_job("grows")
+    lines = handle.logs(follow=True)
+    await until_said(lines, "with 2")
+    await asyncio.to_thread(held.look, cluster)
+    await handle.scale("main", 1)
+    await until_said(lines, "with 1")
+    # A program beside it is in the same cluster, also with a terminal.
+    joins = "import ray; ray.init(address='auto', log_to_driver=False); print(ray.get(ray.remote(lambda: 7).remote()))"
+    done = await handle.exec(["python", "-c", joins])
+    assert (done.exit_code, done.stdout) == (0, b"7\n"), done
+    terminal = await at_terminal(
+        cluster, "exec", handle.name, "-it", "--", "sh", "-c", 'test -n "$RAY_ADDRESS" && stty size && exit 3'
     )
-    running = await started(cluster, "--ray", "--name", "saves", "--", "python", "-c", saves)
-    await until_line(running.stdout, "up")
-    handle = await cluster.client.get_job("saves")
+    assert (await terminal.ended())[0] == 3
+    script = "trap 'exit 5' TERM HUP; echo up; while :; do sleep 0.05; done"
+    beside = exec_session(handle, ["bash", "-c", script], component="main")
+    ended = Ended(beside)
+    assert await ended.first == b"up\n"
     await handle.preempt(reason="for the test")
-    assert await until_line(running.stdout, "goes on") == "goes on at 42\n"
-    assert await running.wait() == 0
-    await until_left(before)
+    await until_said(lines, "goes on at 42")
+    done = await ended
+    assert (done.exit_code, done.reason) == (5, "its worker is being stopped"), "asked before it is killed"
+    await handle.finished(timeout=100)
+    assert handle.state == "SUCCEEDED"
+    await held.gone()
+
+
+MOVES = """
+import sys, time
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as At
+
+ray.init(address="auto", log_to_driver=False)
+known = {ray.get_runtime_context().get_node_id()}
+
+@ray.remote(num_cpus=0)
+def hold(up, go):
+    open(up, "w").close()
+    return open(go).read()
+
+@ray.remote(num_cpus=0)
+def where():
+    return ray.get_runtime_context().get_node_id()
+
+def newcomer():
+    while not (found := {each["NodeID"] for each in ray.nodes() if each["Alive"]} - known):
+        time.sleep(0.1)
+    (node,) = found
+    known.add(node)
+    return At(node, soft=False)
+
+print(ray.get(hold.options(scheduling_strategy=newcomer()).remote(*sys.argv[1:])), flush=True)
+for turn in ("first", "second"):
+    ray.get(where.options(scheduling_strategy=newcomer()).remote())
+    print("works on the", turn, "replacement", flush=True)
+"""
+
+
+async def test_a_busy_node_that_is_drained_ends_its_work_and_is_replaced_as_a_lost_one_is(tmp_path: Path) -> None:
+    for name in ("up", "go"):
+        os.mkfifo(tmp_path / name)
+    async with real_cluster(tmp_path, "n0", "n1", "n2", lease_ms=5_000, heartbeat_ms=1_000) as cluster:
+        await cluster.client.ensure_pool("rlhf", nominal={"cpu": 8})
+        await cluster.client.set_policy({"cancel_timeout": "10m", "kill_timeout": "1s"})
+        line = ("--nodes", "1:2", "--gpus-per-node", "1", "--ray", "--detach", "--name", "moves")
+        gates = (str(tmp_path / "up"), str(tmp_path / "go"))
+        assert (await ran(cluster, *line, "--", "python", "-c", MOVES, *gates)).exit_code == 0
+        handle = await cluster.client.get_job("moves")
+        lines = handle.logs(follow=True)
+        await asyncio.to_thread((tmp_path / "up").read_text)
+
+        drained = (await second_of(handle)).allocation.node_id
+        await cluster.client.drain_node(drained, reason="for the test")
+        stopping = WorkerState.WORKER_STATE_STOPPING
+        await handle.until(lambda job: stopping in {each.state for each in job.workers}, "a stop")
+        await asyncio.to_thread((tmp_path / "go").write_text, "ended in peace")
+        await until_said(lines, "ended in peace")
+        await until_said(lines, "works on the first replacement")
+        await cluster.client.uncordon_node(drained)
+        lost = (await second_of(handle)).allocation.node_id
+        assert lost != drained
+        await cluster.kill_node(lost)
+        await until_said(lines, "works on the second replacement")
+        assert (await handle.finished(timeout=60)).attempt == 1
+        assert handle.state == "SUCCEEDED"
+
+
+async def second_of(handle: JobHandle) -> Worker:
+    """The worker that is not the head."""
+    return next(each for each in (await handle.refresh()).workers if each.key.rank == 1)
+
+
+async def until_said(lines: AsyncIterator[LogLine], text: str) -> None:
+    async for line in lines:
+        if line.text == text:
+            return
+    raise AssertionError(f"it never said {text!r}")
+
+
+COUNTS = """
+import os, signal, sys
+import ray
+
+ray.init(address="auto", log_to_driver=False)
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def device():
+    return ray.util.get_node_ip_address(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+gpus = int(ray.cluster_resources()["GPU"])
+assert len(ray.nodes()) == 2
+file = os.path.join(os.environ["CALLBOARD_CHECKPOINT_DIR"], "step")
+step = int(open(file).read()) if os.path.exists(file) else 0
+print("from", step, "with", gpus, sorted({seen for _, seen in ray.get([device.remote() for _ in range(gpus)])}))
+if step or sys.argv[1] == "once":
+    sys.exit(0)
+
+def save(*_):
+    open(file, "w").write("7")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("running", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+async def test_one_cluster_preempts_another_on_the_same_nodes_which_goes_on_from_its_checkpoint(
+    cluster: RealCluster,
+) -> None:
+    await cluster.add_node("n1")
+    held = Held()
+    line = ("--nodes", "2", "--ray", "--gpus-per-node")
+    yielding = await started(cluster, *line, "2", "--name", "yielding", "--", "python", "-c", COUNTS, "on")
+    await until_line(yielding.stdout, "running")
+    await asyncio.to_thread(held.look, cluster)
+    urgent = await ran(cluster, *line, "1", "--priority", "9", "--name", "urgent", "--", "python", "-c", COUNTS, "once")
+    assert urgent.exit_code == 0, urgent
+    assert urgent.stdout.startswith("from 0 with 2 ['"), urgent.stdout
+    again = await until_line(yielding.stdout, "from")
+    assert again.startswith("from 7 with 4 "), "all of its devices, and where it had stopped"
+    assert await yielding.wait() == 0
+    handle = await cluster.client.get_job("yielding")
+    assert (handle.job.attempt, handle.job.preemptions) == (2, 1)
+    await held.gone()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import typer
 import typer.main
 from typer.testing import CliRunner, Result
 
 from callboard.agents.options import AgentOptions, OptionError
-from callboard.agents.options import option_of as agent_option
 from callboard.cli.cluster import agent as agent_action
 from callboard.cli.cluster import controller as controller_action
 from callboard.cli.main import app
+from callboard.cli.options import Stated, read_stated, stating
 from callboard.controller.options import ControllerOptions, Limits
-from callboard.controller.options import option_of as controller_option
+from callboard.model.options import option, option_of
 from callboard.model.roles import PRESETS
 from callboard.security.roles import Role
 from callboard.security.signed_tokens import SignedTokenRules
@@ -52,6 +53,9 @@ AGENT: dict[str, tuple[list[str], Any]] = {
     "output_worker_bytes": (["1MiB"], 1 << 20),
     "output_bytes": (["1GiB"], 1 << 30),
     "warm_spares": (["5"], 5),
+    "foreign_gpu_use": (["warn"], "warn"),
+    "foreign_gpu_bytes": (["2GiB"], 2 << 30),
+    "preload_bytes": (["2GiB"], 2 << 30),
     "run_dir": (["/tmp/x"], "/tmp/x"),
     "exit_with_parent": (["77"], 77),
     "exit_with": (["77:1"], (77, 1)),
@@ -71,9 +75,17 @@ CONTROLLER: dict[str, tuple[list[str], Any]] = {
     "listen": (["127.0.0.1:7999"], "127.0.0.1:7999"),
     "state_dir": (["/tmp/state"], Path("/tmp/state")),
     "run_dir": (["/tmp/run"], Path("/tmp/run")),
+    "store": (["postgresql://db/callboard"], "postgresql://db/callboard"),
+    "advertise": (["head.lab:7700"], "head.lab:7700"),
+    "store_lease_ms": (["9s"], 9_000),
     "metrics": (["127.0.0.1:9999"], "127.0.0.1:9999"),
     "metrics_required": (["127.0.0.1:9999"], True),
     "metrics_open": ([], True),
+    "otlp": (["http://127.0.0.1:4317"], "http://127.0.0.1:4317"),
+    "page": (["9998"], "127.0.0.1:9998"),
+    "page_required": (["127.0.0.1:9998"], True),
+    "page_open": ([], True),
+    "page_names": (["board.example"], ("board.example",)),
     "insecure": ([], True),
     "tls": (["/tmp/a.pem", "--tls-key", "/tmp/a.key"], TlsFiles(None, Path("/tmp/a.pem"), Path("/tmp/a.key"))),
     "jwt": (
@@ -131,7 +143,7 @@ def say(tmp_path: Path, verb: str, option: str, values: list[str]) -> Result:
 def test_ft_e1_every_field_of_the_agent_can_be_stated(name: str, started: list[Any], tmp_path: Path) -> None:
     values, wanted = AGENT[name]
     wanted = str(tmp_path / "token") if name == "token_file" else wanted
-    result = say(tmp_path, "agent", agent_option(name), values)
+    result = say(tmp_path, "agent", option_of(AgentOptions, name), values)
     assert result.exit_code == 0, result.output
     assert getattr(started[0], name) == wanted
     others = {"node_id": "n0", "controller": "127.0.0.1:1", "log_format": "json"} | {name: wanted}
@@ -143,7 +155,7 @@ def test_ft_e1_every_field_of_the_agent_can_be_stated(name: str, started: list[A
 @pytest.mark.parametrize("name", [field.name for field in fields(ControllerOptions)])
 def test_ft_e1_every_field_of_the_controller_can_be_stated(name: str, started: list[Any], tmp_path: Path) -> None:
     values, wanted = CONTROLLER[name]
-    result = say(tmp_path, "controller", controller_option(name), values)
+    result = say(tmp_path, "controller", option_of(ControllerOptions, name), values)
     assert result.exit_code == 0, result.output
     if name == "roles":
         assert set(started[0].roles) - set(PRESETS) == {"sim"}
@@ -176,6 +188,7 @@ def test_ft_e1_every_limit_can_be_stated(limit: str, started: list[Any], tmp_pat
         ("controller --log-level loud", "warning"),
         ("up --interpreter /nowhere/python", "/nowhere/python"),
         ("up --object-store-memory 1MiB", "75 MiB"),
+        ("up --foreign-gpu-use maybe", "'avoid', 'warn', 'ignore'"),
     ],
 )
 def test_ft_e1_a_refusal_names_the_option(line: str, said: str, started: list[Any], tmp_path: Path) -> None:
@@ -194,7 +207,7 @@ def test_ft_e1_every_refusal_of_the_agent_names_an_option_that_there_is() -> Non
     for bad in ({"rank": -1}, {"cpu_milli": -1}, {"labels": {"": "x"}}, {"leave_s": float("nan")}, {"gpus": -1}):
         with pytest.raises(OptionError) as refused:
             AgentOptions(node_id="n0", **bad)
-        assert agent_option(refused.value.option) in there
+        assert option_of(AgentOptions, refused.value.option) in there
 
 
 def test_ft_e1_an_interpreter_is_allowed_from_the_command_line(machine: Machine, tmp_path: Path) -> None:
@@ -207,7 +220,11 @@ def test_ft_e1_an_interpreter_is_allowed_from_the_command_line(machine: Machine,
         "name: {name}\npool: default\ncomponents:\n- {{name: actor, actor: 'callboard.demo.workers:RLHFWorker', "
         "kwargs: {{role: train}}, resources: {{cpu: 1}}, interpreter: {python}}}\n"
     )
-    machine.up("--interpreter", str(python))
+    machine.up("--interpreter", str(python), "--foreign-gpu-use", "warn")
+    (record,) = machine.clusters()
+    lines = [Path(f"/proc/{program.process.pid}/cmdline").read_text().split("\0") for program in record.processes]
+    told = [line[line.index("--foreign-gpu-use") + 1] for line in lines if "agent" in line]
+    assert told == ["warn"] * 2, "what `up` is told reaches its agents"
     assert machine.run("pool", "create", "default", "--cpu", "4").returncode == 0
     (tmp_path / "fits.yaml").write_text(job.format(name="fits", python=python))
     shown = machine.run("job", "submit", str(tmp_path / "fits.yaml"), "--wait", "--timeout", "40")
@@ -218,3 +235,31 @@ def test_ft_e1_an_interpreter_is_allowed_from_the_command_line(machine: Machine,
     assert "/opt/other/bin/python" in refused.stderr
     assert "--interpreter /opt/other/bin/python" in refused.stderr
     assert [job["name"] for job in json.loads(machine.run("job", "list", "-o", "json").stdout)] == ["jobs/fits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    pause_ms: int = option(1_500, "A pause.")
+    room_bytes: int | None = option(None, "Room.", "--room-for-all")
+    names: tuple[str, ...] = option((), "A name.", "--name", metavar="NAME")
+    way: Literal["up", "down"] = option("up", "A way.")
+    inside: int = 7
+
+
+def test_a_field_with_an_option_is_all_that_a_new_option_needs() -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    found: list[Sample] = []
+
+    @app.command()
+    @stating(Sample)
+    def verb(*, stated: Stated) -> None:
+        found.append(Sample(**read_stated(Sample, stated)))
+
+    assert "--pause TIME" in CliRunner().invoke(app, ["--help"]).output
+    for line in ([], ["--pause", "2s", "--room-for-all", "1KiB", "--name", "a", "--name", "b", "--way", "down"]):
+        CliRunner().invoke(app, line, catch_exceptions=False)
+    assert found == [Sample(), Sample(pause_ms=2_000, room_bytes=1024, names=("a", "b"), way="down")]
+    for line in (["--pause", "soon"], ["--way", "left"], ["--inside", "8"]):
+        refused = CliRunner().invoke(app, line)
+        assert refused.exit_code == 2
+        assert line[0] in refused.output

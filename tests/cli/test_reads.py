@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import json
+import platform
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -14,13 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
+from callboard._version import __version__
 from callboard.agents.options import AgentOptions
 from callboard.agents.system.inventory import inventory, node_devices
 from callboard.cli.show import session, words
 from callboard.cli.watch import status
-from callboard.client import methods, watching
-from callboard.client.connection import Connection
-from callboard.v1.common_pb2 import Resources
+from callboard.client.calls import methods, watching
+from callboard.client.calls.connection import Connection
+from callboard.v1.common_pb2 import Device, DeviceDistance, Resources
 from callboard.v1.event_pb2 import ListEventsResponse, WatchRequest, WatchResponse
 from callboard.v1.inspection_pb2 import NodeInspection, RayObjectStore
 from callboard.v1.job_pb2 import (
@@ -41,7 +44,7 @@ from callboard.v1.node_pb2 import (
 )
 from callboard.v1.placement_group_pb2 import GetPlacementGroupResponse, ListPlacementGroupsResponse
 from callboard.v1.pool_pb2 import GetPoolResponse, ListPoolsResponse
-from callboard.v1.scheduler_pb2 import GetStatsResponse, Stats
+from callboard.v1.scheduler_pb2 import GetOverviewResponse, GetStatsResponse, Stats
 from callboard.wire.refusals import ErrorReason, NotFound, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
@@ -84,8 +87,22 @@ def filled(api: FakeApi) -> None:
     api.on(methods.GET_PLACEMENT_GROUP, GetPlacementGroupResponse(placement_group=objects.group()))
     api.on(methods.LIST_PLACEMENT_GROUPS, ListPlacementGroupsResponse(placement_groups=[objects.group()]))
     api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(nodes={"READY": 1}, total_preemptions=1, uptime_ms=5000)))
+    api.on(methods.GET_OVERVIEW, lambda _: overview(api))
     api.on(methods.LIST_EVENTS, ListEventsResponse(events=[objects.event()]))
     api.on(methods.INSPECT_NODE, InspectNodeResponse(inspection=NodeInspection(object_stores=STORES)))
+
+
+def overview(api: FakeApi, **others: Any) -> GetOverviewResponse:
+    """Of what the lists hold."""
+    nodes = api.answer(methods.LIST_NODES).nodes
+    return GetOverviewResponse(
+        stats=api.answer(methods.GET_STATS).stats,
+        pools=api.answer(methods.LIST_POOLS).pools,
+        nodes=nodes,
+        jobs=api.answer(methods.LIST_JOBS).jobs,
+        ray_nodes={node.ray_node_id: words.node_id(node) for node in nodes},
+        **others,
+    )
 
 
 @pytest.mark.parametrize("verb", READS, ids=" ".join)
@@ -140,6 +157,17 @@ def test_status_draws_who_is_on_which_gpu(run: Run) -> None:
     shown = run("status").stdout
     assert "GPU0 [    train-00    ]" in shown
     assert "GPU1 [ kept for a PG  ]" in shown
+
+
+def test_status_of_a_large_cluster_is_one_screen_and_says_what_it_leaves_out(run: Run, api: FakeApi) -> None:
+    api.on(methods.GET_OVERVIEW, lambda _: overview(api, more_nodes=950, more_jobs=9_950, more_pools=1))
+    shown = run("status").stdout
+    assert "and 950 more nodes: `callboard node list` shows all" in shown
+    assert "and 9950 more jobs: `callboard job list` shows all" in shown
+    assert "and 1 more pool: `callboard pool list` shows all" in shown
+    assert not api.seen(ListJobsRequest)
+    assert len(json.loads(run("status", "-o", "json").stdout)["jobs"]) == 3
+    assert api.seen(ListJobsRequest)
 
 
 class TestObjectStores:
@@ -231,6 +259,15 @@ def test_what_others_wrote_is_shown_as_it_is_and_steers_no_terminal(run: Run, ap
     assert "can't read [/data/x] or [bold]y[/bold] :smile: \ufffd[31m" in run("node", "list").stdout
 
 
+def test_nodes_that_left_are_out_of_lists_unless_all_are_asked_for(run: Run, api: FakeApi) -> None:
+    gone = objects.node()
+    gone.name, gone.state = "nodes/gone-9", NodeState.NODE_STATE_LEFT
+    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[objects.node(), gone]))
+    assert "gone-9" not in run("node", "list").stdout
+    assert "gone-9" in run("node", "list", "--all").stdout
+    assert [node["name"] for node in json.loads(run("node", "list", "-o", "json").stdout)] == ["nodes/node-1"]
+
+
 def test_a_gpu_of_a_node_that_takes_nothing_is_not_called_free(run: Run, api: FakeApi) -> None:
     states = {name: NodeState.Value(f"NODE_STATE_{name.upper()}") for name in ("lost", "draining", "cordoned")}
     node = objects.node()
@@ -276,6 +313,30 @@ def test_ft_c13_wide_shows_which_hardware_each_gpu_is(
         words_of = [device, str(index), f"GPU-{letter * 8}", f"00000000:0{device}:00.0", "NVIDIA", "H100", "80GB"]
         assert any(" ".join(line.split()).find(" ".join(words_of)) >= 0 for line in lines), (words_of, lines)
     assert "GPU-dddd" not in run(*verb).stdout
+
+
+def test_node_get_shows_how_its_gpus_are_connected(api: FakeApi, run: Run) -> None:
+    node = objects.node()
+    node.ClearField("devices")
+    same, nvlink = DeviceDistance.DEVICE_DISTANCE_SAME, DeviceDistance.DEVICE_DISTANCE_NVLINK
+    near = {frozenset({0, 1}): nvlink, frozenset({2, 3}): DeviceDistance.DEVICE_DISTANCE_PCI_SWITCH}
+    for i in range(4):
+        distances = [near.get(frozenset({i, j}), DeviceDistance.DEVICE_DISTANCE_SYSTEM) for j in range(4)]
+        distances[i] = same
+        node.devices.append(DeviceUse(device=Device(index=i, id=str(i), distances=distances)))
+    api.on(methods.GET_NODE, GetNodeResponse(node=node))
+    rows = [line.split() for line in run("node", "get", "node-1").stdout.splitlines()]
+    for row in (
+        ["BETWEEN", "0", "1", "2", "3"],
+        ["0", "–", "NVLink", "system", "system"],
+        ["1", "NVLink", "–", "system", "system"],
+        ["3", "system", "system", "switch", "–"],
+    ):
+        assert row in rows, rows
+    for use in node.devices:
+        use.device.distances[:] = [same if i == use.device.index else nvlink for i in range(4)]
+    api.on(methods.GET_NODE, GetNodeResponse(node=node))
+    assert "Between each two GPUs: NVLink" in run("node", "get", "node-1").stdout
 
 
 class TestAReasonThatWasSent:
@@ -447,3 +508,33 @@ def test_faults_of_a_file_are_data_for_programs(run: Run, tmp_path: Path) -> Non
     assert shown.stdout == ""
     faults = json.loads(shown.stderr)["error"]["faults"]
     assert ("components[0].wrokers", 2) in [(fault["field"], fault["line"]) for fault in faults]
+
+
+class TestVersion:
+    def test_it_is_said_without_a_controller(self, api: FakeApi, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CALLBOARD_CONTROLLER", "127.0.0.1:1")
+        assert run("version").stdout.strip() == f"callboard {__version__}"
+        own = json.loads(run("version", "-o", "json").stdout)
+        assert own["callboard"] == __version__
+        assert own["python"] == platform.python_version()
+
+    def test_those_of_the_cluster_are_compared(self, api: FakeApi, run: Run) -> None:
+        here = {"python_version": platform.python_version(), "ray_version": importlib.metadata.version("ray")}
+        node, gone = objects.node(), objects.node(2)
+        gone.state, gone.version = NodeState.NODE_STATE_LEFT, "0.0.1"
+        node.version = __version__
+        for name, version in here.items():
+            setattr(node, name, version)
+        api.on(methods.GET_STATS, GetStatsResponse(stats=Stats(version=__version__)))
+        api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node, gone]))
+        shown = run("version", "--check")
+        assert shown.exit_code == 0, shown.output
+        assert "All fit together." in shown.stdout
+        node.version, node.python_version, node.ray_version = "0.0.2", "2.7.18", "1.0"
+        api.on(methods.LIST_NODES, ListNodesResponse(nodes=[node]))
+        shown = run("version", "--check")
+        assert shown.exit_code == 1
+        for differs in (f"callboard: 0.0.2, {__version__}", "Ray: 1.0, ", "Python: 2.7, 3."):
+            assert differs in shown.stdout
+        told = json.loads(run("version", "--check", "-o", "json").stdout)
+        assert (told["fits"], len(told["differ"]), len(told["programs"])) == (False, 3, 3)

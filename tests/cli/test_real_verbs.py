@@ -15,6 +15,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from callboard.agents.ray.ray_command import free_port
+from callboard.cli.show import session
 from callboard.client import Client
 from callboard.client.diagnosis import Evidence, Finding, diagnose
 from callboard.controller.services import node as node_service
@@ -196,9 +197,11 @@ def has_ready(count: int, found: job_pb2.Job) -> bool:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A controller that waits for agents for a second only. Asked for before the controller is."""
-    monkeypatch.setattr(node_service, "INSPECTION_S", 1.0)
-    monkeypatch.setattr(outputs, "OPEN_S", 1.0)
+    """A controller that waits for agents for half a second only, and verbs that don't ask it again. Asked for before
+    the controller is."""
+    monkeypatch.setattr(session, "RETRY_S", 0.1)
+    monkeypatch.setattr(node_service, "INSPECTION_S", 0.5)
+    monkeypatch.setattr(outputs, "OPEN_S", 0.5)
 
 
 async def test_ft_c4_ft_c5_a_stopped_agent_is_the_reason_and_goes_on(
@@ -214,7 +217,7 @@ async def test_ft_c4_ft_c5_a_stopped_agent_is_the_reason_and_goes_on(
         asked += [("job", "env", "train", "-o", "json"), ("job", "logs", "train"), ("doctor",)]
         outputs_of = [" ".join((await verb(cluster, *line)).output.split()) for line in asked]
         for line, output in zip(asked, outputs_of, strict=True):
-            assert re.search("the agent of (node )?n0 did not answer within 1 s", output), (line, output)
+            assert re.search("the agent of (node )?n0 did not answer within 0.5 s", output), (line, output)
             assert "o controller answers" not in output, (line, output)
         commands = set(re.findall("`(kill[^`]+)`", outputs_of[-1]))
         assert commands == {f"kill -CONT {pid}"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -61,10 +62,17 @@ class TestOneProgram:
         assert "ended with exit code 7" in done.stderr
         assert (await ran(cluster, "--quiet", "--", "true")).exit_code == 0
 
-    async def test_what_isnt_there_is_told_at_once(self, cluster: RealCluster) -> None:
+    async def test_what_isnt_there_is_told_at_once(self, cluster: RealCluster, tmp_path: Path) -> None:
         done = await ran(cluster, "--name", "typo", "pyhton", "train.py")
         assert done.exit_code == 1
         assert "callboard: typo is FAILED: main/0 on n0: the command pyhton was not found" in done.stderr
+        done = await ran(cluster, "--name", "env", "--conda", "none-such", "true")
+        assert done.exit_code == 1
+        assert re.search("env is FAILED: main/0 on n0: .*none-such", done.stderr)
+        (tmp_path / "requirements.txt").write_text("--no-index\nnone-such==3\n")
+        done = await ran(cluster, "--name", "build", "--requirements", str(tmp_path / "requirements.txt"), "true")
+        assert done.exit_code == 1
+        assert re.search("build is FAILED: main/0 on n0: the environment can't be built .*none-such", done.stderr)
 
     async def test_it_says_why_it_waits_and_goes_on(self, cluster: RealCluster) -> None:
         blocker = await cluster.client.submit(job("blocker", resources={"cpu": 1, "gpu": 2}))
@@ -118,17 +126,24 @@ class TestSeveral:
         assert done.exit_code == 1
 
     async def test_a_file_has_a_run_in_each_line(self, cluster: RealCluster, tmp_path: Path) -> None:
-        (tmp_path / "runs.txt").write_text("# first\necho one\n\nsh -c 'echo two; exit 3'  # second\n")
+        (tmp_path / "runs.txt").write_text("# first\necho one\n\nsh -c 'echo two; kill -9 $$'  # second\n")
         done = await ran(cluster, "--name", "list", "--file", str(tmp_path / "runs.txt"))
         assert sorted(done.stdout.splitlines()) == ["list-1/0 | one", "list-2/0 | two"]
-        assert done.exit_code == 3
+        assert done.exit_code == 128 + signal.SIGKILL
         (tmp_path / "odd.txt").write_text("echo one\necho 'two\n")
         refused = await ran(cluster, "--file", str(tmp_path / "odd.txt"))
         assert refused.exit_code == 2
         assert "line 2: No closing quotation" in refused.stderr
 
     async def test_two_nodes_meet_and_detached_runs_print_their_names(self, cluster: RealCluster) -> None:
+        grows = await ran(cluster, "--nodes", "1:2", "--detach", "--name", "grows", "--", "sleep", "1000")
+        assert (grows.exit_code, grows.stdout) == (0, "grows\n"), grows
+        growing = await job_named(cluster, "grows")
+        assert len((await growing.running(timeout=60)).workers) == 1
         await cluster.add_node("n1")
+        grown = await growing.until(lambda job: len(job.workers) == 2, "its second worker", timeout=60)
+        assert {each.allocation.node_id for each in grown.workers} == {"n0", "n1"}
+        await growing.cancel()
         meets = (
             "import os, socket\n"
             "where = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
@@ -165,12 +180,17 @@ class TestSeveral:
             "2",
             "--per-gpu",
             "--detach",
+            "--name",
+            "each",
+            "--array",
+            "7,9",
             "--",
             "sh",
             "-c",
             "echo $CUDA_VISIBLE_DEVICES",
         )
-        handle = await job_named(cluster, each.stdout.strip())
+        assert each.stdout.splitlines() == ["each-7", "each-9"]
+        handle = await job_named(cluster, "each-7")
         assert (await handle.finished(timeout=60)).spec.components[0].workers == 2
         seen = [line.text async for line in handle.logs()]
         assert len(set(seen)) == len(seen) == 2, "one GPU each"
@@ -180,18 +200,20 @@ class TestSeveral:
 async def test_a_directory_travels_with_the_program_and_is_sent_once(cluster: RealCluster, tmp_path: Path) -> None:
     (tmp_path / "code" / "pkg").mkdir(parents=True)
     (tmp_path / "code" / "pkg" / "__init__.py").write_text("WHAT = 'it came along'\n")
-    (tmp_path / "code" / "train.py").write_text("import pkg; print(pkg.WHAT)\n")
+    (tmp_path / "tool.py").write_text("WHAT = 'too'\n")
+    (tmp_path / "code" / "train.py").write_text("import pkg, tool; print(pkg.WHAT, tool.WHAT)\n")
     (tmp_path / "code" / "weights.bin").write_bytes(os.urandom(3 << 20))
-    line = ("--working-dir", str(tmp_path / "code"), "--", "python", "train.py")
+    module = ("--py-module", str(tmp_path / "tool.py"))
+    line = ("--working-dir", str(tmp_path / "code"), *module, "--", "python", "train.py")
     done = await ran(cluster, *line)
-    assert (done.exit_code, done.stdout) == (0, "it came along\n"), done
-    (kept,) = (tmp_path / "state" / "packages").iterdir()
-    written = kept.stat().st_ino
-    assert (await ran(cluster, *line)).stdout == "it came along\n"
-    assert [path.stat().st_ino for path in (tmp_path / "state" / "packages").iterdir()] == [written]
+    assert (done.exit_code, done.stdout) == (0, "it came along too\n"), done
+    written = sorted(path.stat().st_ino for path in (tmp_path / "state" / "packages").iterdir())
+    assert len(written) == 2
+    assert (await ran(cluster, *line)).stdout == "it came along too\n"
+    assert sorted(path.stat().st_ino for path in (tmp_path / "state" / "packages").iterdir()) == written
     gone = await ran(cluster, "--working-dir", str(tmp_path / "nothing"), "--", "true")
     assert gone.exit_code == 2
-    assert "nothing is no directory" in gone.stderr
+    assert "nothing is not a directory" in gone.stderr
 
 
 @pytest.mark.parametrize(("text", "indexes"), [("3", [3]), ("0-2", [0, 1, 2]), ("0-6:3,1", [0, 3, 6, 1]), ("4-4", [4])])
@@ -221,6 +243,10 @@ def test_a_job_is_called_like_its_program(command: list[str], name: str) -> None
         ("--array", "0-100000", "--", "echo"),
         ("--tail", "first", "--", "echo"),
         ("--per-gpu", "--", "echo"),
+        ("--nodes", "4:2", "--", "echo"),
+        ("--nodes", "0", "--", "echo"),
+        ("--nodes", "1:2:3", "--", "echo"),
+        ("--nodes", "2:", "--", "echo"),
         ("--env", "X", "--", "echo"),
         ("--memory-per-node", "many", "--", "echo"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.v1.common_pb2 import Resources
 from callboard.v1.event_pb2 import Event, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import (

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,18 @@ async def test_a_port_that_the_kernel_closes_late_is_waited_for(
     monkeypatch.setattr(taking_down, "listening_in", look)
     await end_cluster(record, hurry=asyncio.Event())
     assert looks == [[address], []]
+    assert not record.directory.exists()
+
+
+async def test_what_listens_for_others_is_not_left_of_a_controller_alone(
+    record: ClusterRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded with block 0, which is everybody's: one that was killed must not keep every cluster from starting."""
+    monkeypatch.setattr(taking_down, "PROOF_S", 0.2)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        await end_cluster(replace(record, block=0), hurry=asyncio.Event())
     assert not record.directory.exists()
 
 

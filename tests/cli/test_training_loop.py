@@ -12,8 +12,7 @@ from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.client.workers import WorkerHandle
 from callboard.demo.data_plane import DataPlane
-from callboard.demo.training_loop import TrainingLoop
-from callboard.demo.training_story import TrainingStory
+from callboard.demo.training_loop import TrainingLoop, TrainingStory
 from callboard.v1.common_pb2 import Allocation, Resources, WorkerKey
 from callboard.v1.job_pb2 import Job, Worker, WorkerState
 from callboard.v1.node_pb2 import Node, NodeState

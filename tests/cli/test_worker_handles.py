@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from callboard.agents.ray.ray_command import free_port
@@ -20,9 +21,10 @@ from callboard import SyncClient, WorkerGone
 shown = {}
 with SyncClient() as cb:
     cb.connect_ray()
-    cb.ensure_pool("rlhf", nominal={"cpu": 4})
+    cb.ensure_pool("rlhf", nominal={"cpu": 4, "gpu": 1})
     job = cb.submit({"name": "plain", "pool": "rlhf", "restart": {"max_restarts": 1, "backoff_base": "10ms"},
-                     "components": [{"name": "w", "actor": "tests.support.actors:Plain", "resources": {"cpu": 1}}]})
+                     "components": [{"name": "w", "actor": "tests.support.actors:Plain",
+                                     "resources": {"cpu": 1, "gpu": 1}}]})
     job.running(timeout=90)
     (handle,) = job.workers()
     shown["echo"] = ray.get(handle.echo.remote(7))
@@ -129,6 +131,40 @@ def drive(program: str, *arguments: str) -> object:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+def rays_own_tools(machine: Machine) -> None:
+    """In a shell, `callboard ray-env` is all that they need."""
+    variables = machine.run("ray-env").stdout
+    tasks = "import ray; ray.init(log_to_driver=False); print(sorted(ray.nodes()[0]['Labels']), ray.is_initialized())"
+    shell = f"""{variables}
+    until {sys.executable} -m ray.scripts.scripts status | tee /dev/stderr | grep -q 'Total Usage'; do :; done
+    {sys.executable} -c {shlex.quote(tasks)}"""
+    shown = subprocess.run(["bash", "-ec", shell], capture_output=True, text=True, check=True, timeout=120)
+    assert "4.0 CPU" in shown.stderr, shown.stderr
+    assert "'callboard-node'" in shown.stdout
+    listening = [each.laddr for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert not [place for place in listening if place and place.port == 44217], (
+        "the figures of Ray's monitor, on every address and without a token"
+    )
+
+
+def programs_beside_it(machine: Machine) -> None:
+    """`callboard exec` in an actor that Ray hosts: its devices and environment, and nothing of Ray's; its end, too."""
+    shows = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], [n for n in os.environ if n[:4] == 'RAY_']); exit(7)"
+    done = machine.run("exec", "plain", "--rank", "0", "--", "python", "-c", shows)
+    assert (done.returncode, done.stdout) == (7, "0 []\n"), done
+    beside = machine.start(
+        "exec", "plain", "--", "bash", "-c", "trap '' TERM HUP; echo $$; while :; do sleep 1000; done"
+    )
+    assert beside.stdout is not None
+    pid = int(beside.stdout.readline())
+    assert machine.run("job", "cancel", "plain").returncode == 0
+    said, _ = beside.communicate(timeout=60)
+    assert (beside.returncode, psutil.pid_exists(pid) and psutil.Process(pid).status()) in (
+        (137, False),
+        (137, psutil.STATUS_ZOMBIE),
+    ), said
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -156,12 +192,14 @@ def test_ft_a6_ft_a7_ft_c5_ft_f2_handles_call_and_follow_and_a_lost_call_says_wh
         assert drive(OTHER_DRIVER, handle) == "from another namespace"
         listed = machine.run("worker", "list", "-o", "wide").stdout
         assert "plain" in listed
+        rays_own_tools(machine)
         # FT-A6: only what the user printed.
         for attempt, said in (("1", "first"), ("2", "second"), ("3", "third")):
             logs = machine.run("job", "logs", "plain", "--attempt", attempt)
             assert (logs.returncode, logs.stdout) == (0, f"hello from the {said}\n"), logs.stderr
         last = machine.run("job", "logs", "plain", "--tail", "-1")
         assert last.stdout == "hello from the third\n"
+        programs_beside_it(machine)
         # FT-C5: the leftover group may have been removed by its agent meanwhile.
         assert drive(FOREIGNERS) == "made"
         found = foreigners(machine)

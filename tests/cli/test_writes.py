@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from callboard.cli.main import app
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.model.inputs import job_spec, pool_spec
 from callboard.model.policy import PreemptionPolicy
 from callboard.v1.job_pb2 import (
@@ -35,7 +35,14 @@ from callboard.v1.pool_pb2 import (
     UpdatePoolRequest,
     UpdatePoolResponse,
 )
-from callboard.v1.scheduler_pb2 import GetPolicyResponse, GetStatsResponse, SetPolicyRequest, SetPolicyResponse, Stats
+from callboard.v1.scheduler_pb2 import (
+    GetOverviewResponse,
+    GetPolicyResponse,
+    GetStatsResponse,
+    SetPolicyRequest,
+    SetPolicyResponse,
+    Stats,
+)
 from callboard.wire.refusals import NotFound, QuotaExceeded, QuotaViolation, Unschedulable
 from callboard.wire.specs import job_spec_to_proto, policy_from_proto, policy_to_proto, pool_spec_to_proto
 from tests.cli import objects
@@ -120,10 +127,10 @@ def test_what_can_never_run_has_an_exit_code_of_its_own(run: Run, api: FakeApi, 
 def test_a_refusal_says_what_why_what_to_do_and_by_whom(run: Run, api: FakeApi) -> None:
     """MU-07: with the controller's address and its nodes."""
     api.on(methods.GET_JOB, refusing(NotFound("job nope does not exist")))
-    api.on(methods.LIST_NODES, ListNodesResponse(nodes=[objects.node()]))
+    api.on(methods.GET_OVERVIEW, GetOverviewResponse(nodes=[objects.node()], more_nodes=4))
     shown = run("job", "get", "nope")
     assert shown.exit_code == 1
-    for part in ("error:", "why:", "do:", api.address, "node-1"):
+    for part in ("error:", "why:", "do:", api.address, "node-1 and 4 more"):
         assert part in shown.stderr
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from callboard.client import methods
+from callboard.client.calls import methods
+from callboard.client.calls.methods import Method
 from callboard.client.client import Client
 from callboard.client.errors import Unreachable
-from callboard.client.methods import Method
 from callboard.model.faults import Fault, InvalidInput
+from callboard.security import dialing
 from callboard.v1.common_pb2 import OUTPUT_STREAM_TIMINGS, OutputChunk
 from callboard.v1.event_pb2 import Event, ListEventsRequest, WatchRequest, WatchResponse
 from callboard.v1.job_pb2 import (
@@ -38,6 +39,7 @@ from callboard.wire.refusals import (
     ErrorReason,
     InvalidRequest,
     NotFound,
+    NotLeader,
     QuotaExceeded,
     QuotaViolation,
     Unavailable,
@@ -100,6 +102,47 @@ async def test_nobody_there_is_said_with_the_address() -> None:
         with pytest.raises(Unreachable) as caught:
             await client.stats()
     assert caught.value.address == "127.0.0.1:1"
+
+
+async def test_a_watch_goes_on_when_another_call_of_its_client_goes_to_another_controller(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialing, "CLOSE_S", 0.0)  # how long the streams of a connection that was replaced may go on
+    leader = FakeApi()
+    await leader.start()
+
+    async def first(_: Any) -> AsyncIterator[WatchResponse]:
+        yield WatchResponse(events=[Event(revision=1)])
+        await asyncio.Event().wait()
+
+    async def rest(request: WatchRequest) -> AsyncIterator[WatchResponse]:
+        yield WatchResponse(events=[Event(revision=request.start_revision)])
+        await asyncio.Event().wait()
+
+    def refuse(_: Any) -> Any:
+        raise NotLeader("a standby", metadata={"leader": leader.address})
+
+    api.on(methods.WATCH, first)
+    leader.on(methods.WATCH, rest)
+    api.on(methods.CREATE_POOL, refuse)
+    async with Client(f"{api.address},{leader.address}", timeout=10, retry=5) as client:
+        events = client.watch(start_revision=1)
+        assert (await anext(events)).revision == 1
+        following = asyncio.ensure_future(anext(events))
+        await client.create_pool({"name": "p"})
+        assert (await following).revision == 2
+    assert leader.seen(WatchRequest)[0].start_revision == 2
+    await leader.stop()
+
+
+async def test_whoever_waits_for_a_controller_goes_on_waiting_when_another_call_goes_to_the_next(api: FakeApi) -> None:
+    channel = dialing.open_channel(f"127.0.0.1:1,{api.address}")
+    waiting = asyncio.create_task(channel.channel_ready())
+    await asyncio.sleep(0)  # it waits for the first
+    assert channel.moved()
+    await waiting
+    assert channel.address == api.address
+    await channel.close()
 
 
 LOST = [
@@ -368,3 +411,17 @@ def test_clients_in_two_loops_of_one_process_do_not_disturb_each_other() -> None
     for thread in threads:
         thread.join(50)
     assert answered == [200, 200]
+
+
+async def test_a_refusal_names_the_method_that_helps(api: FakeApi, client: Client) -> None:
+    """The command line's verbs are no help to a program."""
+
+    def refuse(_: Any) -> Any:
+        raise NotFound("there is no pool typo", metadata={"subject": "pools/typo"})
+
+    api.on(methods.GET_POOL, refuse)
+    with pytest.raises(NotFound) as caught:
+        await client.get_pool("typo")
+    (note,) = caught.value.__notes__
+    assert 'client.ensure_pool("typo")' in note
+    assert "callboard pool" not in f"{caught.value}{note}"

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from callboard.client.diagnosis import Evidence, Finding, diagnose
-from callboard.v1.common_pb2 import Allocation, DeviceShare, Reason, Resources, StateChange, WorkerKey
+from callboard.v1.common_pb2 import (
+    Allocation,
+    DeviceProcess,
+    DeviceShare,
+    DeviceState,
+    Reason,
+    Resources,
+    StateChange,
+    WorkerKey,
+)
 from callboard.v1.inspection_pb2 import (
     CallLoad,
     DeviceUser,
@@ -17,7 +26,7 @@ from callboard.v1.inspection_pb2 import (
     WorkerInspection,
 )
 from callboard.v1.job_pb2 import ComponentSpec, Job, JobSpec, JobState, Worker, WorkerState
-from callboard.v1.node_pb2 import Node, NodeState
+from callboard.v1.node_pb2 import DeviceUse, Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroup, PlacementGroupState
 
 KEY = WorkerKey(job_id="u1", component="trainer", rank=0)
@@ -158,6 +167,13 @@ class TestForeigners:
             "trainer/0 uses GPU 1 of n1, which nobody was given",
             "process 7 uses GPU 0 of n1 and is no worker",
         ]
+        strange = DeviceState(index=0, foreign=[DeviceProcess(pid=7)], closed="process 7 of alice uses it")
+        node = Node(name="nodes/n1", state=NodeState.NODE_STATE_READY, devices=[DeviceUse(state=strange)])
+        whats = [finding.what for finding in found(nodes=[node], seen={"device_users": users})]
+        assert len(whats) == 2
+        assert [what for what in whats if "process 7" in what] == [
+            "GPU  of n1: takes no new work: process 7 of alice uses it"
+        ], "once"
 
 
 class TestTroubles:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.client.client import Client
 from callboard.client.errors import JobEnded, WaitTimeout
 from callboard.client.jobs import JobHandle

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import grpc
 import pytest
 
-from callboard.client import methods
+from callboard.client.calls import methods
+from callboard.client.calls.connection import Connection
+from callboard.client.calls.methods import Method
 from callboard.client.client import Client
-from callboard.client.connection import Connection
-from callboard.client.methods import Method
 from callboard.client.sync import SyncClient
 from callboard.v1.job_pb2 import JobState
 from tests.controller.support import options_for, running

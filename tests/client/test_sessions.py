@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from callboard.client import methods
+from callboard.client.calls import methods
 from callboard.client.client import Client
 from callboard.v1.job_pb2 import Job, JobSpec, RenewJobsRequest, RenewJobsResponse, SubmitJobRequest, SubmitJobResponse
 from callboard.wire.refusals import Unavailable

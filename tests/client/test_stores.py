@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from callboard.client.cluster_calls import node_to_ask
+from callboard.client.calls.cluster_calls import node_to_ask
 from callboard.v1.node_pb2 import Node, NodeState
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from callboard.client import methods
 from callboard.client.background import background_loop
+from callboard.client.calls import methods
 from callboard.client.client import Client
 from callboard.client.errors import WaitTimeout
 from callboard.client.jobs import JobHandle

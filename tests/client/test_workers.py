@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from callboard.client import methods, workers
+from callboard.client import workers
+from callboard.client.calls import methods
 from callboard.client.errors import WorkerGone
 from callboard.client.workers import NoActor, TypedWorkerHandle, WorkerHandle
 from callboard.v1.common_pb2 import WorkerKey

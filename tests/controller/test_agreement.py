@@ -10,7 +10,7 @@ import pytest
 
 from callboard.controller.server import Controller
 from callboard.v1 import job_pb2, node_pb2, pool_pb2, scheduler_pb2
-from tests.controller.support import Api, api_at, job, options_for, pool, running
+from tests.controller.support import Api, api_at, job, options_for, pool, quick_policy, running
 from tests.controller.test_metrics import Samples, labelled, scrape
 from tests.support.fake_agent import FakeAgent, worker_exited
 
@@ -72,6 +72,8 @@ async def test_mu_02_every_way_of_dying_is_seen_alike_everywhere(tmp_path: Path,
         api_at(controller.address) as api,
     ):
         await api.pools.CreatePool(pool())
+        if silent:  # The time of a kill is added to the silence that is borne.
+            await api.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(policy=quick_policy()))
         agent = FakeAgent(controller.address, "n1", gpus=2)
         await agent.join()
         await api.submit(job("a", gpu=1000))

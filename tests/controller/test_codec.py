@@ -18,7 +18,6 @@ from callboard.controller.journal.codec import (
     decode_event,
     encode_change,
     encode_event,
-    encode_record,
 )
 from callboard.scheduler.records.job_records import RECORD_TYPES, Drop, EventRecord, JobRecord, Put, Record
 from callboard.scheduler.records.states import JobState
@@ -65,7 +64,7 @@ def test_every_record_comes_back_equal(kind: type[Record]) -> None:
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(strategy_of(kind))
     def comes_back(record: Record) -> None:
-        line = encode_record(record)
+        line = encode_change(Put(record))
         assert "\n" not in line
         found = decode_change(line)
         assert isinstance(found, Put)
@@ -88,12 +87,12 @@ RECORD = JobRecord(uid="j-1", name="a", order=1, state=JobState.PENDING)
 
 def changed(**fields: Any) -> str:
     """A good line with some parts replaced."""
-    envelope = json.loads(encode_record(RECORD))
+    envelope = json.loads(encode_change(Put(RECORD)))
     return json.dumps(envelope | fields)
 
 
 def test_a_field_that_an_older_log_lacks_takes_its_default() -> None:
-    envelope = json.loads(encode_record(RECORD))
+    envelope = json.loads(encode_change(Put(RECORD)))
     del envelope["put"]["restarts"]
     assert decode_change(json.dumps(envelope)) == Put(RECORD)
 

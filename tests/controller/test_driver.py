@@ -9,15 +9,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from callboard.controller.journal.codec import Decision
+from callboard.controller.journal.journal import Follower
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop import driver as driver_module
 from callboard.controller.loop.clock import Clock
 from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.event_log import EventLog
 from callboard.controller.loop.liveness import HELD_UP_S
+from callboard.controller.options import ControllerOptions
+from callboard.controller.services.event import EventService
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
 from callboard.scheduler import Outcome, Refusal, State
@@ -34,6 +39,7 @@ from callboard.scheduler.records.events import (
 from callboard.scheduler.records.job_records import Change, EventRecord, Record
 from callboard.scheduler.records.refusals import ImpossibleTransition
 from callboard.scheduler.records.states import JobState, WorkerState
+from callboard.v1 import event_pb2
 from callboard.wire.refusals import ErrorReason, InternalError, LimitReached, Unavailable
 
 
@@ -52,6 +58,12 @@ class FakeJournal:
         self.gate = asyncio.Event()
         self.gate.set()
         self.waiting = asyncio.Event()
+
+    async def lead(self, follower: Follower) -> bool:
+        return True
+
+    def check(self) -> None:
+        """Nobody shares it."""
 
     async def open(self) -> State:
         self.opened += 1
@@ -542,3 +554,15 @@ class TestTheEnd:
         await running
         assert journal.closed
         assert not journal.snapshots
+
+
+async def test_before_the_journal_was_read_nothing_is_said_of_its_events() -> None:
+    """A server that shares its journal listens first: whoever follows from a revision on must not be told that it lies
+    beyond the log."""
+    driver = Driver(FakeJournal(), reconcile_grace_ms=0)
+    events = EventLog(driver.read_events, in_memory=10, watchers=10)
+    service, context = EventService(events, driver, ControllerOptions(state_dir=Path("/nowhere"))), Mock()
+    with pytest.raises(Unavailable, match="starting"):
+        await anext(service.Watch(event_pb2.WatchRequest(start_revision=443), context))
+    with pytest.raises(Unavailable, match="starting"):
+        await service.ListEvents(event_pb2.ListEventsRequest(newest=True), context)

@@ -137,7 +137,7 @@ def test_nobody_is_given_up_for_a_time_in_which_nobody_listened(
     loop.move(loop.now + 0.5)  # what two of them sent meanwhile is read
     liveness.heard("n0", 1)
     liveness.heard("n1", 1)
-    loop.move(loop.now + 5)
+    loop.move(loop.now + 8)
     assert [what for _, what in verdicts.said] == ["n2 suspect"], "of the third nothing has come"
     liveness.heard("n0", 1)
     liveness.heard("n1", 1)
@@ -155,8 +155,28 @@ def test_being_held_up_once_is_taken_off_once_whoever_is_heard_first(
     loop.hold_up(200)
     liveness.heard("n0", 1)
     liveness.heard("n1", 1)
-    loop.move(202)
-    assert [what for at, what in verdicts.said if at > 99] == ["n0 heard", "n1 heard", "n2 lost"]
+    loop.move(210)
+    liveness.heard("n0", 1)
+    liveness.heard("n1", 1)
+    loop.move(214.6)  # of its patience 14 s were left, and the timer had been set half a second before
+    assert [each for each in verdicts.said if each[0] > 99] == [
+        (100, "n0 heard"),
+        (100, "n1 heard"),
+        (114.5, "n2 lost"),
+    ]
+
+
+@pytest.mark.parametrize("before_s", [0.0, 0.4, 3.0, 11.0, 13.0, 20.0, 26.9])
+def test_all_of_a_hold_up_is_taken_off_and_little_more_whenever_it_comes(
+    loop: FakeLoop, liveness: Liveness, verdicts: Verdicts, before_s: float
+) -> None:
+    """Found by simulation (seed 920013): what was taken off began when the next node was to be judged."""
+    liveness.watch("n", 1)
+    loop.move(100 + before_s)
+    loop.hold_up(loop.now + 60)
+    loop.move(300)
+    lost_s = {what: at for at, what in verdicts.said}["n lost"]
+    assert 60 + 27 <= lost_s <= 60 + 27 + 1
 
 
 def test_one_that_is_dead_is_given_up_also_by_a_loop_that_is_held_up_again_and_again(

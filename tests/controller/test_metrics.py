@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from callboard.cli.watch import status
+from callboard.controller.metrics import metrics
 from callboard.controller.metrics.gauges import gauges
 from callboard.controller.metrics.server import MetricsServer
 from callboard.controller.options import BadOption, ControllerOptions
@@ -20,6 +26,7 @@ from callboard.controller.server import Controller
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records import events as ev
 from callboard.v1 import job_pb2, scheduler_pb2
+from callboard.wire.refusals import Unavailable
 from tests.controller.support import api_at, job, options_for, pool, running
 from tests.scheduler.world import World
 from tests.support.fake_agent import FakeAgent
@@ -41,6 +48,31 @@ async def scrape(controller: Controller) -> Samples:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def test_a_scrape_is_worked_out_beside_the_loop_and_on_it_where_nothing_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[bool] = []
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return gauges(*arguments)
+
+    monkeypatch.setattr(metrics, "gauges", noted)
+    async with running(options_for(tmp_path, metrics="127.0.0.1:0")) as controller, api_at(controller.address) as api:
+        await api.pools.CreatePool(pool())
+        before = await scrape(controller)
+        await api.pools.CreatePool(pool("other"))
+        after = await scrape(controller)
+        refused = Unavailable("it has no journal")
+        monkeypatch.setattr(controller.driver, "check_serving", lambda: (_ for _ in ()).throw(refused))
+        during = await scrape(controller)
+        monkeypatch.undo()
+    series = ("callboard_queue_length", labelled(pool="other"))
+    assert series not in before
+    assert after[series] == during[series] == 0
+    assert threads == [False, False, True]
 
 
 def labelled(**labels: str) -> tuple[tuple[str, str], ...]:
@@ -169,3 +201,72 @@ def test_ft_c6_whole_gpus_and_parts_of_shared_ones_are_told_apart() -> None:
 def headline_of(stats: scheduler_pb2.Stats) -> str:
     """The line of `callboard status` that says what is in use."""
     return status._headline("127.0.0.1:6990", stats).plain.split("\n")[1]
+
+
+MONITORING = Path(__file__).resolve().parents[2] / "scripts" / "deploy" / "monitoring"
+
+
+def expressions() -> dict[str, list[str]]:
+    """What the rules for alerts and the dashboard ask Prometheus for, by file."""
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+    board = json.loads((MONITORING / "grafana.json").read_text())
+    return {
+        "alerts.yaml": [rule["expr"] for group in rules["groups"] for rule in group["rules"]],
+        "grafana.json": [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())],
+    }
+
+
+class TestMonitoring:
+    async def test_alerts_and_dashboard_ask_for_figures_labels_and_values_that_exist(self, tmp_path: Path) -> None:
+        options = options_for(tmp_path, metrics="127.0.0.1:0")
+        async with running(options) as controller, api_at(controller.address) as api:
+            await api.pools.CreatePool(pool())
+            async with FakeAgent(controller.address, "n1", gpus=2):
+                await api.submit(job("a", gpu=1000))
+                await api.until(lambda event: event.subject == "jobs/a" and event.state == "RUNNING")
+                found = await scrape(controller)
+        # Histograms and counters with labels show no sample before the first; their families are there.
+        declared = {
+            f"{name}{ending}": set(metric._labelnames) | ({"le"} if ending == "_bucket" else set())
+            for metric in vars(controller.metrics.observations).values()
+            if isinstance(metric, MetricWrapperBase)
+            for name in [metric._name]
+            for ending in ("_total", "_count", "_bucket", "_sum")
+        }
+        for name, labels in found:
+            declared.setdefault(name, set()).update(label for label, _ in labels)
+        states = {"LOST", *(dict(labels).get("state", "") for _, labels in found)}
+        kinds = {dict(labels).get("kind", "") for _, labels in found}
+        for file, asked in expressions().items():
+            assert len(asked) >= 10
+            for expression in asked:
+                names = set(re.findall(r"callboard_\w+", expression))
+                assert names, (file, expression)
+                assert names <= set(declared), (file, expression, names - set(declared))
+                known = set[str]().union(*(declared[name] for name in names))
+                by = re.findall(r"\b(?:by|on) ?\(([^)]*)\)", expression)
+                wanted = {label.strip() for part in by for label in part.split(",") if label.strip()}
+                selected = dict(re.findall(r'(\w+)="([^"]*)"', expression))
+                assert wanted | set(selected) <= known, (file, expression)
+                assert selected.get("state", "") in states, (file, expression)
+                assert selected.get("kind", "") in kinds, (file, expression)
+
+    def test_legends_name_labels_that_their_expressions_keep(self) -> None:
+        board = json.loads((MONITORING / "grafana.json").read_text())
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()):
+                shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+                by = re.search(r"\bby ?\(([^)]*)\)", target["expr"])
+                if by:
+                    assert shown <= {label.strip() for label in by[1].split(",")}, target["expr"]
+
+    def test_no_two_panels_lie_on_each_other(self) -> None:
+        board = json.loads((MONITORING / "grafana.json").read_text())
+        taken = [
+            (x, y)
+            for place in (panel["gridPos"] for panel in board["panels"])
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        ]
+        assert len(taken) == len(set(taken))
+        assert max(x for x, _ in taken) < 24

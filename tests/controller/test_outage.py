@@ -15,9 +15,11 @@ from callboard.controller.journal.codec import Decision
 from callboard.controller.journal.journal import SqliteJournal
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop import driver as driver_module
+from callboard.controller.loop.inbox import Inbox
 from callboard.controller.server import Controller
+from callboard.controller.sessions.session import MOST_UNDECIDED
 from callboard.scheduler.records.job_records import Change, EventRecord
-from callboard.v1 import event_pb2, job_pb2, scheduler_pb2
+from callboard.v1 import agent_pb2, event_pb2, job_pb2, scheduler_pb2
 from callboard.wire.errors import parse_error
 from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, job, pool, refusal_of
@@ -44,7 +46,7 @@ class Disk:
             disk.busy.set()
             await disk.free.wait()
             if disk.full:
-                raise StoreFailed(journal.path, "can't be written, the disk is full", "Free some space.")
+                raise StoreFailed(journal.where, "can't be written, the disk is full", "Free some space.")
             await commit(journal, changes, events, decisions)
 
         monkeypatch.setattr(SqliteJournal, "commit", held)
@@ -93,6 +95,52 @@ async def test_r7_a_slow_disk_holds_up_what_must_be_on_it_and_nothing_else(
         assert (await read).name == "jobs/b"
         assert (await told).events
         watch.cancel()
+
+
+async def test_r7_a_flood_of_reports_waits_at_its_agent_and_calls_come_between(
+    disk: Disk, controller: Controller, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, most, total = 0, 0, 0
+    put = Inbox.put_patiently
+
+    async def counted(inbox: Inbox, make: Any, then: Any, source: str) -> Any:
+        nonlocal waiting, most, total
+        answer = await put(inbox, make, then, source)
+        waiting, total = waiting + 1, total + 1
+        most = max(most, waiting)
+
+        def decided(_: object) -> None:
+            nonlocal waiting
+            waiting -= 1
+
+        answer.add_done_callback(decided)
+        return answer
+
+    async with FakeAgent(controller.address) as agent:
+        await api.pools.CreatePool(pool())
+        monkeypatch.setattr(Inbox, "put_patiently", counted)
+        report = agent_pb2.Report()
+        report.worker_exited.worker.job_id, report.worker_exited.generation = "nobody", 7
+        disk.free.clear()
+        disk.busy.clear()
+        submitted = asyncio.ensure_future(api.submit(job("holds")))
+        await disk.busy.wait()  # Nothing is decided until the disk is free.
+        ids = []
+        for _ in range(5 * MOST_UNDECIDED):
+            report.ClearField("report_id")
+            ids.append(await agent.report(report))
+        health: Any = health_pb2_grpc.HealthStub(api.channel)
+        while waiting < MOST_UNDECIDED:
+            await health.Check(health_pb2.HealthCheckRequest())
+        for _ in range(50):  # Turns in which more would come.
+            await health.Check(health_pb2.HealthCheckRequest())
+        between = asyncio.ensure_future(api.submit(job("between")))
+        disk.free.set()
+        await submitted
+        await between
+        await agent.until(lambda: set(ids) <= set(agent.acked))
+    assert total >= 5 * MOST_UNDECIDED
+    assert most <= MOST_UNDECIDED
 
 
 async def test_r10_a_full_disk_refuses_everything_and_goes_on_from_the_last_good_state(

@@ -13,8 +13,8 @@ import pytest
 from callboard.controller.options import Limits
 from callboard.controller.server import Controller
 from callboard.controller.sessions import outputs
-from callboard.v1 import agent_pb2, common_pb2, job_pb2
-from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running
+from callboard.v1 import agent_pb2, common_pb2, job_pb2, scheduler_pb2
+from tests.controller.support import Api, api_at, job, options_for, pool, quick_policy, refusal_of, running
 from tests.support.fake_agent import FakeAgent
 
 OUT = common_pb2.OUTPUT_STREAM_STDOUT
@@ -111,6 +111,7 @@ async def test_ft_a1_a_lost_node_is_named_with_its_host(tmp_path: Path) -> None:
     options = options_for(tmp_path, lease_ms=300, heartbeat_ms=100)
     async with running(options) as controller, api_at(controller.address) as api:
         await api.pools.CreatePool(pool())
+        await api.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(policy=quick_policy()))
         async with FakeAgent(controller.address) as agent:
             await ran(api)
         await api.until(lambda event: event.subject == "nodes/n0" and event.state == "LOST")

@@ -17,7 +17,7 @@ def named(data: bytes) -> str:
 
 
 async def test_pieces_may_come_again_and_break_off(tmp_path: Path) -> None:
-    packages = Packages(tmp_path / "p", set)
+    packages = Packages(tmp_path / "p", dict)
     data = os.urandom(100)
     name = named(data)
     assert await packages.put(name, 100, 0, b"") == 0
@@ -25,14 +25,14 @@ async def test_pieces_may_come_again_and_break_off(tmp_path: Path) -> None:
     assert await packages.put(name, 100, 0, data[:60]) == 60, "a repeated piece"
     assert await packages.put(name, 100, 80, data[80:]) == 60, "one that comes too soon"
     with pytest.raises(NotFound):
-        packages.read(name, 0)
+        await packages.read(name, 0)
     assert await packages.put(name, 100, 60, data[60:]) == 100
-    assert packages.read(name, 90) == (100, data[90:])
+    assert await packages.read(name, 90) == (100, data[90:])
     assert await packages.put(name, 100, 0, b"") == 100, "it need not be sent again"
 
 
 async def test_what_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
-    packages = Packages(tmp_path / "p", set)
+    packages = Packages(tmp_path / "p", dict)
     with pytest.raises(InvalidRequest, match="what was sent is package:"):
         await packages.put(named(b"right"), 5, 0, b"wrong")
     assert await packages.put(named(b"right"), 5, 0, b"right") == 5
@@ -49,7 +49,7 @@ async def test_what_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
 
 async def test_what_no_living_job_needs_makes_room(tmp_path: Path) -> None:
     needed: set[str] = set()
-    packages = Packages(tmp_path / "p", lambda: needed, total_bytes=250)
+    packages = Packages(tmp_path / "p", lambda: {"p": needed}, total_bytes=250)
     kept, unused, new = (os.urandom(100) for _ in range(3))
     for data in (kept, unused):
         await packages.put(named(data), 100, 0, data)
@@ -60,3 +60,46 @@ async def test_what_no_living_job_needs_makes_room(tmp_path: Path) -> None:
     needed.add(named(new))
     with pytest.raises(LimitReached, match="there is no room for 100 more"):
         await packages.put(named(b"y" * 100), 100, 0, b"y" * 100)
+
+
+async def test_two_who_send_the_same_at_one_time_and_a_restart_between_pieces(tmp_path: Path) -> None:
+    data = os.urandom(5_000)
+    name = named(data)
+    received = {"a": 0, "b": 0}
+    turns = 0
+    packages = Packages(tmp_path / "p", dict)
+    while min(received.values()) < len(data):
+        packages = Packages(tmp_path / "p", dict)  # a new controller for each piece: what is there counts
+        for who, there in received.items():
+            received[who] = await packages.put(name, len(data), there, data[there : there + 1_000])
+        turns += 1
+    assert turns <= 5
+    assert (await packages.read(name, 0))[1] == data
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"cut off"])
+async def test_what_a_disk_has_changed_is_asked_for_again_and_never_given(tmp_path: Path, spoilt: bytes) -> None:
+    packages = Packages(tmp_path / "p", dict)
+    data = os.urandom(100)
+    name = named(data)
+    for _ in range(2):
+        await packages.put(name, 100, 0, data)
+        packages._path(name).write_bytes(spoilt)
+        with pytest.raises(NotFound, match="submit the job again"):
+            await packages.read(name, 0)
+        assert await packages.put(name, 100, 0, b"") == 0
+
+
+async def test_a_pool_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    needed: dict[str, set[str]] = {}
+    packages = Packages(tmp_path / "p", lambda: needed, pool_bytes=250)
+    names = []
+    for _ in range(3):
+        data = os.urandom(100)
+        names.append(named(data))
+        await packages.put(names[-1], 100, 0, data)
+    needed["a"] = set(names[:2])
+    packages.check_room("a", names[:1])
+    packages.check_room("b", names[1:])
+    with pytest.raises(LimitReached, match="packages of pool a's living jobs"):
+        packages.check_room("a", names[2:])

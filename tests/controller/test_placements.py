@@ -16,8 +16,8 @@ import psutil
 import pytest
 import yaml
 
-from callboard.agents.system.pid_watch import exited
 from callboard.agents.system.process_tree import ProcessId, identify
+from callboard.agents.system.processes import exited
 from callboard.controller.searches import placements
 from callboard.v1 import agent_pb2, common_pb2, job_pb2, placement_pb2, placement_pb2_grpc
 from callboard.wire.refusals import ErrorReason

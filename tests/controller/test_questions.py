@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import grpc.aio
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
-from callboard.controller.journal.state_dir import StoreFailed
+from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
 from callboard.controller.loop import questions
-from callboard.controller.server import Controller
+from callboard.controller.server import SERVICES, Controller
 from callboard.controller.views import demand as demand_view
 from callboard.scheduler import Refusal
 from callboard.scheduler.account import explain as explaining
 from callboard.scheduler.handlers import passes, requests
 from callboard.scheduler.records.events import JobCancelled, NodeCordoned
 from callboard.scheduler.state.invariants import whole
-from callboard.v1 import job_pb2, pool_pb2, scheduler_pb2
+from callboard.security.gate import changes
+from callboard.security.roles import ROLES, Role
+from callboard.v1 import job_pb2, policy_pb2, pool_pb2, scheduler_pb2
 from callboard.wire.refusals import LimitReached
 from tests.controller.support import Api, api_at, job, options_for, pool, refusal_of, running
 from tests.controller.test_driver import FakeJournal, driving, join, make_pool, submit
@@ -240,3 +245,118 @@ async def test_too_many_questions_are_refused_and_a_refusal_without_room_comes_w
             await submit(driver, "nowhere")
         go.set()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+METHODS = {
+    method.name: (f"/{service.full_name}/{method.name}", method)
+    for module in SERVICES
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+READS = sorted(name for name, (path, _) in METHODS.items() if not changes(name) and ROLES[path] != {Role.AGENT})
+"""What people and programs may call that changes nothing; agents carry output and packages by methods of their own."""
+
+TRIALS = sorted(name for name, (_, method) in METHODS.items() if "validate_only" in method.input_type.fields_by_name)
+
+WORKFLOW = "workflow: {chunks: 2, components: {a: {seconds_by_gpus: {1: 4}}}, edges: []}"
+PLACES = "cluster: {component_placement: {a: all}}"
+
+ASKED: dict[str, list[dict[str, Any]]] = {
+    "ResolvePlacement": [{"config": PLACES}],
+    "SearchPlacement": [{"config": WORKFLOW}],
+    "Watch": [{"start_revision": 1}],
+    "SubmitJob": [
+        {"spec": job("starts", cpu=100)},
+        {"spec": job("preempts", gpu=1000, priority_milli=9000)},
+        {"spec": job("lingers", gpu=1000)},
+        {"spec": job("runs")},
+        {"spec": job("never", gpu=5000)},
+    ],
+    "CreatePool": [{"pool_id": "other", "spec": pool().spec}, {"pool_id": "rlhf", "spec": pool(gpu=1).spec}],
+    "UpdatePool": [
+        {"name": "pools/rlhf", "spec": pool(gpu=1000).spec},
+        {"name": "pools/rlhf", "spec": pool(stop_policy=pool_pb2.STOP_POLICY_HOLD_AND_DRAIN).spec},
+        {"name": "pools/nowhere", "spec": pool().spec},
+    ],
+    "SetPolicy": [{"policy": policy_pb2.PreemptionPolicy(min_runtime_ms=5_000)}, {}],
+}
+"""Fields of requests, beside the name of something that is there."""
+
+
+def named(controller: Controller) -> dict[str, str]:
+    """Of each service the name of something that is there."""
+    (group,) = list(controller.driver.state.groups)[:1]
+    return {
+        "JobService": "jobs/waits",
+        "NodeService": "nodes/n1",
+        "PoolService": "pools/rlhf",
+        "PlacementGroupService": f"placementGroups/{group}",
+    }
+
+
+def kept(controller: Controller) -> tuple[object, ...]:
+    """All that a decision could depend on, and every row of the journal."""
+    scheduler = controller.driver.scheduler
+    with sqlite3.connect(f"file:{controller.options.state_dir / JOURNAL_NAME}?mode=ro", uri=True) as journal:
+        tables = [name for (name,) in journal.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {name: journal.execute(f"SELECT * FROM {name}").fetchall() for name in tables}
+    assert rows["log"], tables
+    return deepcopy(whole(scheduler.state)), scheduler.next_wake_ms(), rows
+
+
+async def one_call(api: Api, agent: FakeAgent, name: str, fields: dict[str, Any]) -> str:
+    """Calls a method; what became of it. What only an agent can answer is waited for until it is asked."""
+    (path, method), channel = METHODS[name], cast("Any", api.channel)
+    request = GetMessageClass(method.input_type)(**fields).SerializeToString()
+    asked = len(agent.inquiries) + len(agent.reads)
+    if method.server_streaming:
+        stream = channel.unary_stream(path)(request)
+        call = asyncio.ensure_future(stream.read())
+    else:
+        stream = channel.unary_unary(path)(request)
+        call = asyncio.ensure_future(stream)
+    if name in ("InspectNode", "ReadJobOutput"):
+        await agent.until(lambda: len(agent.inquiries) + len(agent.reads) > asked)
+        stream.cancel()
+    try:
+        await call
+    except asyncio.CancelledError:
+        return "OK"
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    stream.cancel()
+    return "OK"
+
+
+async def test_no_read_and_no_trial_leaves_a_trace_in_the_state_or_the_journal(tmp_path: Path) -> None:
+    assert len(READS) > 15
+    assert len(TRIALS) == 4
+    refused = dict.fromkeys(READS + TRIALS, 0)
+    async with running(options_for(tmp_path)) as controller, api_at(controller.address) as api:
+        await api.pools.CreatePool(pool())
+        async with FakeAgent(controller.address, "n1", gpus=1) as agent:
+            await api.submit(job("runs", gpu=1000))
+            await api.until_job("runs", "RUNNING")
+            await api.submit(job("waits", gpu=1000))
+            await controller.driver.journaled()
+            names = named(controller) | {"runs": "jobs/runs"}
+            before = kept(controller)
+            for name in READS + TRIALS:
+                path, method = METHODS[name]
+                known = method.input_type.fields_by_name
+                about = {"name": names[path.split("/")[1].rpartition(".")[2]]} if "name" in known else {}
+                if name == "ReadJobOutput":
+                    about = {"name": names["runs"]}
+                trial = {"validate_only": True} if name in TRIALS else {}
+                for fields in ASKED.get(name, [{}]):
+                    code = await one_call(api, agent, name, about | fields | trial)
+                    refused[name] += code != "OK"
+                    await controller.driver.journaled()
+                    assert kept(controller) == before, f"{name} {fields} ({code})"
+    # What was refused: a name that is taken, a job that no node holds, a pool that is not there.
+    assert {name: count for name, count in refused.items() if count} == {
+        "SubmitJob": 2,
+        "CreatePool": 1,
+        "UpdatePool": 1,
+    }

@@ -45,7 +45,7 @@ async def killed_and_restarted(process: ControllerProcess) -> None:
 def state_on_disk(path: Path) -> State:
     directory = StateDir(path)
     directory.open()
-    store = Store(directory, events_kept=100_000)
+    store = Store.of(directory, events_kept=100_000)
     state = State()
     for change in store.load():
         state.apply(change)

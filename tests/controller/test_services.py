@@ -12,6 +12,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from callboard.controller.options import Limits
 from callboard.controller.server import Controller
 from callboard.model.describe import MASK
+from callboard.model.specs import PoolSpec, StopPolicy
+from callboard.scheduler.records.events import PoolCreated
 from callboard.v1 import (
     common_pb2,
     event_pb2,
@@ -24,6 +26,7 @@ from callboard.v1 import (
 )
 from callboard.wire.refusals import ErrorReason
 from tests.controller.support import Api, all_done, api_at, job, options_for, pool, refusal_of, running
+from tests.support.crowd import Crowd
 from tests.support.fake_agent import FakeAgent
 
 SECRET = "hunter2"
@@ -371,6 +374,56 @@ class TestGroupsAndNodes:
             await all_done(looking)
             assert looking.cancelled(), looking.exception()
             assert seen > 10
+
+
+class TestOverview:
+    async def test_what_needs_attention_and_both_ends_of_the_queue_come_first(
+        self, controller: Controller, api: Api
+    ) -> None:
+        crowd = Crowd(controller)
+        await crowd.pools(16)
+        await crowd.nodes(6, gpus=2)
+        runs = [await crowd.job(f"runs-{number}", pool="rlhf", workers=1, ask={"gpu": 1}) for number in range(4)]
+        await crowd.send(PoolCreated, spec=PoolSpec(name="batch", stop_policy=StopPolicy.HOLD))
+        for number, priority in enumerate((3000, 9000, 5000)):
+            await crowd.job(f"waits-{number}", pool="batch", priority_milli=priority)
+        await api.nodes.CordonNode(node_pb2.CordonNodeRequest(name="nodes/node-5"))
+        shown = await api.scheduler.GetOverview(scheduler_pb2.GetOverviewRequest(max_nodes=3, max_jobs=4))
+        assert [node.name for node in shown.nodes] == ["nodes/node-0", "nodes/node-1", "nodes/node-5"]
+        assert (shown.more_nodes, shown.more_jobs, shown.more_pools) == (3, 3, 0)
+        assert [job.spec.name for job in shown.jobs] == ["waits-2", "waits-1", "runs-3", "runs-2"]
+        assert {job.uid for job in shown.jobs} >= set(runs[2:])
+        assert shown.ray_nodes["00000004"] == "node-4"
+        everything = await api.scheduler.GetOverview(scheduler_pb2.GetOverviewRequest())
+        assert list(everything.nodes) == list((await api.nodes.ListNodes(node_pb2.ListNodesRequest())).nodes)
+        assert list(everything.jobs) == list((await api.jobs.ListJobs(job_pb2.ListJobsRequest())).jobs)
+        pools = (await api.pools.ListPools(pool_pb2.ListPoolsRequest())).pools
+        assert list(everything.pools) == list(pools)
+        assert {pool.name: (pool.pending_jobs, pool.active_jobs) for pool in pools} == {
+            "pools/agents": (0, 0),
+            "pools/batch": (3, 0),
+            "pools/evals": (0, 0),
+            "pools/interactive": (0, 0),
+            "pools/rlhf": (0, 4),
+        }
+        assert everything.stats.jobs == {"RUNNING": 4, "PENDING": 3}
+
+    @pytest.mark.parametrize("most", [1, 2, 5])
+    async def test_jobs_of_one_kind_take_the_room_of_the_other(
+        self, controller: Controller, api: Api, most: int
+    ) -> None:
+        crowd = Crowd(controller)
+        await crowd.pools(16)
+        await crowd.nodes(1, gpus=8)
+        for number in range(3):
+            await crowd.job(f"runs-{number}", pool="rlhf", workers=1, ask={"gpu": 1})
+        shown = await api.scheduler.GetOverview(scheduler_pb2.GetOverviewRequest(max_jobs=most))
+        assert [job.spec.name for job in shown.jobs] == ["runs-2", "runs-1", "runs-0"][:most]
+        assert shown.more_jobs == max(0, 3 - most)
+
+    async def test_a_size_out_of_bounds_is_refused_by_its_own_name(self, api: Api) -> None:
+        error = await refusal_of(api.scheduler.GetOverview(scheduler_pb2.GetOverviewRequest(max_jobs=1001)))
+        assert [fault.field for fault in error.faults] == ["max_jobs"]
 
 
 class TestPolicy:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from callboard.controller.journal.database import Where, failure
+from callboard.controller.journal.postgres import PostgresDatabase
 from callboard.controller.journal.sealing import Seal, Unsealable
 from callboard.controller.journal.secret_store import SecretStore
 from callboard.controller.journal.state_dir import StateDir, StoreFailed
-from callboard.controller.journal.store import Store, failure, read_events
+from callboard.controller.journal.store import TABLES, Store, read_events
+from callboard.model.frozen import sleeps
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec
 from callboard.scheduler import State
@@ -31,6 +37,7 @@ from callboard.scheduler.records.job_records import (
     Put,
     Record,
     SpecRecord,
+    evolve,
 )
 from callboard.scheduler.records.states import JobState
 
@@ -68,16 +75,24 @@ def sealed_by_the_first_version(key: bytes, value: str) -> bytes:
 class Opened:
     """A state directory and its store, opened and closed as often as a test likes."""
 
-    def __init__(self, path: Path, events_kept: int = 100) -> None:
+    def __init__(self, path: Path, events_kept: int = 100, url: str = "") -> None:
         self.directory = StateDir(path)
         self.directory.open()
         self.events_kept = events_kept
-        self.store = Store(self.directory, events_kept=events_kept)
+        self.where: Where = url or self.directory.journal_path
+        self.store = self._opened()
 
     def reopen(self) -> Store:
         self.store.close()
-        self.store = Store(self.directory, events_kept=self.events_kept)
+        self.store = self._opened()
         return self.store
+
+    def _opened(self) -> Store:
+        if isinstance(self.where, Path):
+            return Store.of(self.directory, events_kept=self.events_kept)
+        database = PostgresDatabase(self.where, "tests")
+        secrets = SecretStore(database, self.directory.path / "secrets.key", seals_anew=False)
+        return Store(database, secrets, events_kept=self.events_kept)
 
     def close(self) -> None:
         self.store.close()
@@ -91,6 +106,22 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     found.close()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    """What every store must do, whichever database is under it."""
+    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else ""
+    found = Opened(tmp_path / "state", url=url)
+    yield found
+    found.close()
+
+
+def everything_written(opened: Opened) -> str:
+    """All text that a store keeps anywhere."""
+    found = "".join(path.read_bytes().decode("latin-1") for path in opened.directory.path.iterdir())
+    tables = [*TABLES, "secret"] if isinstance(opened.where, str) else []
+    return found + "".join(str(opened.store._database.execute(f"SELECT * FROM {each}").fetchall()) for each in tables)
+
+
 def jobs_of(store: Store) -> list[str]:
     state = State()
     for change in store.load():
@@ -99,26 +130,26 @@ def jobs_of(store: Store) -> list[str]:
 
 
 class TestWhatWasCommittedSurvives:
-    def test_commits_come_back_in_order(self, opened: Opened) -> None:
+    def test_commits_come_back_in_order(self, either: Opened) -> None:
         for number in range(1, 6):
-            opened.store.commit(submission(number), [event(number)])
-        opened.store.commit([Drop("job", "j2"), Drop("spec", "j2")], [])
-        assert jobs_of(opened.reopen()) == ["j1", "j3", "j4", "j5"]
+            either.store.commit(submission(number), [event(number)])
+        either.store.commit([Drop("job", "j2"), Drop("spec", "j2")], [])
+        assert jobs_of(either.reopen()) == ["j1", "j3", "j4", "j5"]
 
-    def test_a_snapshot_replaces_the_log_and_later_commits_follow_it(self, opened: Opened) -> None:
+    def test_a_snapshot_replaces_the_log_and_later_commits_follow_it(self, either: Opened) -> None:
         for number in range(1, 4):
-            opened.store.commit(submission(number), [])
+            either.store.commit(submission(number), [])
         state = State()
-        for change in opened.store.load():
+        for change in either.store.load():
             state.apply(change)
-        opened.store.snapshot(list(state.records()))
-        assert opened.store.kept().changes == 0
-        opened.store.commit(submission(4), [])
-        store = opened.reopen()
+        either.store.snapshot(list(state.records()))
+        assert either.store.kept().changes == 0
+        either.store.commit(submission(4), [])
+        store = either.reopen()
         assert jobs_of(store) == ["j1", "j2", "j3", "j4"]
         assert store.kept().changes == 3
         store.commit(submission(5), [])
-        assert jobs_of(opened.reopen()) == ["j1", "j2", "j3", "j4", "j5"]
+        assert jobs_of(either.reopen()) == ["j1", "j2", "j3", "j4", "j5"]
 
     def test_another_process_that_was_killed_leaves_exactly_what_it_acknowledged(self, tmp_path: Path) -> None:
         program = (
@@ -202,34 +233,72 @@ class TestWhatCantBeUsedIsRefusedInWords:
         content[4096:12288] = os.urandom(8192)
         path.write_bytes(content)
         with pytest.raises(StoreFailed, match=r"damaged.*backup"):
-            Store(opened.directory, events_kept=10)
+            Store.of(opened.directory, events_kept=10)
         assert path.read_bytes() == content
+
+    def test_r10_bits_that_flipped_anywhere(self, opened: Opened, tmp_path: Path) -> None:
+        """Each is refused, or changes nothing that is read: never is something else read than what was written."""
+        for number in range(1, 40):
+            opened.store.commit(submission(number), [event(number)])
+        state = State()
+        for change in opened.store.load():
+            state.apply(change)
+        opened.store.snapshot(list(state.records()))
+        for number in range(40, 60):
+            opened.store.commit(submission(number), [event(number)])
+        whole = (opened.store.load(), opened.store.newest_events(100))
+        opened.store.close()
+        content = opened.directory.journal_path.read_bytes()
+        chance = random.Random(15)
+        refused: list[str] = []
+        other = Opened(tmp_path / "other")
+        for _ in range(250):
+            other.store.close()
+            place = chance.randrange(len(content))
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << chance.randrange(8)
+            other.directory.journal_path.write_bytes(flipped)
+            try:
+                other.store = Store.of(other.directory, events_kept=100)
+                assert (other.store.load(), other.store.newest_events(100)) == whole, place
+            except StoreFailed as error:
+                refused.append(str(error))
+        other.close()
+        assert len(refused) > 100, "much of it is content"
+        assert [each for each in refused if "damaged" not in each] == []
+        assert all("backup" in each or "callboard" in each for each in refused)
 
     def test_something_that_is_no_database(self, tmp_path: Path) -> None:
         directory = StateDir(tmp_path / "state")
         directory.open()
         directory.journal_path.write_text("no database at all, but long enough to be one" * 50)
         with pytest.raises(StoreFailed, match="damaged"):
-            Store(directory, events_kept=10)
+            Store.of(directory, events_kept=10)
         directory.close()
 
-    def test_a_missing_change(self, opened: Opened) -> None:
+    def test_a_missing_change(self, either: Opened) -> None:
         for number in range(1, 4):
-            opened.store.commit(submission(number), [])
-        opened.store._database.execute("DELETE FROM log WHERE sequence = 4")
+            either.store.commit(submission(number), [])
+        either.store._database.execute("DELETE FROM log WHERE sequence = 4")
         with pytest.raises(StoreFailed, match="change 4 is missing"):
-            opened.reopen().load()
+            either.reopen().load()
 
-    def test_a_newer_format(self, opened: Opened) -> None:
-        opened.store._database.execute("PRAGMA user_version=99")
+    def test_a_newer_format(self, either: Opened) -> None:
+        either.store._database.execute(
+            "INSERT INTO mark VALUES ('format', 99) ON CONFLICT (name) DO UPDATE SET value = 99"
+        )
+        if isinstance(either.where, Path):
+            either.store._database.execute("PRAGMA user_version=99")
         with pytest.raises(StoreFailed, match=r"format 99.*newer callboard"):
-            opened.reopen()
+            either.reopen()
 
-    def test_a_record_of_a_newer_version(self, opened: Opened) -> None:
-        opened.store.commit(submission(1), [])
-        opened.store._database.execute("""UPDATE log SET line = replace(line, '"v":1', '"v":7') WHERE sequence = 1""")
+    def test_a_record_of_a_newer_version(self, either: Opened) -> None:
+        either.store.commit(submission(1), [])
+        # Behind its checksum: an earlier version wrote none.
+        newer = """UPDATE log SET line = replace(substr(line, 9), '"v":1', '"v":7') WHERE sequence = 1"""
+        either.store._database.execute(newer)
         with pytest.raises(StoreFailed, match=r"version 7.*newer callboard"):
-            opened.reopen().load()
+            either.reopen().load()
 
     def test_a_read_only_file(self, opened: Opened) -> None:
         # Permissions don't bind root, who may run this; SQLite's own word for it does.
@@ -256,19 +325,74 @@ class TestWhatCantBeUsedIsRefusedInWords:
 
 
 class TestEvents:
-    def test_old_ones_are_compacted(self, tmp_path: Path) -> None:
-        opened = Opened(tmp_path / "state", events_kept=10)
+    def test_old_ones_are_compacted(self, either: Opened) -> None:
+        either.events_kept = 10
+        either.reopen()
         for revision in range(1, 31):
-            opened.store.commit([], [event(revision)])
-        assert [one.revision for one in opened.store.newest_events(3)] == [28, 29, 30]
-        oldest, found = read_events(opened.directory.journal_path, 1, 4)
+            either.store.commit([], [event(revision)])
+        assert [one.revision for one in either.store.newest_events(3)] == [28, 29, 30]
+        oldest, found = read_events(either.where, 1, 4)
         assert oldest == 21
         assert [one.revision for one in found] == [21, 22, 23, 24]
-        opened.close()
 
     def test_a_missing_file_is_refused_in_words(self, tmp_path: Path) -> None:
         with pytest.raises(StoreFailed, match="can't be opened"):
             read_events(tmp_path / "nothing.sqlite", 1, 1)
+
+
+class TestJobsThatHaveEnded:
+    RECORDS: tuple[Record, ...] = (
+        MetaRecord(revision=9),
+        *(spec(f"j{number}") for number in range(1, 1001)),
+        *(
+            replace(job(f"j{number}", JobState.FAILED if number % 2 else JobState.PENDING), reason=f"no. {number}")
+            for number in range(1, 1001)
+        ),
+    )
+
+    def test_a_restart_reads_their_heads_alone_and_they_are_whole_once_they_are_asked_for(self, either: Opened) -> None:
+        assert either.store.snapshot(self.RECORDS) == 1 + 2 * 500 + 2
+        either.reopen()
+        state = State()
+        for change in either.store.load():
+            state.apply(change)
+        failed = [state.jobs[uid] for uid in state.jobs_by_state[JobState.FAILED]]
+        assert [(each.uid, each.order) for each in failed] == [(f"j{number}", number) for number in range(1, 1001, 2)]
+        # Neither the indexes nor the next snapshot, nor one after it, asks for more than that.
+        for _ in range(2):
+            assert either.store.snapshot(list(state.records())) == 1 + 2 * 500 + 2
+            assert all(sleeps(each) and sleeps(state.specs[each.uid]) for each in failed)
+        assert failed[0].reason == "no. 1"
+        assert not sleeps(failed[0])
+        assert evolve(failed[1], reason="x") == replace(job("j3", JobState.FAILED), reason="x")
+        assert list(state.records()) == list(State.of(self.RECORDS).records())
+        either.reopen()
+        assert sorted(either.store.load(), key=repr) == sorted(map(Put, self.RECORDS), key=repr)
+
+    def test_any_thread_may_wake_one(self, opened: Opened) -> None:
+        opened.store.snapshot(self.RECORDS)
+        opened.reopen()
+        asleep = [each.record for each in opened.store.load() if isinstance(each, Put) and sleeps(each.record)]
+        assert len(asleep) == 1000
+        with ThreadPoolExecutor(8) as threads:
+            whole = list(threads.map(repr, asleep * 8))
+        assert whole == list(map(repr, asleep)) * 8
+        assert set(whole) == {repr(each) for each in self.RECORDS if getattr(each, "uid", "j2")[1:][-1] in "13579"}
+
+    def test_one_of_which_something_is_still_due_is_no_part_of_a_pack(self, opened: Opened) -> None:
+        timed = replace(job("j1", JobState.FAILED), deadline_ms=5)
+        opened.store.snapshot([spec("j1"), timed, spec("j2"), job("j2", JobState.FAILED)])
+        found = {
+            change.record for change in opened.store.load() if isinstance(change, Put) and not sleeps(change.record)
+        }
+        assert found == {spec("j1"), timed}
+
+    def test_a_pack_that_is_broken_is_refused_in_words(self, opened: Opened) -> None:
+        opened.store.snapshot(self.RECORDS)
+        for line in ('{"v":1,"kind":"pack",', '{"v":1,"kind":"pack","heads":[["j1"]],"packed":""}'):
+            opened.store._database.execute("UPDATE snapshot SET line = ? WHERE position = 0", (line,))
+            with pytest.raises(StoreFailed, match="a pack of jobs can't be read"):
+                opened.store.load()
 
 
 class TestSecrets:
@@ -279,23 +403,23 @@ class TestSecrets:
         assert "secrets.sqlite" in {path.name for path in opened.directory.path.iterdir()}
         assert not [path for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
 
-    def test_they_come_back(self, opened: Opened) -> None:
-        opened.store.commit(submission(1, secret=SECRET), [])
-        loaded = opened.reopen().load()
+    def test_they_come_back(self, either: Opened) -> None:
+        either.store.commit(submission(1, secret=SECRET), [])
+        loaded = either.reopen().load()
         assert Put(spec("j1", secret=SECRET)) in loaded
 
-    def test_they_survive_a_snapshot_while_their_job_lives(self, opened: Opened) -> None:
-        opened.store.commit(submission(1, secret=SECRET), [])
-        opened.store.snapshot([spec("j1", secret=SECRET), job("j1")])
-        assert Put(spec("j1", secret=SECRET)) in opened.reopen().load()
-        assert not [path for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
+    def test_they_survive_a_snapshot_while_their_job_lives(self, either: Opened) -> None:
+        either.store.commit(submission(1, secret=SECRET), [])
+        either.store.snapshot([spec("j1", secret=SECRET), job("j1")])
+        assert Put(spec("j1", secret=SECRET)) in either.reopen().load()
+        assert SECRET not in everything_written(either)
 
-    def test_they_are_forgotten_once_their_job_has_ended(self, opened: Opened) -> None:
-        opened.store.commit(submission(1, secret=SECRET), [])
-        opened.store.snapshot([spec("j1", secret=SECRET), job("j1", JobState.SUCCEEDED)])
-        assert not [path for path in opened.directory.path.iterdir() if SECRET.encode() in path.read_bytes()]
+    def test_they_are_forgotten_once_their_job_has_ended(self, either: Opened) -> None:
+        either.store.commit(submission(1, secret=SECRET), [])
+        either.store.snapshot([spec("j1", secret=SECRET), job("j1", JobState.SUCCEEDED)])
+        assert SECRET not in everything_written(either)
         (found,) = [
-            change for change in opened.reopen().load() if isinstance(change, Put) and change.record.kind == "spec"
+            change for change in either.reopen().load() if isinstance(change, Put) and change.record.kind == "spec"
         ]
         assert isinstance(found.record, SpecRecord)
         assert dict(found.record.spec.components[0].env) == {"WANDB_API_KEY": "", "PLAIN": "shown"}
@@ -347,7 +471,7 @@ class TestSecrets:
             database.execute("UPDATE secret SET value = ? WHERE uid = 'j1'", (earlier,))
             database.execute("UPDATE secret SET value = ? WHERE uid = 'j2'", ("never sealed",))
         for _ in range(2):  # The second time, what the first wrote.
-            opened.store = Store(opened.directory, events_kept=10)
+            opened.store = Store.of(opened.directory, events_kept=10)
             records = [change.record for change in opened.store.load() if isinstance(change, Put)]
             specs = [record for record in records if isinstance(record, SpecRecord)]
             found = {each.uid: dict(each.spec.components[0].env)["WANDB_API_KEY"] for each in specs}
@@ -356,14 +480,14 @@ class TestSecrets:
                 kept = [value for (value,) in database.execute("SELECT value FROM secret")]
             assert not any(Seal.is_old(value) for value in kept)
             opened.store.close()
-        opened.store = Store(opened.directory, events_kept=10)
+        opened.store = Store.of(opened.directory, events_kept=10)
 
     @pytest.mark.parametrize("lost", ["secrets.sqlite", "secrets.key"])
     def test_lost_ones_are_refused_in_words(self, opened: Opened, lost: str) -> None:
         opened.store.commit(submission(1, secret=SECRET), [])
         opened.store.close()
         (opened.directory.path / lost).unlink()
-        opened.store = Store(opened.directory, events_kept=10)
+        opened.store = Store.of(opened.directory, events_kept=10)
         with pytest.raises(StoreFailed, match=r"job j1 needs the secret variables w\.WANDB_API_KEY.*secrets\.sqlite"):
             opened.store.load()
 
@@ -380,7 +504,7 @@ class TestSecrets:
         opened.close()
 
     def test_a_failed_write_keeps_none(self, tmp_path: Path) -> None:
-        store = SecretStore(tmp_path / "secrets.sqlite")
+        store = SecretStore.of(tmp_path / "secrets.sqlite")
         store._database.execute("PRAGMA query_only=ON")
         with pytest.raises(sqlite3.OperationalError):
             store.keep(spec("j1", secret=SECRET))

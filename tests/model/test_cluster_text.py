@@ -46,7 +46,7 @@ def test_a_text_describes_nodes_in_its_order(text: str, nodes: list[NodeText]) -
         (f"{MAX_GPUS_PER_NODE + 1}", [1], "0 to 1024 GPUs"),
         ("60000x1+60000x1", [9], "more than 100000 nodes"),
         ("100000x1024", [1], "more than 1000000 GPUs"),
-        ("()", [2], "nothing is no amount"),
+        ("()", [2], "nothing is not an amount"),
         ("((8gpu))", [1], "describes no node"),
         ("-1+é", [1, 4], "describes no node"),
         ("+" * 5000, [1], "4096 are allowed"),

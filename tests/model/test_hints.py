@@ -27,7 +27,7 @@ class TestWordsOfOtherSystems:
             ("job", "backoffLimit", "restart: {max_restarts: …}"),
             ("component", "num_gpus", "resources: {gpu: …}"),
             ("component", "replicas", "workers"),
-            ("component", "runtime_env", "env (variables) and interpreter"),
+            ("component", "runtime_env", "working_dir, py_modules, env and container"),
         ],
     )
     def test_it_is_named(self, where: str, key: str, here: str) -> None:

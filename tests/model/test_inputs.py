@@ -101,6 +101,16 @@ class TestHumanForms:
         asked = job_spec(component(resources={"worker_unit": 1, "cpu": 0.1, "idle": 0})).components[0].resources
         assert asked == Resources.of(cpu_milli=100, custom={"worker_unit": 1000})
 
+    def test_which_gpus_is_no_amount(self) -> None:
+        stated = {"gpu": 1, "gpu_model": " A100 80GB ", "gpu_memory_min": "80GiB"}
+        asked = job_spec(component(resources=stated)).components[0].resources
+        assert asked == Resources(gpu_milli=1000, gpu_model="A100 80GB", gpu_memory_min_bytes=80 << 30)
+        assert asked.items() == [("gpu", 1000)]
+        assert asked + asked == Resources(gpu_milli=2000)
+        assert not asked - Resources(gpu_milli=1000)
+        reserved = pool_spec(POOL | {"pg_pool": {"reserved": [stated]}}).pg_pool.reserved
+        assert reserved == (asked,)
+
     def test_priorities_have_decimals_and_a_sign(self) -> None:
         assert job_spec(job(priority=8.5)).priority_milli == 8500
         assert job_spec(job(priority=-3)).priority_milli == -3000
@@ -249,6 +259,13 @@ REFUSED_OF_COMPONENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"resources": {"memory": -1}}, "resources.memory", "negative"),
     ({"resources": {"memory": False}}, "resources.memory", "false (true or false)"),
     ({"resources": {"GPU": 1}}, "resources.GPU", "did you mean gpu?"),
+    ({"resources": {"gpu": 1, "gpu_model": 3}}, "resources.gpu_model", "3 is not a text"),
+    ({"resources": {"gpu": 1, "gpu_model": ""}}, "resources.gpu_model", "not the model of a GPU"),
+    ({"resources": {"gpu": 1, "gpu_model": "x" * 101}}, "resources.gpu_model", "not the model of a GPU"),
+    ({"resources": {"gpu": 1, "gpu_model": "a\nb"}}, "resources.gpu_model", "not the model of a GPU"),
+    ({"resources": {"gpu": 1, "gpu_memory_min": "lots"}}, "resources.gpu_memory_min", "not an amount of memory"),
+    ({"resources": {"gpu": 1, "gpu_memory_min": -1}}, "resources.gpu_memory_min", "negative"),
+    ({"resources": {"GPU_model": "H200"}}, "resources.GPU_model", "did you mean gpu_model?"),
     ({"resources": {"a b": 1}}, 'resources["a b"]', "not a resource"),
     ({"resources": {"__proto__": 1}}, "resources.__proto__", "not a resource"),
     ({"resources": [1]}, "resources", "not a mapping"),
@@ -278,8 +295,8 @@ REFUSED_OF_COMPONENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"ray_options": {"memory": "1GiB"}, "resources": {"memory": "2GiB"}}, "ray_options.memory", "state one of them"),
     ({"ray_options": {"max_concurrency": 1}, "max_concurrency": 2}, "ray_options.max_concurrency", "state one of them"),
     ({"worker": 4}, "worker", "did you mean workers?"),
-    ({"working_dir": "/tmp"}, "working_dir", "is no package; a client packs and sends"),
-    ({"py_modules": ["x"]}, "py_modules", "not supported yet"),
+    ({"working_dir": "/tmp"}, "working_dir", "is not a package; a client packs and sends"),
+    ({"py_modules": ["x"]}, "py_modules[0]", "is not a package; a client packs and sends"),
     ({"scaling": [{"signal": "q", "above": 1, "action": "up"}]}, "scaling", "needs min_workers and max_workers"),
     ({"colocation_total": {"cpu": 2}}, "colocation_total", "is for members of a colocation_group"),
     ({"env": {"A": "1"}, "secret_env": {"A": "2"}}, "secret_env.A", "state it in one of them"),
@@ -330,12 +347,17 @@ REFUSED_OF_POOLS: list[tuple[dict[str, Any], str, str]] = [
     ({"nominal": {"cpu": True}}, "nominal.cpu", "true (true or false)"),
     ({"nominal": {"cpu": float("nan")}}, "nominal.cpu", "finite"),
     ({"nominal": 6}, "nominal", "6 is not a mapping"),
+    ({"nominal": {"gpu_model": "H200"}}, "nominal.gpu_model", "which GPUs a worker may have"),
     ({"borrow_limit": {"gpu": -0.5}}, "borrow_limit.gpu", "negative"),
     ({"lend_limit": {"GPU": 1}}, "lend_limit.GPU", "did you mean gpu?"),
     ({"protected": 0}, "protected", "neither true nor false"),
     ({"stop_policy": "stop"}, "stop_policy", "NONE or HOLD or HOLD_AND_DRAIN"),
     ({"pgpool": {}}, "pgpool", "did you mean pg_pool?"),
     ({"pg_pool": []}, "pg_pool", "a list is not a mapping"),
+    ({"preload": "torch"}, "preload", "not a list"),
+    ({"preload": ["import torch"]}, "preload[0]", "not the name of a module"),
+    ({"preload": ["torch", ".nn"]}, "preload[1]", "not the name of a module"),
+    ({"preload": ["os"] * 17}, "preload", "17 "),
     ({"pg_pool": {"reserved": [{}]}}, "pg_pool.reserved[0]", "shape is empty"),
     ({"pg_pool": {"reserved": [{"cpu": 0}]}}, "pg_pool.reserved[0]", "shape is empty"),
     ({"pg_pool": {"reserved": [{"cpu": 1}, {"gpu": 2.5}]}}, "pg_pool.reserved[1].gpu", "e.g. 2"),

@@ -121,7 +121,7 @@ class TestMappings:
 
     @pytest.mark.parametrize("value", [object(), {1}, b"0"])
     def test_what_yaml_can_t_carry_is_a_fault(self, value: object) -> None:
-        with pytest.raises(InvalidInput, match=r"components\[0\].component_placement: .* is no text, number"):
+        with pytest.raises(InvalidInput, match=r"components\[0\].component_placement: .* is not a text, number"):
             of_mapping({"name": "a", "component_placement": value})
 
     def test_a_mapping_that_holds_itself_ends(self) -> None:

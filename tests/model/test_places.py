@@ -27,9 +27,9 @@ def test_hardware_is_part_of_what_a_worker_holds() -> None:
 @pytest.mark.parametrize(
     ("hardware", "why"),
     [
-        ({"Franka": 1000}, "is no piece of hardware"),
-        ({"Franka/x": 1000}, "is no piece of hardware"),
-        ({"/0": 1000}, "is no piece of hardware"),
+        ({"Franka": 1000}, "is not a piece of hardware"),
+        ({"Franka/x": 1000}, "is not a piece of hardware"),
+        ({"/0": 1000}, "is not a piece of hardware"),
         ({"Franka/0": 1001}, "1 to 1000"),
         ({"Franka/0": 0}, "1 to 1000"),
         ({"Franka/0": "1"}, "is not a whole number"),

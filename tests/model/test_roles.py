@@ -214,6 +214,11 @@ class TestAColocationGroup:
         assert [member.max_concurrency for member in group.members] == [1, 100, 10]
         assert found.ask() == Resources(cpu_milli=5000, gpu_milli=1000, memory_bytes=1 << 30)
 
+    def test_runs_on_gpus_that_will_do_for_each_member(self) -> None:
+        found = settled(job(*training(resources={"gpu_model": "A100", "gpu_memory_min": "80GiB"})))
+        assert found.components[0].resources == Resources(4000, 1000, gpu_model="A100", gpu_memory_min_bytes=80 << 30)
+        assert settled(job(part("a", role="trainer", resources={"gpu_model": "H200"}))).ask().gpu_milli == 1000
+
     def test_costs_what_a_stated_total_says(self) -> None:
         found = settled(job(*training(colocation_total={"cpu": 6, "gpu": 2})))
         assert found.components[0].resources == Resources(cpu_milli=6000, gpu_milli=2000)
@@ -348,6 +353,7 @@ def test_what_a_process_has_one_of_is_agreed_on_and_kept(name: str) -> None:
         bool: (not default, default),
         Resources: (Resources(cpu_milli=1000), Resources(cpu_milli=2000)),
         type(None): (Strategy.SPREAD, Strategy.PACK),
+        tuple: (("x",), ("y",)),
     }
     one, other = samples[type(default)]
 

@@ -175,11 +175,11 @@ class TestUnitTests:
         ("env", "said"),
         [
             ("[{A: 1, B: 2}]", "2 variables"),
-            ("[A=1]", "no mapping"),
+            ("[A=1]", "mapping"),
             ("A=1", "a list was expected"),
             ("{A: 1}", "a list was expected"),
             ("[{}]", "0 variables"),
-            ("[{1A: x}]", "is no variable"),
+            ("[{1A: x}]", "is not a variable"),
             ("[{A: x}, {A: y}]", "A is set twice"),
             ("[{A: [1]}]", "the value of A is not a text"),
             ("[{A: ~}]", "the value of A is not a text"),

@@ -169,7 +169,7 @@ class TestTaskTypes:
         assert message.startswith(f"unknown task type '{read}'; did you mean ")
 
     def test_one_that_is_no_text_is_told(self) -> None:
-        assert "a list is no task type" in refused(of("actor: all", more="runner: {task_type: [reasoning]}\n"), "4")
+        assert "a list is not a task type" in refused(of("actor: all", more="runner: {task_type: [reasoning]}\n"), "4")
 
     @pytest.mark.parametrize("read", ["my_task", "sft", "offline", "embodied_eval"])
     def test_others_are_placed_as_their_texts_say(self, read: str) -> None:

@@ -48,7 +48,7 @@ class TestPS01:
 
 
 class TestPS02:
-    """Labels are compared as texts; what is no text for another reader must be quoted."""
+    """Labels are compared as texts; what is not a text for another reader must be quoted."""
 
     @pytest.mark.parametrize(("label", "used"), [("4090", '"4090"'), ('"4090"', "4090"), ("4090", "4090")])
     def test_ps_02_4090_matches_with_and_without_quotes(self, label: str, used: str) -> None:

@@ -62,9 +62,9 @@ class TestFlexible:
             (None, "nothing is not the ranks of each process"),
             ("01", "'01' is not the ranks of each process"),
             (["01"], "'01' is not the ranks of one process"),
-            ([["0"]], "'0' is no whole number"),
-            ([[0.0]], "0.0 is no whole number"),
-            ([[True]], "is no whole number"),
+            ([["0"]], "'0' is not a whole number"),
+            ([[0.0]], "0.0 is not a whole number"),
+            ([[True]], "is not a whole number"),
         ],
     )
     def test_what_is_no_list_of_ranks_is_refused_in_words(self, lists: Any, said: str) -> None:
@@ -192,7 +192,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("arguments", [("0", 3), (0, 3.0), (0, None), (False, True), (0, 3, "2"), (0, 3, 1, 2.0)])
     def test_ranks_of_a_range_are_whole_numbers(self, arguments: Any) -> None:
-        with pytest.raises(InvalidInput, match="is no whole number"):
+        with pytest.raises(InvalidInput, match="is not a whole number"):
             PackedPlacementStrategy(*arguments)
 
     @pytest.mark.parametrize("ranks", [0, "01", None, [0.5], ["0"]])
@@ -212,15 +212,15 @@ class TestArguments:
 
     @pytest.mark.parametrize("group", [True, 1.5, [1], {"a": 1}])
     def test_a_label_is_a_text_or_a_list_of_texts(self, group: Any) -> None:
-        with pytest.raises(InvalidInput, match="no list of labels"):
+        with pytest.raises(InvalidInput, match="nor a list of labels"):
             NodePlacementStrategy([0], group)
 
     @pytest.mark.parametrize("cluster", ["2+2", 2, None])
     def test_a_cluster_is_a_cluster(self, cluster: Any) -> None:
-        with pytest.raises(TypeError, match=r"is no Cluster; write e\.g\. Cluster\.from_nodes"):
+        with pytest.raises(TypeError, match=r"is not a Cluster; write e\.g\. Cluster\.from_nodes"):
             NodePlacementStrategy([0]).resolve(cluster)
 
     @pytest.mark.parametrize("text", [None, 8, [8, 8]])
     def test_nodes_are_described_by_a_text(self, text: Any) -> None:
-        with pytest.raises(InvalidInput, match="is no text"):
+        with pytest.raises(InvalidInput, match="is not a text"):
             Cluster.from_nodes(text)

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "residue.py"
 @pytest.mark.timeout(300)
 async def test_pc_13_pg_20_nothing_is_left_of_jobs_that_came_and_went() -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(SCRIPT), "--pairs", "15", "--reuses", "6", "--rounds", "3"),
+        *(sys.executable, str(SCRIPT), "--pairs", "10", "--reuses", "4", "--rounds", "2"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -30,8 +30,8 @@ async def test_pc_13_pg_20_nothing_is_left_of_jobs_that_came_and_went() -> None:
 @pytest.mark.timeout(300)
 async def test_nothing_is_left_of_nodes_that_joined_and_left() -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(SCRIPT), "--joins", "3"), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, str(SCRIPT), "--joins", "2"), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     output, errors = await program.communicate()
     assert program.returncode == 0, (output.decode(), errors.decode()[-4000:])
-    assert "3 nodes joined and left: nothing is left" in output.decode()
+    assert "2 nodes joined and left: nothing is left" in output.decode()

@@ -26,6 +26,7 @@ from callboard.model.specs import (
 from callboard.scheduler import Refusal, State
 from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceInfo
 from callboard.scheduler.records.states import ENDED, HOLDING, JobState, StopOutcome, WorkerState
 from tests.scheduler.twin import Twin
 from tests.scheduler.world import World, job_spec, pool_spec
@@ -37,6 +38,43 @@ class TwinWorld(World):
     make_scheduler = Twin
 
 
+CARDS = ((16, 16), (16, 40), (40, 40))
+"""GiB of memory of the two GPUs of a node; nodes are dealt these in turn, and every fourth doesn't tell."""
+
+
+MODELS = {0: "", 16: "NVIDIA V100", 40: "NVIDIA A100"}
+
+
+def cards(node_id: str) -> tuple[DeviceInfo, ...]:
+    """The GPUs of a node, the same whenever it joins."""
+    number = int(node_id[1:]) % 4
+    sizes = CARDS[number] if number < len(CARDS) else (0, 0)
+    return tuple(DeviceInfo(id=str(i), model=MODELS[size], memory_bytes=size << 30) for i, size in enumerate(sizes))
+
+
+def with_memory(node_id: str) -> dict[str, Number]:
+    """What a node has, the memory of its GPUs among it."""
+    amount = sum(card.memory_bytes for card in cards(node_id))
+    return {"cpu": 4, "memory": "8GiB", "gpu": 2, "gpu_memory": amount}
+
+
+def asking_memory(ask: dict[str, Number], salt: str) -> dict[str, Number]:
+    """An ask, sometimes with memory of the GPUs. Chance of its own, so that seeds keep the rest of their story."""
+    chance = random.Random(salt)
+    if "gpu" not in ask or chance.random() < 0.6:
+        return ask
+    return ask | {"gpu_memory": f"{chance.choice([4, 8, 16, 24, 40, 64])}GiB"}
+
+
+def selecting(asked: Resources, salt: str) -> Resources:
+    """An ask, sometimes for certain GPUs."""
+    chance = random.Random(f"{salt} which")
+    if not asked.gpu_milli or chance.random() < 0.75:
+        return asked
+    model, least = chance.choice([("V100", 0), ("A100", 0), ("", 40), ("A100", 30), ("V100", 30)])
+    return replace(asked, gpu_model=model, gpu_memory_min_bytes=least << 30)
+
+
 class History:
     """One random history; ``placed``: many jobs name the nodes and devices of their workers."""
 
@@ -44,6 +82,7 @@ class History:
 
     def __init__(self, seed: int, *, placed: bool = False) -> None:
         self.random = random.Random(seed)
+        self.seed = seed
         self.placed = placed
         self.world = self.world_type()
         self.world.auto = False
@@ -86,7 +125,7 @@ class History:
             self.world.pool(replace(spec, cohort=cohort, lend_limit=lend, borrow_limit=choose([(), (("gpu", 2000),)])))
 
     def join(self, node_id: str, running: tuple[ev.RunningWorker, ...] = ()) -> None:
-        self.world.join(node_id, {"cpu": 4, "memory": "8GiB", "gpu": 2}, running=running)
+        self.world.join(node_id, with_memory(node_id), running=running, devices=cards(node_id))
 
     def step(self) -> None:
         actions = [
@@ -111,6 +150,7 @@ class History:
             (self.renew, 1),
             (self.scale, 3),
             (self.drain, 1),
+            (self.close_devices, 1),
         ]
         action = self.random.choices([a for a, _ in actions], [w for _, w in actions])[0]
         self.story.append(action.__name__)
@@ -165,7 +205,7 @@ class History:
             priority=choose([1, 2, 3, 5, 8, 9, 9.5]),
             workers=choose([1, 1, 1, 2, 3]),
             labels=choose([{}, {"role": "train"}, {"role": "rollout"}, {"role": "reward"}]),
-            ask=choose(asks),
+            ask=asking_memory(choose(asks), f"{self.seed} {self.names}"),
             placement=choose(list(Strategy)),
             preemptible=self.random.random() < 0.9,
             on_preempt=choose([OnPreempt.REQUEUE, OnPreempt.REQUEUE, OnPreempt.CANCEL]),
@@ -179,6 +219,11 @@ class History:
             session_lease_ms=choose([0, 0, 0, 3000]),
             fencing=choose([Fencing.RELAXED, Fencing.RELAXED, Fencing.STRICT]),
         )
+        chosen = [
+            replace(each, resources=selecting(each.resources, f"{self.seed} {self.names} {each.name}"))
+            for each in spec.components
+        ]
+        spec = replace(spec, components=tuple(chosen))
         try:
             self.world.submit(spec)
         except Refusal as refusal:
@@ -364,6 +409,12 @@ class History:
             self.send(
                 ev.NodeSuspected(now_ms=self.world.now_ms, node_id=node.node_id, epoch=node.epoch, suspected=suspected)
             )
+
+    def close_devices(self) -> None:
+        if self.world.state.nodes:
+            node = self.random.choice(list(self.world.state.nodes.values()))
+            closed = tuple((index, "somebody's") for index in range(2) if self.random.random() < 0.3)
+            self.send(ev.NodeObserved(now_ms=self.world.now_ms, node_id=node.node_id, epoch=node.epoch, closed=closed))
 
     def ray_restarts(self) -> None:
         nodes = [node for node in self.world.state.nodes.values() if node.ray is not None]

@@ -25,13 +25,14 @@ Amounts = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node; ``usable`` False: nothing new may be placed there."""
+    """A node; ``usable`` False: nothing new may be placed there; ``cards``: memory and model of each device."""
 
     name: str
     capacity: Amounts
     devices: int
     labels: Mapping[str, str] = field(default_factory=dict)
     usable: bool = True
+    cards: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +52,40 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Room on one node; ``devices``: milli by index."""
+    """Room on one node; ``devices``: milli by index, of whose memory ``gpu_memory`` lies in equal parts on each."""
 
     node: str
     amounts: Amounts
     devices: Mapping[int, int] = field(default_factory=dict)
 
+    def memory_of(self, index: int) -> int:
+        """What it takes of the memory of a device."""
+        return self.amounts.get("gpu_memory", 0) // len(self.devices) if index in self.devices else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker that wants room, and the pool it is charged to."""
+    """A worker that wants room, and the pool it is charged to; ``model``, ``least_memory``: of each of its devices."""
 
     pool: str
     ask: Amounts
+    model: str = ""
+    least_memory: int = 0
+
+    @property
+    def pieces(self) -> int:
+        """Devices that it has all of or a share of."""
+        gpu = self.ask.get("gpu", 0)
+        return gpu // MILLI if gpu >= MILLI else int(gpu > 0)
+
+    @property
+    def memory_on_each(self) -> int:
+        """Memory that it takes of each of them."""
+        return self.ask.get("gpu_memory", 0) // max(1, self.pieces)
+
+    def suits(self, card: tuple[int, str]) -> bool:
+        """Whether it may have a device."""
+        return card[0] >= self.least_memory and self.model in card[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,16 +393,16 @@ class Model:
                     self._model.add(self._sits[w, node.name] == 0)
                 for d in range(node.devices):
                     self._has[w, node.name, d] = new(f"worker {w} has {node.name}:{d}")
+                    if node.cards and not worker.suits(node.cards[d]):
+                        self._model.add(self._has[w, node.name, d] == 0)
             for r, reserved in enumerate(self._cluster.reserved):
                 if self._may_use(reserved, worker):
                     self._in_reserved[w, r] = new(f"worker {w} in reserved {r}")
             kept = [var for (other, _), var in self._in_reserved.items() if other == w]
             self._model.add(sum(self._sits[w, node.name] for node in self._cluster.nodes) + sum(kept) == 1)
-            gpu = worker.ask.get("gpu", 0)
-            pieces = gpu // MILLI if gpu >= MILLI else int(gpu > 0)
             for node in self._cluster.nodes:
                 devices = sum(self._has[w, node.name, d] for d in range(node.devices))
-                self._model.add(devices == pieces * self._sits[w, node.name])
+                self._model.add(devices == worker.pieces * self._sits[w, node.name])
 
     def _is_open(self, node: Node) -> bool:
         return node.usable and all(node.labels.get(key) == value for key, value in self._preemptor.selector.items())
@@ -391,11 +413,14 @@ class Model:
         alone = sum(1 for other in self._preemptor.workers if other.pool == worker.pool) == 1
         node = next(node for node in self._cluster.nodes if node.name == reserved.piece.node)
         gpu = worker.ask.get("gpu", 0)
-        whole = sum(1 for milli in reserved.piece.devices.values() if milli == MILLI)
+        devices = {
+            index: milli
+            for index, milli in reserved.piece.devices.items()
+            if not node.cards or worker.suits(node.cards[index])
+        }
+        whole = sum(1 for milli in devices.values() if milli == MILLI)
         has_devices = (
-            whole * MILLI >= gpu
-            if gpu >= MILLI
-            else gpu == 0 or any(milli >= gpu for milli in reserved.piece.devices.values())
+            whole * MILLI >= gpu if gpu >= MILLI else gpu == 0 or any(milli >= gpu for milli in devices.values())
         )
         return (
             alone
@@ -420,6 +445,10 @@ class Model:
                 ours = sum(min(MILLI, worker.ask.get("gpu", 0)) * self._has[w, node.name, d] for w, worker in workers)
                 theirs = self._theirs(node, partial(_share, index=d))
                 self._model.add(ours + theirs <= MILLI)
+                if node.cards:
+                    ours = sum(worker.memory_on_each * self._has[w, node.name, d] for w, worker in workers)
+                    theirs = self._theirs(node, partial(Piece.memory_of, index=d))
+                    self._model.add(ours + theirs <= node.cards[d][0])
         for r, reserved in enumerate(self._cluster.reserved):
             users = [var for (_, other), var in self._in_reserved.items() if other == r]
             self._model.add(sum(users) <= 1)

@@ -57,6 +57,20 @@ def test_a_worker_larger_than_any_node_is_said() -> None:
     assert rest.why == ("one worker asks 8 gpu; of 2 nodes none has more than 4 left",)
 
 
+def test_which_gpus_there_are_counts_and_their_memory_is_no_limit() -> None:
+    nodes = [DescribedNode(node_id="node-0", rank=0, node_group="gpu", gpus=2, gpu_model="NVIDIA A100")]
+
+    def planned(**ask: object) -> JobPlan:
+        component = replace(part("a", 2, 1, 1), resources=Resources(gpu_milli=1000, **ask))  # type: ignore[arg-type]
+        return plan_job(JobSpec(name="j", pool="p", components=(component,)), nodes)
+
+    assert planned(gpu_model="A100").fits
+    found = planned(gpu_memory_bytes=40 << 30, gpu_memory_min_bytes=80 << 30)
+    assert (found.fits, found.nodes[0].left) == (True, Resources())
+    (rest,) = planned(gpu_model="H100").unplaced
+    assert "only H100 will do; its GPUs: 2 × NVIDIA A100" in rest.why[0]
+
+
 def test_labels_that_no_node_has_are_said() -> None:
     (rest,) = plan("2x8", part("a", 1, 1, node_selector=(("node_group", "cpu"),))).unplaced
     assert rest.why == ("no node has node_group=cpu",)

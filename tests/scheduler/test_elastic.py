@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from callboard.model.quantities import Resources
-from callboard.model.specs import ComponentSpec, Fencing, JobSpec, PgPoolSpec, RestartPolicy, RestartScope, Strategy
+from callboard.model.specs import (
+    RAY_PROGRAM,
+    ComponentSpec,
+    Fencing,
+    JobSpec,
+    PgPoolSpec,
+    RestartPolicy,
+    RestartScope,
+    Strategy,
+)
 from callboard.scheduler import Refusal
 from callboard.scheduler.account.demand import demand
 from callboard.scheduler.account.stats import group_stats
@@ -386,3 +395,56 @@ def test_ft_e6_when_nobody_is_left_the_whole_gang_starts_again() -> None:
     world.lose("n1")
     assert world.status("j") is JobState.RUNNING
     assert world.job("j").attempt == 2
+
+
+def on_ray(low: int, high: int, **fields: object) -> JobSpec:
+    """A command with a Ray cluster of its own."""
+    component = ComponentSpec(
+        name="main",
+        actor=RAY_PROGRAM,
+        args_json='[["train"]]',
+        entry="run",
+        min_workers=low,
+        max_workers=high,
+        resources=Resources.parse({"gpu": 1}),
+    )
+    return job_spec("r", components=[component], **fields)  # type: ignore[arg-type]
+
+
+def finish(world: World, rank: int) -> None:
+    worker = world.workers("r")[rank]
+    world.send(
+        ev.WorkerFinished(now_ms=world.now_ms, node_id=worker.node_id, generation=worker.generation, succeeded=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "restart", [RestartPolicy(max_restarts=2, backoff_base_ms=1_000), REPLACING], ids=["job", "worker"]
+)
+def test_a_ray_cluster_of_a_jobs_own_goes_on_without_others_and_never_without_its_head(restart: RestartPolicy) -> None:
+    world = World({"n1": 1, "n2": 1, "n3": 1})
+    world.pool()
+    world.submit(on_ray(1, 3, restart=restart))
+    assert [worker.rank for worker in world.workers("r")] == [0, 1, 2]
+    world.exit("r", rank=1)
+    assert (world.status("r"), world.job("r").attempt) == (JobState.RUNNING, 1)
+    world.tick(10_000)
+    assert [worker.rank for worker in world.workers("r")] == [0, 1, 2]
+    world.lose(world.workers("r")[0].node_id)
+    world.tick(60_000)
+    assert (world.status("r"), world.job("r").attempt) == (JobState.RUNNING, 2), (
+        "two are left, and none has the command"
+    )
+    world.send(ev.NodeDrained(now_ms=world.now_ms, node_id=world.workers("r")[0].node_id, reason="maintenance"))
+    world.tick(60_000)
+    assert (world.status("r"), world.job("r").attempt) == (JobState.RUNNING, 3)
+
+
+def test_the_command_alone_decides_when_a_ray_cluster_of_a_jobs_own_ends() -> None:
+    world = World({"n1": 3})
+    world.pool()
+    world.submit(on_ray(1, 3))
+    finish(world, rank=1)
+    assert world.status("r") is JobState.RUNNING
+    finish(world, rank=0)
+    assert world.status("r") is JobState.SUCCEEDED, "the third waits for a head that is gone"

@@ -151,6 +151,31 @@ def test_ft_a2_a_constructors_exception_follows_from_a_death() -> None:
     )
 
 
+def test_gc_11_one_start_that_fails_stops_all_the_others_and_the_one_that_is_slow() -> None:
+    world = World({f"n{number}": 1 for number in range(8)})
+    world.pool()
+    world.hold = lambda command: isinstance(command, cmd.StartWorker | cmd.StopWorker)
+    world.submit("j", workers=8)
+    *others, failing, slow = world.workers("j")
+    for worker in others:
+        world.send(ev.WorkerStarted(now_ms=world.now_ms, node_id=worker.node_id, generation=worker.generation))
+    about: dict[str, Any] = {"node_id": failing.node_id, "generation": failing.generation}
+    world.send(ev.WorkerStartFailed(now_ms=world.now_ms, **about, message="no such module", user_fault=True))
+    world.tick(CAUSE_MS)
+    stopped = [command.generation for command in world.held if isinstance(command, cmd.StopWorker)]
+    assert sorted(stopped) == sorted(worker.generation for worker in (*others, slow)), "all seven, each once"
+    # The slow one is ready only now: that changes nothing.
+    world.send(ev.WorkerStarted(now_ms=world.now_ms, node_id=slow.node_id, generation=slow.generation))
+    assert world.status("j") is JobState.STOPPING
+    world.let_stop("j")
+    assert (world.status("j"), world.job("j").reason) == (
+        JobState.FAILED,
+        f"main/6 on {failing.node_id}: no such module",
+    )
+    assert not world.state.workers
+    assert not world.state.ledger.used_by("pool")
+
+
 def test_ft_a2_one_worker_alone_is_not_waited_for() -> None:
     world = World({"n1": 1})
     world.pool()

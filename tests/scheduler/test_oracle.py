@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from callboard.model.quantities import Number, Resources
 from callboard.model.specs import NO_PG_POOL, ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, Strategy
 from callboard.scheduler import Refusal
 from callboard.scheduler.records import events as ev
+from callboard.scheduler.records.node_record import DeviceInfo
 from callboard.scheduler.records.pool_records import BundleRecord
 from callboard.scheduler.records.states import GroupKind, JobState
 from tests.scheduler import oracle
@@ -40,6 +42,7 @@ class Case:
         done: names of jobs that complete before the preemptor comes.
         cordoned: nodes that are cordoned then.
         lowered: pools whose quotas are halved then.
+        cards: memory in bytes and model of each GPU, by node; empty: they are all alike, and nobody knows what.
         preemptor: comes last.
     """
 
@@ -51,19 +54,26 @@ class Case:
     cordoned: frozenset[str]
     lowered: frozenset[str]
     preemptor: JobSpec
+    cards: tuple[tuple[str, tuple[tuple[int, str], ...]], ...] = ()
 
 
 # ---- cases ----
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int, *, cards: bool = False) -> Case:
     """A case of one of three families: no groups kept, groups kept, a cohort. Of some preemptors that could come, one
-    is taken that needs victims, where there is one: whoever fits at once, or never, tells little."""
-    choose = random.Random(seed)
+    is taken that needs victims, where there is one: whoever fits at once, or never, tells little.
+
+    Args:
+        seed: of all chance.
+        cards: the GPUs are of several sizes and models, for which workers ask. Chance of its own decides about them.
+    """
+    choose, deal = random.Random(seed), random.Random(f"cards {seed}")
+    with_cards = partial(_for_cards, deal) if cards else lambda spec: spec
     family = choose.choice(["private", "private", "groups", "groups", "cohort", "cohort"])
     nodes = tuple(_node(choose, n) for n in range(choose.randint(1, 4)))
     pools = _pools(choose, family)
-    jobs = tuple(_job(choose, family, f"j{n}") for n in range(choose.randint(3, 14)))
+    jobs = tuple(with_cards(_job(choose, family, f"j{n}")) for n in range(choose.randint(3, 14)))
     policy = {
         "enable_cross_pool": choose.random() < 0.9,
         "cross_pool_threshold_milli": choose.choice([2000, 5000]),
@@ -77,15 +87,40 @@ def random_case(seed: int) -> Case:
         done=frozenset(job.name for job in jobs if choose.random() < 0.15),
         cordoned=frozenset(name for name, _, _ in nodes if choose.random() < 0.05),
         lowered=frozenset(pool.name for pool in pools if choose.random() < 0.1),
-        preemptor=_preemptor(choose, family),
+        preemptor=with_cards(_preemptor(choose, family)),
+        cards=tuple((name, _cards(deal, dict(amounts)["gpu"])) for name, amounts, _ in nodes) if cards else (),
     )
     cluster = facts(built(case))
     for _ in range(PREEMPTORS):
         model = oracle.Model(cluster, asked(case.preemptor))
         if not model.fits() and model.lowest_level() is not None:
             break
-        case = replace(case, preemptor=_preemptor(choose, family))
+        case = replace(case, preemptor=with_cards(_preemptor(choose, family)))
     return case
+
+
+def _cards(deal: random.Random, count: Number) -> tuple[tuple[int, str], ...]:
+    return tuple((deal.choice([16, 40]) << 30, deal.choice(["V100", "A100"])) for _ in range(int(count)))
+
+
+def _for_cards(deal: random.Random, spec: JobSpec) -> JobSpec:
+    """A job some of whose workers ask for memory of their GPUs, or for certain ones."""
+
+    def choosing(component: ComponentSpec) -> ComponentSpec:
+        ask = component.resources
+        if not ask.gpu_milli:
+            return component
+        each = deal.choice([0, 0, 0, 4, 8, 16, 24]) << 30
+        model, least = deal.choice([("", 0), ("", 0), ("", 0), ("", 0), ("A100", 0), ("V100", 0), ("", 40)])
+        chosen = replace(
+            ask,
+            gpu_memory_bytes=each * max(1, ask.gpu_milli // 1000),
+            gpu_model=model,
+            gpu_memory_min_bytes=least << 30,
+        )
+        return replace(component, resources=chosen)
+
+    return replace(spec, components=tuple(choosing(component) for component in spec.components))
 
 
 def _preemptor(choose: random.Random, family: str) -> JobSpec:
@@ -181,8 +216,16 @@ def _job(choose: random.Random, family: str, name: str) -> JobSpec:
 def built(case: Case) -> World:
     """The world before the preemptor comes: whatever was submitted runs or is gone."""
     world = World()
+    cards = dict(case.cards)
     for name, amounts, zone in case.nodes:
-        world.join(name, dict(amounts), labels=(("zone", zone),))
+        has, fields = dict(amounts), {}
+        if cards:
+            has["gpu_memory"] = sum(memory for memory, _ in cards[name])
+            fields["devices"] = tuple(
+                DeviceInfo(str(i), model=f"NVIDIA {model}", memory_bytes=memory)
+                for i, (memory, model) in enumerate(cards[name])
+            )
+        world.join(name, has, labels=(("zone", zone),), **fields)
     world.policy(RULES, **dict(case.policy))
     for pool in case.pools:
         world.pool(pool)
@@ -239,6 +282,9 @@ def facts(world: World) -> oracle.Cluster:
                 devices=len(node.devices),
                 labels=dict(node.labels),
                 usable=node.usable,
+                cards=tuple((device.memory_bytes, device.model) for device in node.devices)
+                if node.capacity.gpu_memory_bytes
+                else (),
             )
             for node in state.nodes.values()
         ),
@@ -269,7 +315,12 @@ def asked(spec: JobSpec) -> oracle.Job:
         pool=spec.pool,
         priority=spec.priority_milli,
         workers=tuple(
-            oracle.Worker(pool=component.pool or spec.pool, ask=dict(component.resources.items()))
+            oracle.Worker(
+                pool=component.pool or spec.pool,
+                ask=dict(component.resources.items()),
+                model=component.resources.gpu_model,
+                least_memory=component.resources.gpu_memory_min_bytes,
+            )
             for component in spec.components
             for _ in range(component.min_workers)
         ),
@@ -425,6 +476,7 @@ def told(case: Case) -> str:
             f"selector={dict(spec.node_selector)} preemptible={spec.preemptible} young={spec.min_runtime_ms}: {parts}"
         )
     lines.append(
+        f"cards {[(name, [(size >> 30, model) for size, model in found]) for name, found in case.cards]}; "
         f"then done {sorted(case.done)}, cordoned {sorted(case.cordoned)}, quotas halved {sorted(case.lowered)}"
     )
     return "\n".join(lines)
@@ -439,7 +491,7 @@ def seeds() -> range:
 @pytest.mark.parametrize("block", range(8))
 def test_the_core_and_the_oracle_agree(block: int) -> None:
     for seed in seeds()[block::8]:
-        case = random_case(seed)
+        case = random_case(seed, cards=seed % 3 == 2)
         if disagreement(case):
             small = shrunk(case)
             raise AssertionError(f"seed {seed}: {disagreement(small)}\n{told(small)}")

@@ -211,7 +211,7 @@ def test_what_would_help_is_enough(seed: int) -> None:
 def test_whoever_waits_says_for_what_and_could_not_start_now(seed: int) -> None:
     history = History(seed, placed=seed % 3 == 0)
     looked_at = 0
-    for _ in range(100):
+    for _ in range(150):
         history.step()
         world = history.world
         for job in world.state.jobs.values():

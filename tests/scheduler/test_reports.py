@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from callboard.model.quantities import NOTHING, Resources
-from callboard.model.specs import ComponentSpec, PgPoolSpec, RestartPolicy, Strategy, WorkerPlace
+from callboard.model.specs import ENVIRONMENT_MS, ComponentSpec, PgPoolSpec, RestartPolicy, Strategy, WorkerPlace
 from callboard.scheduler.account.stats import pool_use
 from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
@@ -275,3 +275,30 @@ def test_workers_with_places_are_bound_by_no_strategy_whatever_pools_they_are_ch
     world.submit(job_spec("j", pool="p", components=parts, placement=Strategy.STRICT_SPREAD))
     assert world.status("j") is JobState.RUNNING
     assert sorted(world.devices("j")) == ["n1:0", "n1:1"]
+
+
+def test_a_start_that_waits_for_an_environment_says_so_and_has_the_time_of_its_build_besides() -> None:
+    world = World({"n1": 1})
+    world.hold = lambda command: isinstance(command, cmd.StartWorker)
+    world.pool()
+    part = ComponentSpec(name="c", actor="m:C", environment="conda:rl", resources=Resources(cpu_milli=1000))
+    world.submit("j", components=[part], start_timeout_ms=5_000)
+    (worker,) = world.workers("j")
+
+    def progress(message: str) -> None:
+        world.send(
+            ev.WorkerProgressed(
+                now_ms=world.now_ms, node_id="n1", generation=worker.generation, message=f"builds {message}"
+            )
+        )
+
+    for message in ("0 s: pip", "5 s: pip"):
+        progress(message)
+        reasons = [reason.message for reason in world.scheduler.explain(world.job("j").uid, world.now_ms).reasons]
+        assert f"c/0 on n1 is STARTING: n1 builds {message}" in reasons
+    world.tick(ENVIRONMENT_MS)
+    assert world.status("j") is JobState.STARTING
+    world.hold = lambda command: False
+    world.answer()
+    progress("late")
+    assert world.workers("j")[0].reason == "constructed and answering"

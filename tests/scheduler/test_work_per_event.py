@@ -15,17 +15,19 @@ from typing import Any
 import pytest
 
 from callboard.model.quantities import Number, Resources
-from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy
+from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler import Outcome, Refusal, Scheduler, State
-from callboard.scheduler.handlers import passes
+from callboard.scheduler.handlers import elastic, passes
 from callboard.scheduler.plan import grouping, planning
 from callboard.scheduler.plan.grouping import choose_groups
 from callboard.scheduler.plan.planning import could_ever_fit
 from callboard.scheduler.plan.view import Assumption, View
+from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.asks import asks_of
 from callboard.scheduler.records.node_record import DeviceInfo
-from callboard.scheduler.records.states import JobState
+from callboard.scheduler.records.states import JobState, WorkerState
+from callboard.scheduler.state import transaction
 from callboard.scheduler.state.invariants import whole
 from tests.scheduler.histories import TwinWorld
 from tests.scheduler.world import World, job_spec, pool_spec
@@ -191,6 +193,44 @@ def test_an_event_that_frees_something_looks_at_a_bounded_part_of_what_waits(mon
     assert world.scheduler.next_wake_ms() is None
 
 
+def test_going_on_through_the_queue_asks_nothing_about_those_that_were_looked_at() -> None:
+    world = World({"n1": 1})
+    many_that_wait(world, passes.MOST_PLANS * 8)
+    world.submit("last", ask={"gpu": 1, "memory": "1MiB"}, priority=1)  # like the first
+    held = replace(world.state.pools["pool"].spec, stop_policy=StopPolicy.HOLD)
+    world.send(ev.PoolUpdated(now_ms=world.now_ms, spec=held))
+    settle(world)
+    world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=True))
+    costs = []
+    while world.state.meta.look_on is not None:
+        tick = ev.Tick(now_ms=world.state.meta.now_ms + 1)
+        costs.append(calls_of(lambda event=tick: decide(world.scheduler, event)))  # type: ignore[misc]
+    assert len(costs) == 8
+    assert costs == sorted(costs, reverse=True), "each has fewer before it than the one before"
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one pool", "pools that lend"])
+def test_an_event_steps_over_a_bounded_part_of_what_waits(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MOST_HEADS", 8)
+    monkeypatch.setattr(passes, "MOST_STEPS", 64)
+    costs = []
+    for count in (300, 900):
+        world = World({"n1": 1})
+        world.pool(replace(pool_spec("pool", gpu=100), cohort="c") if shared else pool_spec("pool"))
+        world.submit("runs", ask={"gpu": 1, "cpu": 1}, priority=9)
+        for number in range(count):  # ten of them are alike, and the next ten
+            world.submit(f"j{number}", ask={"gpu": 1, "memory": f"{number // 10 + 1}MiB"}, priority=5)
+        settle(world)
+        world.send(ev.NodeCordoned(now_ms=world.now_ms, node_id="n1", cordoned=True))
+        ticks = []
+        while world.state.meta.look_on is not None:
+            tick = ev.Tick(now_ms=world.state.meta.now_ms + 1)
+            ticks.append(calls_of(lambda event=tick, of=world: decide(of.scheduler, event)))  # type: ignore[misc]
+        assert len(ticks) >= count // 64, "it goes on where it stopped"
+        costs.append(max(ticks))
+    assert costs[1] <= costs[0] * 1.2
+
+
 def settle(world: World) -> None:
     """Lets a scheduler go on until everything was looked at."""
     while world.state.meta.look_on is not None:
@@ -220,8 +260,9 @@ def acts(seed: int, shared: bool) -> Iterator[tuple[str, Any]]:
 def test_what_is_looked_at_in_many_events_comes_to_what_it_comes_to_in_one(
     seed: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def outcome(most: int) -> list[Any]:
-        monkeypatch.setattr(passes, "MOST_PLANS", most)
+    def outcome(most: int, heads: int = 256, steps: int = 1_000) -> list[Any]:
+        for name, value in (("MOST_PLANS", most), ("MOST_HEADS", heads), ("MOST_STEPS", steps)):
+            monkeypatch.setattr(passes, name, value)
         world = TwinWorld({"n1": 4, "n2": 2})
         for name in ("pool", "lent") if shared else ("pool",):
             world.pool(replace(pool_spec(name, gpu=3), cohort="c") if shared else pool_spec(name))
@@ -244,6 +285,9 @@ def test_what_is_looked_at_in_many_events_comes_to_what_it_comes_to_in_one(
         return found
 
     assert outcome(1) == outcome(2) == outcome(1_000)
+    assert outcome(1_000, heads=0) == outcome(2, heads=3) == outcome(1_000), "job by job, or shape by shape"
+    # Where pools lend an answer that comes in between may find a job started that was nominated before.
+    assert shared or outcome(1_000, heads=0, steps=1) == outcome(1_000)
 
 
 def test_the_last_are_not_passed_over_though_something_is_freed_before_each_event(
@@ -303,3 +347,195 @@ def test_the_kinds_of_nodes_follow_whatever_becomes_of_the_nodes(seed: int) -> N
         assert {name for _, name in found} == {
             node.node_id for node in world.state.nodes.values() if node.state.value not in ("LOST", "LEFT")
         }
+
+
+def started_gang(world: World, workers: int) -> list[tuple[Any, ...]]:
+    """Starts a gang whose group is there; what its agents are asked, in order."""
+    world.submit("gang", workers=workers, ask={"cpu": 1})
+    world.answer(lambda command: not isinstance(command, cmd.StartWorker))
+    events = [len(world.held)]
+    while world.state.meta.starting:
+        assert world.scheduler.next_wake_ms() == world.state.meta.now_ms + 1, "it goes on at once"
+        world.now_ms = world.state.meta.now_ms + 1
+        events.append(len(world.send(ev.Tick(now_ms=world.now_ms)).commands))
+    assert max(events) <= transaction.MOST_STARTS
+    return [
+        (
+            command.worker.rank,
+            command.node_id,
+            command.world_size,
+            command.local_rank,
+            command.local_world_size,
+            command.master_node_id,
+            command.master_port,
+        )
+        for command in world.held
+        if isinstance(command, cmd.StartWorker)
+    ]
+
+
+def test_a_large_gang_is_asked_for_in_several_events_and_comes_to_what_it_comes_to_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = {}
+    for most in (1_000, 7):
+        monkeypatch.setattr(transaction, "MOST_STARTS", most)
+        world = TwinWorld({f"n{number}": {"cpu": 7, "memory": "8GiB"} for number in range(5)}, auto=False)
+        world.pool(pool_spec("pool"))
+        asked[most] = started_gang(world, 30)
+        world.auto = True
+        world.answer()
+        assert world.job("gang").state is JobState.RUNNING
+    assert asked[7] == asked[1_000]
+    assert len(asked[7]) == 30
+
+
+@pytest.mark.parametrize("what", ["cancel", "node", "restart", "worker"])
+def test_what_happens_before_all_of_a_gang_are_asked_for_meets_the_rest_too(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "MOST_STARTS", 4)
+    world = TwinWorld({f"n{number}": {"cpu": 5, "memory": "8GiB"} for number in range(4)}, auto=False)
+    world.pool(pool_spec("pool"))
+    world.submit("gang", workers=18, ask={"cpu": 1})
+    world.answer(lambda command: not isinstance(command, cmd.StartWorker))
+    assert world.state.meta.starting
+    if what == "cancel":
+        world.cancel("gang")
+    elif what == "node":
+        world.lose(world.workers("gang")[-1].node_id)
+    elif what == "worker":
+        command = next(command for command in world.held if isinstance(command, cmd.StartWorker))
+        world.held.remove(command)
+        world.send(
+            ev.WorkerStartFailed(
+                now_ms=world.now_ms, node_id=command.node_id, generation=command.worker.generation, message="no"
+            )
+        )
+    else:
+        world.scheduler = world.make_scheduler(State.of(list(world.state.records())))
+    settle(world)
+    world.auto = True
+    world.answer()
+    world.tick(120_000)
+    assert not world.state.meta.starting
+    expected = {"cancel": JobState.CANCELLED, "restart": JobState.RUNNING, "worker": JobState.FAILED}
+    assert world.job("gang").state is expected.get(what, JobState.PENDING)
+    assert all(worker.state is WorkerState.READY for worker in world.workers("gang")) or what != "restart"
+
+
+def test_to_ask_for_the_next_workers_of_a_gang_costs_the_same_however_many_they_are() -> None:
+    counts = []
+    for nodes in SIZES:
+        scheduler = cluster(nodes)
+        world = World()
+        world.scheduler, world.auto = scheduler, False
+        world.submit("gang", workers=GPUS * nodes, ask={"gpu": 1})
+        world.answer(lambda command: not isinstance(command, cmd.StartWorker))
+        tick = ev.Tick(now_ms=scheduler.state.meta.now_ms + 1)
+        counts.append(calls_of(lambda event=tick, of=scheduler: decide(of, event)))  # type: ignore[misc]
+    assert counts[1] <= counts[0] + 50
+
+
+def grown(most: int, monkeypatch: pytest.MonkeyPatch, shared: bool) -> list[tuple[str, int, str]]:
+    """Workers of jobs that grow where room is free, then where more becomes free, and the most that an event adds."""
+    monkeypatch.setattr(transaction, "MOST_GROWTH", most)
+    world = TwinWorld({"n1": {"cpu": 64, "gpu": 8}, "n2": {"cpu": 64, "gpu": 8}})
+    world.pool(replace(pool_spec("pool"), cohort="c") if shared else pool_spec("pool"))
+    world.submit("fixed", ask={"gpu": 1}, workers=3)
+    for name, priority in (("low", 2), ("high", 7), ("middle", 4)):
+        component = ComponentSpec(
+            name="main", actor="a:B", min_workers=1, max_workers=9, resources=Resources.parse({"gpu": 1})
+        )
+        world.submit(job_spec(name, components=(component,), priority=priority))
+        settle(world)
+    world.complete("fixed")
+    settle(world)
+    world.join("n3", {"cpu": 64, "gpu": 4})
+    settle(world)
+    return [
+        (job.name, worker.rank, worker.node_id)
+        for job in world.state.jobs.values()
+        if job.state is JobState.RUNNING
+        for worker in world.workers(job.name)
+    ]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one pool", "a pool that lends"])
+def test_jobs_that_grow_in_many_events_come_to_what_they_come_to_in_one(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_at_once = grown(1_000, monkeypatch, shared)
+    assert grown(2, monkeypatch, shared) == grown(5, monkeypatch, shared) == whole_at_once
+    assert len(whole_at_once) == 20
+
+
+@pytest.mark.parametrize("most", [1, 4])
+@pytest.mark.parametrize("last_fits", [False, True])
+def test_a_job_that_lacks_more_parts_than_one_event_looks_for_keeps_nobody_busy(
+    most: int, last_fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many components none finds room for its next worker, but perhaps the last."""
+    monkeypatch.setattr(transaction, "MOST_GROWTH", most)
+    parts = most + 2
+    world = TwinWorld({"n1": {"cpu": 2 * parts, "gpu": parts}})
+    world.pool(pool_spec("pool"))
+    asks = [{"gpu": 1}] * (parts - 1) + [{"cpu": 1} if last_fits else {"gpu": 1}]
+    components = tuple(
+        ComponentSpec(name=f"c{number}", actor="a:B", min_workers=1, max_workers=2, resources=Resources.parse(ask))
+        for number, ask in enumerate(asks)
+    )
+    if last_fits:
+        world.submit("taken", ask={"gpu": 1}, priority=9)
+    world.submit(job_spec("grows", components=components))
+    for node_id in ("tiny", "small"):
+        ticks = 0
+        world.join(node_id, {"memory": "1GiB"})
+        while world.state.meta.look_on is not None:
+            ticks += 1
+            assert ticks <= 3
+            world.now_ms = world.scheduler.next_wake_ms() or 0
+            world.send(ev.Tick(now_ms=world.now_ms))
+    assert len(world.workers("grows")) == parts + last_fits
+
+
+def test_one_event_looks_for_a_bounded_number_of_places_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    real = choose_groups
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return real(*args)
+
+    monkeypatch.setattr(elastic, "choose_groups", counted)
+    world = World({"n1": {"cpu": 200}}, auto=False)
+    world.pool(pool_spec("pool"))
+    component = ComponentSpec(
+        name="main", actor="a:B", min_workers=1, max_workers=150, resources=Resources.parse({"cpu": 1})
+    )
+    world.submit(job_spec("grows", components=(component,)))
+    events = 0
+    while world.held or world.state.meta.look_on is not None:
+        looks, events = 0, events + 1
+        if world.held:
+            world.reply(world.held.pop(0))
+        else:
+            world.now_ms = world.scheduler.next_wake_ms() or 0
+            world.send(ev.Tick(now_ms=world.now_ms))
+        assert looks <= transaction.MOST_GROWTH
+    assert len(world.workers("grows")) == 150
+
+
+def test_that_a_wait_for_nodes_is_over_costs_the_same_however_many_there_are() -> None:
+    counts = []
+    for nodes in SIZES:
+        scheduler = cluster(nodes)
+        decide(scheduler, submitted("first", 1, {"gpu": 1}))
+        decide(scheduler, submitted("waits", GPUS * nodes * 2, {"gpu": 1}, wait_for_nodes_ms=10))
+        due = ev.Tick(now_ms=scheduler.next_wake_ms() or 0)
+        counts.append(calls_of(lambda event=due, of=scheduler: decide(of, event)))  # type: ignore[misc]
+        ended = scheduler.state.jobs["waits"]
+        assert ended.state is JobState.FAILED
+        assert "nothing there could ever hold waits" in ended.reason
+    assert counts[1] <= counts[0] + 20

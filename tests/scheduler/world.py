@@ -133,7 +133,9 @@ class World:
         )
         capacity = Resources.parse(amounts)
         instance = fields.pop("instance", f"run-{node_id}")
-        fields.setdefault("devices", tuple(DeviceInfo(id=str(i)) for i in range(capacity.gpu_milli // 1000)))
+        gpus = capacity.gpu_milli // 1000
+        each = capacity.gpu_memory_bytes // max(1, gpus)
+        fields.setdefault("devices", tuple(DeviceInfo(id=str(i), memory_bytes=each) for i in range(gpus)))
         fields.setdefault("ray", RayInfo(gcs_address="h:1", session="s", ray_node_id=f"ray-{node_id}"))
         outcome = self.send(
             ev.NodeJoined(

@@ -286,7 +286,13 @@ class _Process:
         self.state_dir = directory / "state"
         self.state_dir.mkdir(mode=0o700)
         self._log = directory / "log"
-        limits = ("client_requests_s=1000000", "client_streams=1000", "events_in_memory=1000", "ended_jobs=100")
+        limits = (
+            "client_requests_s=1000000",
+            "client_streams=1000",
+            "client_refusals_s=1000000",
+            "events_in_memory=1000",
+            "ended_jobs=100",
+        )
         command = [sys.executable, "-m", "callboard.cli", "controller", "--listen=127.0.0.1:0", "--metrics=none"]
         command += [f"--state-dir={self.state_dir}", f"--run-dir={directory}", "--log-format=json"]
         with self._log.open("wb") as log:

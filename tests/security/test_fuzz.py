@@ -38,7 +38,7 @@ async def test_senseless_requests_are_refused_in_words_and_change_nothing_for_th
     tmp_path: Path, capfd: pytest.CaptureFixture[str], fresh: bool
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 32) if fresh else 7
-    limits = Limits(client_requests_s=1_000_000, client_streams=1_000)
+    limits = Limits(client_requests_s=1_000_000, client_streams=1_000, client_refusals_s=1_000_000)
     (tmp_path / "state").mkdir(mode=0o700)
     tokens = tokens_for(tmp_path / "state")
     async with running(options_for(tmp_path, limits=limits)) as controller:

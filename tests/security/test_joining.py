@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from callboard.agents.ray.ray_command import free_port
 from callboard.controller.server import Controller
 from callboard.security import access as access_module
 from callboard.security import certificates
@@ -113,6 +114,47 @@ async def test_an_agent_renews_its_certificate_by_the_one_it_has(
         assert listed.count("n1") == 2
 
 
+async def test_an_agent_renews_its_certificate_by_itself_when_it_is_due_and_tries_again_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates.make_authority(tmp_path / "state" / "certs", [])
+    async with running(options_for(tmp_path)) as controller:
+        apart(monkeypatch, tmp_path / "elsewhere")
+        own = AgentCredentials("default", "n1")
+        await own.obtain(controller.address, made(controller), "n1")
+        for name, value in own.environment().items():
+            monkeypatch.setenv(name, value)
+        first = (own.directory / "cert.pem").read_text()
+        looked: asyncio.Queue[bool] = asyncio.Queue()
+        due = AgentCredentials._is_due
+
+        def is_due(credentials: AgentCredentials) -> bool:
+            looked.put_nowait(found := due(credentials))
+            return found
+
+        monkeypatch.setattr(AgentCredentials, "_is_due", is_due)
+        nowhere = f"127.0.0.1:{free_port()}"
+        for address, renewed in ((nowhere, False), (controller.address, True)):
+            ends_s = certificates.lifetime((own.directory / "cert.pem").read_bytes())[1]
+            keeping = asyncio.create_task(own.keep_renewed(address, "n1", look_every_s=0.01))
+            for _ in range(3):
+                assert not await looked.get(), "it has most of its time left"
+            assert (own.directory / "cert.pem").read_text() == first
+            with monkeypatch.context() as later:
+                later.setattr("callboard.security.joining.time.time", lambda ends_s=ends_s: ends_s - 3600)
+                while not await looked.get():
+                    pass
+                # It is due, and is looked at again once that was tried: of one that was renewed an hour before the
+                # old one ends by this clock most of the time is left, too.
+                await looked.get()
+            assert ((own.directory / "cert.pem").read_text() != first) is renewed
+            assert not keeping.done()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        async with FakeAgent(controller.address, "n1") as agent:
+            assert agent.welcome.epoch
+
+
 async def test_of_many_at_once_one_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(options_for(tmp_path)) as controller:
         apart(monkeypatch, tmp_path / "elsewhere")
@@ -162,3 +204,29 @@ def test_where_an_agent_calls_to_join() -> None:
     assert JoinToken(secret="s").address("10.0.0.1:7700") == "10.0.0.1:7700"
     assert JoinToken(secret="s", authority="…").address("10.0.0.1:7700") == "10.0.0.1:7701"
     assert JoinToken(secret="s", authority="…", port=9).address("[::1]:7700") == "[::1]:9"
+
+
+async def test_another_token_lets_an_agent_join_anew_and_the_one_it_used_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that was made anew under the same name has another authority: what the first gave is of no use."""
+    own = AgentCredentials("default", "n1", {"XDG_STATE_HOME": str(tmp_path / "home")})
+    used: list[JoinToken] = []
+    for name in ("first", "anew"):
+        certificates.make_authority(tmp_path / name / "state" / "certs", [])
+        async with running(options_for(tmp_path / name)) as controller:
+            token = made(controller, node="n1")
+            assert not own.come_from(token)
+            with monkeypatch.context() as patched:
+                apart(patched, tmp_path / "elsewhere")
+                await own.obtain(controller.address, token, "n1")
+                for variable, value in own.environment().items():
+                    patched.setenv(variable, value)
+                async with FakeAgent(controller.address, "n1") as agent:
+                    assert agent.welcome.epoch
+            assert own.come_from(token)
+            used.append(token)
+    assert not own.come_from(used[0])
+    # Of a version that kept no note of the token, the authority says it.
+    (own.directory / "joined-with").unlink()
+    assert [own.come_from(token) for token in used] == [False, True]

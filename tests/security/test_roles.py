@@ -21,8 +21,8 @@ import structlog.testing
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from callboard.client.calls.connection import Connection
 from callboard.client.client import Client
-from callboard.client.connection import Connection
 from callboard.client.jobs import JobHandle
 from callboard.controller.options import Limits
 from callboard.controller.server import SERVICES, Controller
@@ -55,7 +55,7 @@ async def client_of(controller: Controller, name: str, role: Role) -> AsyncItera
     token = await asyncio.to_thread(grant, controller.options.state_dir, name, role)
     client = Client(controller.address, timeout=20, retry=0)
     await client._connection.close()
-    client._connection = Connection(controller.address, timeout_s=20, retry_s=0, find=lambda: token)
+    client._connection = Connection(controller.address, timeout_s=20, retry_s=0, find=lambda _: token)
     async with client:
         yield client
 
@@ -142,6 +142,8 @@ class TestTrainers:
             mine = await alice.submit(spec("mine", "hers"))
             await mine.running(timeout=30)
             assert [job.name for job in await alice.list_jobs()] == ["jobs/mine"]
+            overview = await alice.overview()
+            assert ([job.name for job in overview.jobs], overview.more_jobs) == (["jobs/mine"], 0)
             other = JobHandle(alice._connection, Job(name="jobs/other", uid="other", spec=JobSpec(name="other")))
             attempts: list[Callable[[], Any]] = [
                 lambda: alice.submit(spec("new", "theirs")),
@@ -273,7 +275,7 @@ class TestGrants:
             assert "alice" in shown.stdout
         async with Client(controller.address, timeout=20) as client:
             await client._connection.close()
-            client._connection = Connection(controller.address, find=lambda: file.read_text().strip())
+            client._connection = Connection(controller.address, find=lambda _: file.read_text().strip())
             await client.create_pool({"name": "p"})
         shown = await callboard("audit", "--controller", controller.address, "-o", "json", "--who", "alice")
         (entry,) = json.loads(shown.stdout)
@@ -406,6 +408,21 @@ class TestLimits:
         call("busy")
         with pytest.raises(LimitReached):
             call("busy")
+
+    def test_r7_refusals_that_cost_nothing_to_provoke_wait_and_only_those_of_their_caller(self) -> None:
+        now = [0.0]
+        limits = ClientLimits(refusals_s=10)
+        gate = Gate(lambda *_: OWNER, limits=limits, now_s=lambda: now[0])
+        waits = [gate.patience_s(OWNER, "ipv4:127.0.0.1:1") for _ in range(60)]
+        assert waits[:20] == [0.0] * 20, "mistakes are answered at once"
+        assert waits[20:30] == sorted(waits[20:30])
+        assert waits[-1] == 1.0, "never longer"
+        assert gate.patience_s(None, "ipv4:127.0.0.1:1") == 0, "a stranger is somebody else"
+        assert gate.patience_s(Identity("alice", Role.VIEWER), "ipv4:127.0.0.1:1") == 0
+        strangers = [gate.patience_s(None, f"ipv4:127.0.0.1:{port}") for port in range(2, 40)]
+        assert strangers[-1] == 1.0, "the same one, on many connections"
+        now[0] = 4.0
+        assert gate.patience_s(OWNER, "") == gate.patience_s(None, "ipv4:127.0.0.1:9") == 0
 
     def test_open_streams_are_counted_until_they_end(self) -> None:
         gate = Gate(lambda name, _: Identity(name, Role.VIEWER), limits=ClientLimits(streams=1))

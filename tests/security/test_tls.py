@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator
@@ -15,6 +16,8 @@ import grpc.aio
 import pytest
 
 from callboard.client.client import Client
+from callboard.client.errors import Unreachable
+from callboard.client.sync import SyncClient
 from callboard.controller import server as server_module
 from callboard.controller.options import BadOption, ControllerOptions
 from callboard.controller.server import Controller
@@ -56,6 +59,11 @@ def shown(monkeypatch: pytest.MonkeyPatch, folder: Path | None, *, only_ca: bool
             monkeypatch.delenv(TLS_VARIABLES[part], raising=False)
         else:
             monkeypatch.setenv(TLS_VARIABLES[part], str(folder / name))
+
+
+def files(folder: Path) -> TlsFiles:
+    """What a certificate and its authority are in."""
+    return TlsFiles(*(folder / name for name in ("ca.pem", "cert.pem", "cert.key")))
 
 
 def issued(controller: Controller, directory: Path, name: str, role: Role) -> Path:
@@ -200,15 +208,95 @@ async def test_the_controller_shows_its_renewed_certificate_without_a_restart(tm
 
         before = (certs / "server.pem").read_text()
         assert [each.strip() for each in await seen()] == [before.strip()] * 2
-        certificates.renew(certs, "server")
-        after = (certs / "server.pem").read_text().strip()
-        assert after != before.strip()
-        async with asyncio.timeout(20):
-            while [each.strip() for each in await seen()] != [after] * 2:
+        for _ in range(5):  # and no connection that begins meanwhile is refused
+            certificates.renew(certs, "server")
+            after = (certs / "server.pem").read_text().strip()
+            assert after != before.strip()
+            while {each.strip() for both in await asyncio.gather(*(seen() for _ in range(4))) for each in both} != {
+                after
+            }:
                 pass
         (certs / "server.pem").write_text("broken")
         async with Client(controller.address) as client:
             assert await client.list_pools() == [], "what was read before still counts"
+
+
+async def test_the_authority_is_renewed_without_a_restart_and_nobody_is_shut_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_tls(tmp_path) as controller:
+        async with somewhere_else(monkeypatch, tmp_path):
+            await _renewed_and_retired(controller, tmp_path)
+        async with Client(controller.address) as own:
+            assert await own.list_pools() == []
+
+
+async def _renewed_and_retired(controller: Controller, tmp_path: Path) -> None:
+    certs = controller.options.certs
+
+    async def answered(folder: Path) -> bool:
+        async with Client(controller.address, tls=files(folder), retry=0, timeout=20) as client:
+            return await client.list_pools() == []
+
+    olga = issued(controller, tmp_path, "olga", Role.OPERATOR)
+    async with Client(controller.address, tls=files(olga)) as connected:
+        assert await connected.list_pools() == []
+        certificates.renew_authority(certs)
+        vera = issued(controller, tmp_path, "vera", Role.VIEWER)
+        assert await connected.list_pools() == []
+        assert await answered(olga), "of the old authority"
+        assert await answered(vera), "of the new one; the controller shows a certificate of the old one"
+        with pytest.raises(BadCertificate, match=r"olga, server; renew"):
+            certificates.retire_authority(certs)
+        old = tmp_path / "old"
+        shutil.copytree(olga, old)
+        certificates.renew(certs, "olga")
+        certificates.renew(certs, "server")
+        assert await connected.list_pools() == []
+        assert await answered(olga)
+        assert await answered(vera)
+        assert certificates.retire_authority(certs) == 1
+        assert certificates.retire_authority(certs) == 0
+        assert await answered(olga)
+        assert await answered(vera)
+        for ca in (old, olga):  # It trusts the controller, or not any more: it is refused either way.
+            parts = files(old)._replace(ca=ca / "ca.pem")
+            async with Client(controller.address, tls=parts, retry=0, timeout=5) as client:
+                with pytest.raises(Unreachable):
+                    await client.list_pools()
+
+
+async def test_a_program_states_certificate_or_token_and_what_the_environment_says_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_tls(tmp_path) as controller, somewhere_else(monkeypatch, tmp_path):
+        vera = issued(controller, tmp_path, "vera", Role.VIEWER)
+        monkeypatch.setenv("CALLBOARD_TOKEN", grant(controller.options.state_dir, "olga", Role.OPERATOR))
+        async with Client(controller.address, tls=files(vera)) as client:
+            with pytest.raises(NotAllowed, match="vera"):
+                await client.ensure_pool("a")
+        token = tmp_path / "token"
+        token.write_text(grant(controller.options.state_dir, "tom", Role.VIEWER))
+        token.chmod(0o600)
+        only_ca = TlsFiles(ca=vera / "ca.pem")
+        async with Client(controller.tokens_at, tls=only_ca, token_file=token) as client:
+            with pytest.raises(NotAllowed, match="tom"):
+                await client.ensure_pool("a")
+        with await asyncio.to_thread(SyncClient, controller.tokens_at, tls=only_ca, token_file=token) as blocking:
+            assert await asyncio.to_thread(blocking.list_pools) == []
+        with pytest.raises(BadToken, match="can't be read"):
+            Client(controller.address, tls=TlsFiles(ca=tmp_path / "nowhere"))
+
+
+async def test_agents_of_several_nodes_join_by_tls_with_one_token_and_no_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_tls(tmp_path) as controller, somewhere_else(monkeypatch, tmp_path):
+        monkeypatch.setenv(TLS_VARIABLES["ca"], str(controller.options.certs / "ca.pem"))
+        monkeypatch.setenv("CALLBOARD_TOKEN", grant(controller.options.state_dir, "agents", Role.AGENT))
+        for node in ("callboard-head-0", "callboard-agent-3"):
+            async with FakeAgent(controller.tokens_at, node) as agent:
+                assert agent.welcome.epoch
 
 
 async def test_figures_are_read_by_tls_with_a_token(tmp_path: Path) -> None:
@@ -227,7 +315,7 @@ async def test_figures_are_read_by_tls_with_a_token(tmp_path: Path) -> None:
 
 
 async def test_a_token_is_not_sent_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_channel("10.255.255.1:7700", find=lambda: "cb_" + "x" * 43) as channel:
+    async with open_channel("10.255.255.1:7700", find=lambda _: "cb_" + "x" * 43) as channel:
         with pytest.raises(BadToken, match="readable on the way"):
             channel.unary_unary("/a.B/C")(b"")
 

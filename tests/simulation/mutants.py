@@ -36,7 +36,7 @@ PROMISES = {
     "R2": ("R2", "R2/I1", "R2/I4", "I1", "I4", "I10"),
     "R3": ("R3", "QL-03"),
     "R4": ("R4",),
-    "R5": ("R5", "I3", "I5", "I7"),
+    "R5": ("R5", "R5/hooks", "I3", "I5", "I7"),
     "R6": ("R6", "R6/I9", "I9"),
     "R7": ("R7", "I6", "end"),
     "R8": ("R8",),
@@ -147,6 +147,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
     ),
     Mutant(
+        "judge-after-a-pause",
+        "silence counts for which the controller itself was stopped",
+        "controller",
+        "        if now - self._due_s > HELD_UP_S:\n            self._take_off",
+        "        if False:\n            self._take_off",
+        rare=True,
+    ),
+    Mutant(
         "lost-too-early",
         "a node is given up while its lease still runs",
         "controller",
@@ -175,6 +183,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "        state, events = await self._commits.open(self._newest_events)\n",
         "        state, events = await self._commits.open(self._newest_events)\n"
         "        for name in list(state.checkpoints)[-1:]: del state.checkpoints[name]\n",
+    ),
+    Mutant(
+        "unsynced-log",
+        "a batch counts as written before it is synced",
+        "controller",
+        '"journal_mode=WAL", "synchronous=FULL"',
+        '"journal_mode=WAL", "synchronous=NORMAL"',
+        rare=True,
+    ),
+    Mutant(
+        "half-a-batch",
+        "a batch is no transaction",
+        "controller",
+        '            with self._database.transaction():\n                self._database.insert("log"',
+        '            if True:\n                self._database.insert("log"',
+        rare=True,
     ),
     Mutant(
         "stay-closed",
@@ -242,6 +266,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._watch(self._notice_exit(fact.process))\n",
         "",
     ),
+    Mutant(
+        "kill-unasked",
+        "a worker is killed without being asked to yield",
+        "agents",
+        "        Event.STOP: Move(State.ASKING, (Effect.ASK_TO_YIELD,)),\n        Event.EXIT: Move(State.REAPING",
+        "        Event.STOP: Move(State.KILLING, (Effect.KILL,)),\n        Event.EXIT: Move(State.REAPING",
+    ),
+    Mutant(
+        "half-the-time",
+        "hooks get half of the time that they were promised",
+        "agents",
+        "            hooks_until=now + command.cancel_timeout_ms / 1000,\n",
+        "            hooks_until=now + command.cancel_timeout_ms / 2000,\n",
+    ),
+    Mutant(
+        "impatient-ladder",
+        "hooks are waited for no longer than a moment",
+        "agents",
+        "            left_s = order.hooks_until - loop.time()\n            if left_s <= 0:\n",
+        "            left_s = order.asked_at + 0.2 - loop.time()\n            if left_s <= 0:\n",
+    ),
+    Mutant(
+        "never-saved",
+        "a worker whose checkpoint is wanted is killed when cancel() has returned",
+        "agents",
+        "        on_cancelled()\n        step = ",
+        "        on_cancelled()\n        return Yielded()\n        step = ",
+    ),
     # ---- the agent's side ----
     Mutant(
         "renew-on-receipt",
@@ -291,6 +343,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "scheduler",
         "    return isinstance(event, WorkerExited | WorkerStartFailed) and not event.quarantined\n",
         "    return isinstance(event, WorkerExited | WorkerStartFailed)\n",
+    ),
+    Mutant(
+        "keep-none-that-stop",
+        "an agent that comes back isn't told to keep the workers that are stopping",
+        "scheduler",
+        "        if worker.generation in reported:\n",
+        "        if worker.generation in reported and worker.state is not WorkerState.STOPPING:\n",
     ),
     Mutant(
         "no-ghosts",
@@ -391,7 +450,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "endless-history",
         "jobs that ended are never forgotten",
         "scheduler",
-        "        if sum(map(len, self._ended)) > self._history_limit:\n",
+        "        if excess > 0:\n",
         "        if False:\n",
     ),
     Mutant(

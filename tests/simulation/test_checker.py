@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from callboard.agents.system.process_tree import TreeEnd
+from callboard.controller.journal.store import Store
 from callboard.scheduler import Outcome, Scheduler
 from callboard.scheduler.records.commands import StopWorker
 from callboard.scheduler.records.events import Event, WorkerStopped
-from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.scheduler.records.states import StopOutcome
 from callboard.simulation import Fault, SimulationFailure, SimulationOptions, SimulationReport, Simulator
-from callboard.simulation.world.disk import Disk
+from callboard.simulation.checks.witness import GOODBYE_MS
+from callboard.simulation.options import NO_FAULTS
 from callboard.simulation.world.ground import Fence, GroundProcesses
+from callboard.simulation.world.network import End, Stream
+from callboard.simulation.world.rules import RuleBroken
+from callboard.v1 import agent_pb2
 from callboard.wire.refusals import Unavailable
 
 OPTIONS = SimulationOptions(seed=2, events=3_000, nodes=4)
@@ -84,23 +90,15 @@ def test_r5_strict_copies_that_outlive_their_stopped_or_killed_agents_are_caught
     assert failure.rule == "R5"
 
 
-class Forgetful(Disk):
-    """Says that a batch is on disk and loses every tenth."""
+def test_a_journal_that_loses_what_it_acknowledged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, batches = Store.commit, itertools.count(1)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._batches = 0
+    def forgets(self: Store, *batch: Any) -> None:
+        if next(batches) % 10:
+            commit(self, *batch)
 
-    def commit(self, changes: Sequence[Change], events: Sequence[EventRecord]) -> None:
-        self._batches += 1
-        if self._batches % 10:
-            super().commit(changes, events)
-
-
-def test_a_journal_that_loses_what_it_acknowledged_is_caught() -> None:
-    simulator = Simulator(OPTIONS)
-    simulator.controller.disk = Forgetful()
-    failure_of(simulator)
+    monkeypatch.setattr(Store, "commit", forgets)
+    failure_of(Simulator(OPTIONS))
 
 
 def test_a_controller_that_gives_up_strict_nodes_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +135,53 @@ def test_a_cluster_that_lets_no_agent_in_is_caught(monkeypatch: pytest.MonkeyPat
     failure = failure_of(Simulator(SimulationOptions(seed=2, events=20, nodes=2)))
     assert failure.rule == "end"
     assert "was never let in" in failure.message
+
+
+@pytest.mark.parametrize("later_epoch", [1, 2])
+def test_seed_711008_a_welcome_that_another_session_has_overtaken_is_no_belief(later_epoch: int) -> None:
+    """Two Hellos of one agent are let in at once, each by a stream of its own; the older Welcome is sent last."""
+    simulator = Simulator(OPTIONS)
+    controller, network, timeline = simulator.controller, simulator.site.network, simulator.timeline
+    streams = [network.open("n0", cast("End", None), cast("End", controller)) for _ in range(2)]
+    for number, stream in enumerate(streams, 1):
+        hello = agent_pb2.Hello(node_id="n0", instance="i", number=number)
+        controller.witness.received(stream, ("hello", hello))
+    controller.witness.sent(streams[1], ("welcome", agent_pb2.Welcome(epoch=1 + 2 - later_epoch)))
+    controller.witness.sent(streams[0], ("welcome", agent_pb2.Welcome(epoch=later_epoch)))
+    if later_epoch == 1:
+        timeline.step(0)
+    else:  # the first Hello made the newest session: that is to believe it after the second
+        with pytest.raises(RuleBroken, match="Hello 1 of n0 is believed after 2"):
+            timeline.step(0)
+    timeline.close_down()
+    simulator.disk.close()
+
+
+@pytest.mark.parametrize("trouble", ["crash", "freeze"])
+def test_seed_980174_a_goodbye_is_due_only_while_somebody_is_there_who_could_take_it(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A goodbye is read, and the controller dies or is stopped before what it means is on disk, for longer than a
+    goodbye may take to count."""
+    simulator = Simulator(replace(OPTIONS, events=200, nodes=2, faults=NO_FAULTS))
+    controller, timeline, witness = simulator.controller, simulator.timeline, simulator.controller.witness
+    bid_farewell, away_ms = witness.bid_farewell, 2 * GOODBYE_MS
+    met: list[str] = []
+
+    def strikes() -> None:
+        if trouble == "crash":
+            controller.crash()
+            timeline.after(away_ms, controller.start)
+        else:
+            controller.freeze(away_ms)
+
+    def watched(stream: Stream) -> None:
+        bid_farewell(stream)
+        if not met:
+            met.append(stream.node_id)
+            strikes()
+
+    monkeypatch.setattr(witness, "bid_farewell", watched)
+    timeline.after(20_000, lambda: simulator.supervisors[1].leave(5_000))
+    assert simulator.run().failure is None
+    assert met == [simulator.supervisors[1].node_id]

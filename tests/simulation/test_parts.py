@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import closing
+from functools import partial
 from random import Random
 
 import pytest
 
+from callboard.controller.journal.store import Store
+from callboard.model.specs import PoolSpec
+from callboard.scheduler import State
+from callboard.scheduler.records.job_records import Change, MetaRecord, Put
+from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.simulation import Fault, SimulationOptions, parse_faults
 from callboard.simulation.options import ALL_FAULTS, NO_FAULTS, UnknownFault, faults_text
+from callboard.simulation.world.disk import Disk
+from callboard.simulation.world.ground import GroundRunDir
 from callboard.simulation.world.machines import Machine, Machines, Tree
 from callboard.simulation.world.network import Message, Network, Stream
 from callboard.simulation.world.rayworld import RayWorld
@@ -103,6 +112,49 @@ def test_a_stream_keeps_its_order_and_a_cut_ends_it() -> None:
     assert len(controller.got) == 20
     assert agent.why
     assert controller.why
+
+
+def submitted(number: int) -> list[Change]:
+    pool = PoolRecord(spec=PoolSpec(name=f"pool-{number}", nominal=()))
+    return [Put(pool), *(Put(MetaRecord(revision=100 * number + place)) for place in range(90))]
+
+
+def lives_through(seed: int, *, syncs: bool) -> tuple[bool, list[int]]:
+    """Three batches, the power lost during the last: whether it is said to be there, and the numbers of what is."""
+    disk, told, there = Disk(), list[str](), False
+    with closing(Store.of(disk.directory, events_kept=10)) as store:
+        disk.lose_power(3, lambda: told.append("the power is lost"))
+        for now_ms in (1, 2, 3):
+            there = disk.write(partial(store.commit, submitted(now_ms), []), lambda: syncs, now_ms, Random(seed))
+            assert bool(told) is (now_ms == 3)
+        disk.crashed()
+    state = State()
+    with closing(Store.of(disk.directory, events_kept=10)) as store:
+        for change in store.load():
+            state.apply(change)
+    disk.close()
+    found = [int(name.removeprefix("pool-")) for name in state.pools]
+    # Each batch is there as a whole: SQLite lets nothing of a torn one in.
+    assert state.meta.revision == (100 * found[-1] + 89 if found else 0)
+    return there, found
+
+
+def test_a_write_during_which_the_power_fails_is_there_as_a_whole_or_not_at_all() -> None:
+    seen = {(there, *found) for there, found in (lives_through(seed, syncs=True) for seed in range(20))}
+    assert seen == {(True, 1, 2, 3), (False, 1, 2)}
+
+
+def test_what_was_not_synced_is_lost_with_the_power() -> None:
+    seen = {len(lives_through(seed, syncs=False)[1]) for seed in range(20)}
+    assert seen == {0, 1, 2, 3}
+
+
+def test_seed_30_a_machine_keeps_the_token_of_its_ray_cluster_for_the_next_agent_and_not_without_power() -> None:
+    place = machine()
+    GroundRunDir(place).write_ray_token("secret")
+    assert GroundRunDir(place).read_ray_token() == "secret"
+    Machines(Timeline(), [place]).power_off(place)
+    assert GroundRunDir(place).read_ray_token() == ""
 
 
 def test_a_group_waits_in_ray_until_its_room_is_free() -> None:

@@ -22,11 +22,11 @@ def run(options: SimulationOptions) -> SimulationReport:
     return report
 
 
-@pytest.mark.parametrize("seed", [1, 7, 11, 13, 15, 17])
-def test_every_rule_holds_under_all_faults(seed: int) -> None:
-    report = run(SimulationOptions(seed=seed, events=2_000, nodes=5))
-    assert report.events >= 2_000
-    assert report.processes > 100
+@pytest.mark.parametrize(("seed", "events"), [*dict.fromkeys(range(1, 17), 600).items(), (17, 2_000), (18, 2_000)])
+def test_every_rule_holds_under_all_faults(seed: int, events: int) -> None:
+    report = run(SimulationOptions(seed=seed, events=events, nodes=5, schedule=seed % 3))
+    assert report.events >= events
+    assert report.processes > 50
     assert dict(report.faults)["message duplicated"] > 0
 
 
@@ -36,14 +36,14 @@ def test_a_goodbye_that_comes_together_with_the_end_of_its_stream_leaves_the_nod
 
 @pytest.mark.parametrize("number", range(2))
 def test_every_rule_holds_under_a_fresh_seed(number: int) -> None:
-    run(SimulationOptions(seed=random.SystemRandom().randrange(1_000_000), events=2_000, nodes=6))
+    run(SimulationOptions(seed=random.SystemRandom().randrange(1_000_000), events=1_200, nodes=6))
 
 
 def test_without_faults_every_job_that_is_taken_in_ends() -> None:
     report = run(SimulationOptions(seed=3, jobs=60, nodes=4, faults=NO_FAULTS))
     # Some ask for more than their pool or the cluster could ever give.
     assert 50 <= sum(count for _, count in report.jobs) <= 60
-    assert {what for what, _ in report.faults} <= {"calls refused"}
+    assert {what for what, _ in report.faults} <= {"calls refused", "worker asked to yield before its kill"}
 
 
 @pytest.mark.parametrize("fault", sorted(ALL_FAULTS))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -503,3 +505,93 @@ class Returns:
     def run(self) -> dict[str, Any]:
         """What it was made with, and who it is."""
         return {"rank": int(os.environ["CALLBOARD_RANK"]), "value": self.value}
+
+
+class LogsSecret:
+    """Logs a secret by a logger of a library."""
+
+    def __init__(self, logger: str, variable: str) -> None:
+        self.logger, self.variable = logger, variable
+
+    def run(self) -> None:
+        """Log it."""
+        logging.getLogger(self.logger).warning("the secret is %s", os.environ[self.variable])
+
+
+HOLD_ON = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(10**6)
+"""
+
+
+class Holder:
+    """Locks its devices, as files that stand for them, and so shows whether one is ever given twice.
+
+    The kernel keeps the locks for as long as a process of it lives, its children among them. A device is two files:
+    a worker with half of it locks one of them.
+    """
+
+    def __init__(self, folder: str, then: str = "", family: bool = False, gpu: float = 1) -> None:
+        self.then = then
+        self.stopped = threading.Event()
+        self.files: list[int] = []
+        node = os.environ["CALLBOARD_AGENT"].rpartition("/")[2]
+        devices = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name] if gpu else []
+        seen = {
+            "pid": os.getpid(),
+            "started": _start_of(os.getpid()),
+            "node": node,
+            "devices": devices,
+            "who": [os.environ[f"CALLBOARD_{name}"] for name in ("JOB", "COMPONENT", "RANK", "GENERATION")],
+        }
+        try:
+            for device in devices:
+                self._lock(Path(folder) / "devices" / f"{node}.{device}", half=gpu < 1)
+        except BlockingIOError:
+            _append(Path(folder) / "taken_twice", seen)
+            raise
+        if family:
+            # In a session of its own, deaf to SIGTERM, with the locks.
+            child = subprocess.Popen([sys.executable, "-c", HOLD_ON], pass_fds=self.files, start_new_session=True)
+            seen["child"] = child.pid
+        _append(Path(folder) / "held", seen)
+
+    def _lock(self, device: Path, *, half: bool) -> None:
+        for side in ("a", "b"):
+            file = os.open(f"{device}.{side}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            self.files.append(file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if half and side == "a":
+                    continue
+                raise
+            if half:
+                break
+
+    def run(self) -> None:
+        """Work until told to stop; or end soon, or die."""
+        if self.then == "hang":
+            time.sleep(10**6)
+        self.stopped.wait(0.3 if self.then else None)
+        if self.then == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.then == "fail":
+            raise RuntimeError("as asked")
+
+    def cancel(self) -> None:
+        """Stop soon; or don't."""
+        if self.then == "hang":
+            time.sleep(10**6)
+        self.stopped.set()
+
+
+def _append(file: Path, entry: object) -> None:
+    with file.open("ab", buffering=0) as lines:
+        lines.write(json.dumps(entry).encode() + b"\n")
+
+
+def _start_of(pid: int) -> int:
+    """Start time of a process in clock ticks since boot."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

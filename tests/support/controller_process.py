@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 
@@ -20,8 +21,28 @@ class ControllerProcess:
         lines: what it logged so far.
     """
 
-    def __init__(self, state_dir: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *options: str,
+        listen: str = "127.0.0.1:0",
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        program: Sequence[str] = ("callboard.controller",),
+    ) -> None:
+        """
+        Args:
+            state_dir: of the controller.
+            options: more of its options.
+            listen: where it listens at first.
+            within: command that becomes the controller: what it runs in.
+            environment: variables of its own.
+            program: the module that is run, with what comes before the options.
+        """
         self.state_dir = state_dir
+        self._within = within
+        self._environment = environment
+        self._program = program
         self.address = listen
         self.lines: list[dict[str, Any]] = []
         self.other: list[str] = []
@@ -45,11 +66,20 @@ class ControllerProcess:
         self.lines.clear()
         self.other.clear()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "callboard.controller", "--listen", self.address, "--log-format", "json"),
+            *(
+                *self._within,
+                sys.executable,
+                "-m",
+                *self._program,
+                "--listen",
+                self.address,
+                "--log-format",
+                "json",
+            ),
             *("--state-dir", str(self.state_dir), "--log-level", "debug", *self._options),
             stderr=asyncio.subprocess.PIPE,
             cwd=Path(__file__).parents[2],
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
         )
         self._reader = asyncio.create_task(self._read())
 

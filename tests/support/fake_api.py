@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from callboard.client import methods
-from callboard.client.methods import Method
+from callboard.client.calls import methods
+from callboard.client.calls.methods import Method
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import CallboardError
 
@@ -52,6 +52,10 @@ class FakeApi(grpc.GenericRpcHandler):
     def on(self, method: Method[Any, Any], answer: Any) -> None:
         """Answers ``method`` with ``answer``."""
         self._answers[method.full_path] = answer
+
+    def answer(self, method: Method[Any, Any]) -> Any:
+        """The message that ``method`` is answered with."""
+        return self._answers[method.full_path]
 
     def seen(self, kind: type[Message]) -> list[Any]:
         """Requests of one type, in order."""

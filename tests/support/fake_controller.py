@@ -53,6 +53,9 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self.packages: dict[str, bytes] = {}
         self.fetched: list[str] = []
         """Packages that were asked for and given."""
+        self.piece_bytes = 1 << 20
+        self.away = 0
+        """Calls for packages that fail as if nobody were there."""
         self.reading = asyncio.Event()
         """Whether output is read as it comes."""
         self.reading.set()
@@ -93,6 +96,12 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
             session.ended.set()
             await self._change(lambda: None)
 
+    async def AttachExec(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[agent_pb2.AttachExecRequest], context: Any
+    ) -> None:
+        """No test asks for a program here."""
+        await context.abort(grpc.StatusCode.NOT_FOUND, "nobody waits for this program")
+
     async def SendOutput(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         """Take output of workers; read no faster than the test lets it."""
         read_id = (await anext(request_iterator)).read_id
@@ -117,11 +126,15 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         self, request: agent_pb2.GetPackageRequest, context: Any
     ) -> agent_pb2.GetPackageResponse:
         data = self.packages.get(request.package)
+        if self.away:
+            self.away -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller is away")
         if data is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not kept here")
             raise AssertionError
         self.fetched.append(request.package)
-        return agent_pb2.GetPackageResponse(size_bytes=len(data), data=data[request.offset :])
+        data_of_it = data[request.offset :][: self.piece_bytes]
+        return agent_pb2.GetPackageResponse(size_bytes=len(data), data=data_of_it)
 
     async def _take(self, session: FakeSession, request: agent_pb2.SessionRequest) -> None:
         match request.WhichOneof("message"):
@@ -181,9 +194,17 @@ class FakeController(agent_pb2_grpc.AgentServiceServicer):
         return f"127.0.0.1:{self.port}"
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        """Wait until the condition is true, looked at whenever something was said."""
-        async with self.changed:
-            await self.changed.wait_for(condition)
+        """Wait until the condition is true, looked at whenever something was said.
+
+        Raises:
+            AssertionError: it did not come true for longer than any agent takes; with what was said meanwhile.
+        """
+        try:
+            async with asyncio.timeout(90), self.changed:
+                await self.changed.wait_for(condition)
+        except TimeoutError:
+            said = "\n".join(str(report) for report in self.reports)
+            raise AssertionError(f"{len(self.opened)} sessions were opened, and their agents said:\n{said}") from None
         return condition()
 
     async def session(self, node_id: str = "n0", number: int = 1) -> FakeSession:

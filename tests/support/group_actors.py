@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 
@@ -146,10 +147,12 @@ class Careless:
 
 
 class Hog:
-    """Takes memory without end."""
+    """Takes memory without end, once a file named by GATE is there; a hundred MiB before."""
 
     def run(self) -> None:
         """Hold more and more."""
-        held = []
+        held = [b"x" * (100 << 20)]
+        while not Path(os.environ["GATE"]).exists():
+            time.sleep(0.01)
         while True:
             held.append(b"x" * (8 << 20))

@@ -30,6 +30,13 @@ class Gpu:
         parts: its parts, None for a gap between them; None: it is not partitioned.
         processes: pid → device memory that it holds; None: the driver doesn't say.
         busy_percent: how busy it is.
+        unnamed_bytes: memory in use by no process that the driver names.
+        uncorrected: errors of its memory that ECC found and could not correct.
+        remapped: rows of its memory that a reset replaces, and those that nothing can.
+        xids: that it raises; whoever listens reads each once.
+        recovery: what it must do to be well again, as the driver numbers it.
+        linked: UUIDs of those with which NVLink connects it.
+        ancestors: by UUID of others, what connects them in the tree of PCIe; those left out: the driver doesn't say.
     """
 
     uuid: str
@@ -40,6 +47,13 @@ class Gpu:
     parts: Sequence[Gpu | None] | None = None
     processes: dict[int, int | None] = field(default_factory=dict)
     busy_percent: int = 0
+    unnamed_bytes: int = 0
+    uncorrected: int = 0
+    remapped: tuple[int, int] = (0, 0)
+    xids: list[int] = field(default_factory=list)
+    recovery: int = 0
+    linked: frozenset[str] = frozenset()
+    ancestors: dict[str, int] = field(default_factory=dict)
 
 
 class Library:
@@ -50,6 +64,7 @@ class Library:
         init: what initialising it returns.
         lacks: functions that it is too old for.
         open: how often it was initialised and not shut down.
+        heard: devices whose events somebody listens for; None: nobody listens.
     """
 
     def __init__(self, gpus: Sequence[Gpu] = (), *, init: int = 0, lacks: Sequence[str] = ()) -> None:
@@ -57,6 +72,7 @@ class Library:
         self.init = init
         self.lacks = frozenset(lacks)
         self.open = 0
+        self.heard: list[Gpu] | None = None
         parts = [part for gpu in gpus for part in gpu.parts or () if part is not None]
         self._all = [*gpus, *parts]
         self._tokens = [pynvml.struct_c_nvmlDevice_t() for _ in self._all]
@@ -71,10 +87,20 @@ class Library:
             "nvmlDeviceGetPciInfo_v3": self._of_device(_pci_info),
             "nvmlDeviceGetMemoryInfo": self._of_device(_memory_info),
             "nvmlDeviceGetUtilizationRates": self._of_device(_utilization),
+            "nvmlDeviceGetTotalEccErrors": self._of_device(_ecc_errors),
+            "nvmlDeviceGetRemappedRows": self._of_device(_remapped_rows),
             "nvmlDeviceGetMigMode": self._of_device(_mig_mode),
             "nvmlDeviceGetMaxMigDeviceCount": self._of_device(_most_parts),
             "nvmlDeviceGetMigDeviceHandleByIndex": self._of_device(self._part),
             "nvmlDeviceGetComputeRunningProcesses_v3": self._of_device(_processes),
+            "nvmlDeviceGetP2PStatus": self._of_device(self._peers),
+            "nvmlDeviceGetTopologyCommonAncestor": self._of_device(self._ancestor),
+            "nvmlDeviceGetFieldValues": self._of_device(_recovery),
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": self._of_device(self._whole),
+            "nvmlEventSetCreate": self._listen,
+            "nvmlDeviceRegisterEvents": self._of_device(self._hear),
+            "nvmlEventSetWait_v2": self._event,
+            "nvmlEventSetFree": self._deafen,
         }
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -117,11 +143,54 @@ class Library:
         part = (gpu.parts or ())[index.value]
         return int(pynvml.NVML_ERROR_NOT_FOUND) if part is None else self._handed(part, out)
 
+    def _whole(self, part: Gpu, out: Any) -> int:
+        whole = next((gpu for gpu in self.gpus if part in (gpu.parts or ())), None)
+        return int(pynvml.NVML_ERROR_INVALID_ARGUMENT) if whole is None else self._handed(whole, out)
+
+    def _listen(self, _out: Any) -> int:
+        self.heard = []
+        return 0
+
+    def _hear(self, gpu: Gpu, _kinds: Any, _set: Any) -> int:
+        if gpu not in self.gpus:
+            return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        assert self.heard is not None
+        self.heard.append(gpu)
+        return 0
+
+    def _event(self, _set: Any, out: Any, timeout_ms: Any) -> int:
+        assert timeout_ms.value == 0, "nobody waits"
+        if self.heard is None:
+            return int(pynvml.NVML_ERROR_UNINITIALIZED)
+        raised = next((gpu for gpu in self.heard if gpu.xids), None)
+        if raised is None:
+            return int(pynvml.NVML_ERROR_TIMEOUT)
+        out._obj.device.contents = self._tokens[self._all.index(raised)]
+        out._obj.eventType, out._obj.eventData = pynvml.nvmlEventTypeXidCriticalError, raised.xids.pop(0)
+        return 0
+
+    def _deafen(self, _set: Any) -> int:
+        self.heard = None
+        return 0
+
+    def _peers(self, gpu: Gpu, other: Any, kind: Any, out: Any) -> int:
+        assert kind == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        linked = self._at(other).uuid in gpu.linked
+        out._obj.value = pynvml.NVML_P2P_STATUS_OK if linked else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+        return 0
+
+    def _ancestor(self, gpu: Gpu, other: Any, out: Any) -> int:
+        found = gpu.ancestors.get(self._at(other).uuid)
+        out._obj.value = found or 0
+        return int(pynvml.NVML_ERROR_NOT_SUPPORTED) if found is None else 0
+
+    def _at(self, handle: Any) -> Gpu:
+        places = [ctypes.addressof(token) for token in self._tokens]
+        return self._all[places.index(ctypes.addressof(handle.contents))]
+
     def _of_device(self, answer: Callable[..., int]) -> Callable[..., int]:
         def function(handle: Any, *arguments: Any) -> int:
-            address = ctypes.addressof(handle.contents)
-            places = [ctypes.addressof(token) for token in self._tokens]
-            gpu = self._all[places.index(address)]
+            gpu = self._at(handle)
             return self._fault(gpu) or answer(gpu, *arguments)
 
         return function
@@ -154,7 +223,7 @@ def _pci_info(gpu: Gpu, out: Any) -> int:
 
 
 def _memory_info(gpu: Gpu, out: Any) -> int:
-    used = sum(held or 0 for held in gpu.processes.values())
+    used = sum(held or 0 for held in gpu.processes.values()) + gpu.unnamed_bytes
     out._obj.total, out._obj.used, out._obj.free = gpu.memory_bytes, used, gpu.memory_bytes - used
     return 0
 
@@ -164,6 +233,17 @@ def _utilization(gpu: Gpu, out: Any) -> int:
     if gpu.uuid.startswith("MIG-"):
         return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
     out._obj.gpu = gpu.busy_percent
+    return 0
+
+
+def _ecc_errors(gpu: Gpu, _kind: Any, _counter: Any, out: Any) -> int:
+    out._obj.value = gpu.uncorrected
+    return 0
+
+
+def _remapped_rows(gpu: Gpu, corrected: Any, uncorrected: Any, pending: Any, failed: Any) -> int:
+    corrected._obj.value = uncorrected._obj.value = 0
+    pending._obj.value, failed._obj.value = gpu.remapped
     return 0
 
 
@@ -185,4 +265,11 @@ def _processes(gpu: Gpu, count: Any, out: Any) -> int:
     for place, (pid, held) in enumerate(gpu.processes.items()):
         out[place].pid, out[place].usedGpuMemory = pid, unsaid if held is None else held
     count._obj.value = len(gpu.processes)
+    return 0
+
+
+def _recovery(gpu: Gpu, count: Any, values: Any) -> int:
+    (asked,) = values._obj
+    assert (count.value, asked.fieldId) == (1, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+    asked.value.uiVal = gpu.recovery
     return 0

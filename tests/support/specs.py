@@ -10,7 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from callboard.model.environment import why_refused
+from callboard.model.inputs.scalars import ENVIRONMENTS
+from callboard.model.names import is_custom_resource, why_refused
 from callboard.model.policy import Aggressiveness, LabelRules, PolicyOverrides, PreemptionPolicy, label_rules
 from callboard.model.quantities import MAX_MEMORY_BYTES, MAX_MILLI, NOTHING, Resources
 from callboard.model.specs import (
@@ -44,18 +45,29 @@ label_texts = st.builds(
     st.sampled_from(_ALNUM),
 )
 labels = st.dictionaries(label_texts, label_texts, max_size=4).map(lambda found: tuple(sorted(found.items())))
-custom_names = names.filter(lambda name: name.lower() not in ("cpu", "gpu", "memory"))
+custom_names = names.filter(is_custom_resource)
 milli = st.integers(0, MAX_MILLI)
 memory = st.one_of(st.integers(0, MAX_MEMORY_BYTES), st.integers(0, 1 << 20).map(lambda mib: mib << 20))
 gpu_asks = st.one_of(st.integers(0, 1000), st.integers(1, 64).map(lambda count: count * 1000))
 resources = st.builds(
-    lambda cpu, gpu, memory_bytes, custom: Resources.of(
-        cpu_milli=cpu, gpu_milli=gpu, memory_bytes=memory_bytes, custom=custom
+    lambda cpu, gpu, memory_bytes, custom, gpu_memory_bytes, model, least: replace(
+        Resources.of(
+            cpu_milli=cpu,
+            gpu_milli=gpu,
+            memory_bytes=memory_bytes,
+            gpu_memory_bytes=gpu_memory_bytes,
+            custom=custom,
+        ),
+        gpu_model=model,
+        gpu_memory_min_bytes=least,
     ),
     milli,
     gpu_asks,
     memory,
     st.dictionaries(custom_names, milli, max_size=3),
+    memory,
+    st.sampled_from(["", "", "H200", "A100 80GB", "RTX 6000 Ada"]),
+    st.one_of(st.just(0), memory),
 )
 timeouts = st.integers(0, DAY_MS)
 positive_timeouts = st.integers(1, DAY_MS)
@@ -64,7 +76,7 @@ priorities = st.integers(-1_000_000, 1_000_000)
 
 variable_names = st.builds(
     lambda head, tail: head + tail, st.sampled_from(string.ascii_letters + "_"), st.text(_ALNUM + "_", max_size=10)
-).filter(lambda name: why_refused(name) is None)
+).filter(lambda name: why_refused(name) is None and name not in ENVIRONMENTS)
 env = st.dictionaries(
     variable_names, st.text(st.characters(exclude_characters="\x00", codec="utf-8"), max_size=12)
 ).map(lambda found: tuple(sorted(found.items())))

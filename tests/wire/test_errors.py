@@ -74,7 +74,7 @@ class TestReasons:
 
     def test_only_unavailable_is_worth_a_retry(self) -> None:
         retryable = {reason for reason in ErrorReason if code_of(reason) == "UNAVAILABLE"}
-        assert retryable == {ErrorReason.STORE_FAILED, ErrorReason.STOPPING}
+        assert retryable == {ErrorReason.STORE_FAILED, ErrorReason.STOPPING, ErrorReason.NOT_LEADER}
 
 
 class TestTheTableOfRefusals:

@@ -179,7 +179,7 @@ def test_every_field_of_a_message_is_declared_and_every_declared_one_is_in_the_m
     declared = {field.field for field in declared_in(spec)} | {field.written.limited for field in declared_in(spec)}
     known = set(message.DESCRIPTOR.fields_by_name)
     # Said by several fields of the spec together, and the name of a pool, which travels beside it.
-    together = {"workers", "command", "ray", "ray_options", "zero_resources"} if spec is ComponentSpec else set()
+    together = {"workers", "command", "ray", "tty", "ray_options", "zero_resources"} if spec is ComponentSpec else set()
     assert known - declared == together
     assert declared - known - {""} == ({"name"} if spec is PoolSpec else set())
 

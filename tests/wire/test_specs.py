@@ -151,6 +151,9 @@ REFUSED_COMPONENTS: list[tuple[dict[str, Any], str, str]] = [
     ({"resources": RES(custom_milli={"a b": 1})}, 'resources.custom_milli["a b"]', "not a resource"),
     ({"resources": RES(custom_milli={"gpu": 1})}, "resources.custom_milli.gpu", "no custom resource"),
     ({"resources": RES(cpu_milli=1 << 62)}, "resources.cpu_milli", "larger than"),
+    ({"resources": RES(gpu_model="\n")}, "resources.gpu_model", "not the model of a GPU"),
+    ({"resources": RES(gpu_memory_min_bytes=-1)}, "resources.gpu_memory_min_bytes", "negative"),
+    ({"resources": RES(custom_milli={"gpu_model": 1})}, "resources.custom_milli.gpu_model", "no custom resource"),
     ({"args_json": "{}"}, "args_json", "not a list"),
     ({"args_json": "[NaN]"}, "args_json[0]", "not a finite number"),
     ({"args_json": "[1e999]"}, "args_json[0]", "not a finite number"),
@@ -262,11 +265,14 @@ class TestCommands:
         assert job_to_mapping(job)["components"] == [{"name": "c", "command": written, "workers": 1}]
         assert job_spec(job_to_mapping(job, defaults=True)) == job
 
-    def test_a_ray_cluster_of_its_own_comes_through(self) -> None:
-        job = job_spec({"name": "j", "pool": "p", "components": [{"name": "c", "command": ["x"], "ray": True}]})
+    @pytest.mark.parametrize("size", [{"workers": 1}, {"min_workers": 1, "max_workers": 2}], ids=["fixed", "elastic"])
+    def test_a_ray_cluster_of_its_own_comes_through(self, size: dict[str, int]) -> None:
+        component = {"name": "c", "command": ["x"], "ray": True, **size}
+        job = job_spec({"name": "j", "pool": "p", "components": [component]})
         assert (job.components[0].ray, job.components[0].stop_signal) == (True, "")
+        assert job.components[0].kwargs_json == ('{"elastic":true}' if len(size) > 1 else "{}")
         assert job_spec_from_proto(job_spec_to_proto(job)) == job
-        assert job_to_mapping(job)["components"] == [{"name": "c", "command": ["x"], "ray": True, "workers": 1}]
+        assert job_to_mapping(job)["components"] == [component]
         assert job_spec(job_to_mapping(job, defaults=True)) == job
 
     def test_a_script_is_run_by_a_shell_that_stops_at_the_first_error(self) -> None:
@@ -278,7 +284,6 @@ class TestCommands:
         ({"actor": "a:B", "command": ["x"]}, "command", "is stated beside actor; state one of them"),
         ({"actor": "a:B", "ray": True}, "ray", "is for a command or script"),
         ({"command": ["x"], "ray": True, "stop_signal": "SIGINT"}, "stop_signal", "is SIGTERM"),
-        ({"command": ["x"], "ray": True, "min_workers": 1, "max_workers": 2}, "ray", "a fixed number"),
         ({"command": ["x"], "script": "y"}, "script", "is stated beside command"),
         ({"actor": "callboard:Program"}, "actor", "runs a command; state command"),
         ({"command": []}, "command", "names no program"),

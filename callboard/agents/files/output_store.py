@@ -26,7 +26,7 @@ from typing import ClassVar, Protocol, TypeAlias
 
 import structlog
 
-from callboard.agents.host.worker_output import CODE, FILES, RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
+from callboard.agents.host.worker_output import CODE, FILES, MODULES, RESULTS, STDERR, STDOUT, TIMINGS, first_kept, trim
 from callboard.agents.host.worker_secrets import Hide
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -183,16 +183,16 @@ class _Output:
     def look(self, now_ms: int) -> bool:
         """Note how long the streams are; whether something was written since the last look."""
         ends = {stream: self.size(stream) for stream in _PRINTED}
-        before = self.looks[-1].ends if self.looks else self.NOTHING
-        if ends == before:
+        looks = self.looks  # Its worker may end meanwhile: this runs in a thread, and `looks` is let go of then.
+        if ends == (looks[-1].ends if looks else self.NOTHING):
             return False
-        self.looks.append(_Look(now_ms, ends))
-        if len(self.looks) > _MAX_LOOKS:
-            self.looks = self.looks[1::2]
-            (self.folder / _LOOKS).write_bytes(b"".join(map(_packed, self.looks)))
+        looks.append(_Look(now_ms, ends))
+        if len(looks) > _MAX_LOOKS:
+            self.looks = looks = looks[1::2]
+            (self.folder / _LOOKS).write_bytes(b"".join(map(_packed, looks)))
         else:
             with (self.folder / _LOOKS).open("ab") as file_of_looks:
-                file_of_looks.write(_packed(self.looks[-1]))
+                file_of_looks.write(_packed(looks[-1]))
         return True
 
     def pieces(self, streams: Iterable[Stream], after: Mapping[Stream, int]) -> list[tuple[Stream, int, int]]:
@@ -376,7 +376,7 @@ class OutputStore:
         if output is not None and not output.ended_ms:
             self._look(output, self.bounds.worker_bytes)
             output.ended_ms, output.looks = _now_ms(), []
-            for folder in (output.folder / FILES, output.folder / CODE, scratch):
+            for folder in (*(output.folder / name for name in (FILES, CODE, MODULES)), scratch):
                 if folder is not None and folder.exists():
                     self._deleting.add(asyncio.get_running_loop().run_in_executor(None, _delete, folder))
             self._look_again.set()

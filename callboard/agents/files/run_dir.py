@@ -8,6 +8,8 @@
       sockets/            addresses of workers that are plain processes
       lease               when the controller was heard last (`lease_file`)
       checkpoints/        what workers left and the controller has not acknowledged (`checkpoints`)
+      packages/           code that jobs brought along
+      environments/       Python environments built for jobs
       logs/               agent's children: ray.log, driver.log, one file a worker
 
 Everything the agent starts carries `CALLBOARD_AGENT={run_dir}` in its environment. An agent that was killed leaves
@@ -42,6 +44,9 @@ MAX_RAY_TEMP_DIR = 40
 
 PACKAGES = "packages"
 """Folder with code that jobs brought along."""
+
+ENVIRONMENTS = "environments"
+"""Folder with Python environments that were built for jobs."""
 
 _LOCK = "agent.lock"
 _RECORDS = "processes.json"
@@ -197,6 +202,7 @@ class RunDir:
             shutil.rmtree(self.sockets)
             shutil.rmtree(self.checkpoints)
             shutil.rmtree(self.path / PACKAGES, ignore_errors=True)
+            shutil.rmtree(self.path / ENVIRONMENTS, ignore_errors=True)
             if not keep_output or not any(self.output.iterdir()):
                 shutil.rmtree(self.output)
             self._records.unlink(missing_ok=True)

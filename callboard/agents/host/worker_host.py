@@ -2,13 +2,13 @@
 
 The generic worker host: it takes an assignment, sets the environment before any code of the user is imported, builds
 the user's object (or one for each member of a colocation group) and calls it. With `worker_members`, `worker_lanes`,
-`worker_process`, `worker_secrets` and `worker_output` all that is ours in a worker, and it needs nothing but the
-standard library. The same class is a detached Ray actor (`worker_ray`) and a plain process (`worker_main`); there is
-one host per process and one assignment per host.
+`worker_process`, `worker_program`, `worker_secrets` and `worker_output` all that is ours in a worker, and it needs
+nothing but the standard library. The same class is a detached Ray actor (`worker_ray`) and a plain process
+(`worker_main`); there is one host per process and one assignment per host.
 
-Guaranteed: the control methods (`assign, ping, cancel, checkpoint, progress, report, secrets`) never wait behind a
-busy method of the user: those run in threads of their own. Not guaranteed: an answer while
-native code holds the GIL, which is why liveness is the pid and not a ping (docs/agents.md).
+Guaranteed: the control methods (`assign, preload, ping, cancel, checkpoint, progress, report, secrets, execute`) never
+wait behind a busy method of the user: those run in threads of their own. Not guaranteed: an answer while native code
+holds the GIL, which is why liveness is the pid and not a ping (docs/agents.md).
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from callboard.agents.host.worker_lanes import MainThread, in_thread
+from callboard.agents.host.worker_limits import limit_gpu_memory, run_on
 from callboard.agents.host.worker_members import HOOKS, Member, Members, Plan
 from callboard.agents.host.worker_output import keep_bounded, keep_result, redirect, timed
+from callboard.agents.host.worker_preload import preload
 from callboard.agents.host.worker_process import (
+    ProgramFailed,
     StopNotice,
     answer_for_ray,
     become_subreaper,
@@ -37,6 +41,7 @@ from callboard.agents.host.worker_process import (
     enter_environment,
     format_error,
     group_checkpoint_answer,
+    import_from,
     member_checkpoint,
     plain,
     start_ticks,
@@ -117,10 +122,12 @@ class WorkerHost:
         self._results_kept = False
         self._output = ""
         self._hide: Hide = str
+        self._masked = False
         self._signalled = False
         self._handlers: dict[str, Any] = {}
         """Handlers of signals that were there before any code of the user."""
         self._secrets: list[str] = []
+        self._executed: set[str] = set()
         self._visibility_variable = ""
 
     # Default group: what the user's callers ask for.
@@ -152,6 +159,14 @@ class WorkerHost:
             "visible_devices": os.environ.get(self._visibility_variable) if self._visibility_variable else None,
             **device_use(),
         }
+
+    async def preload(self, modules: list[str], variables: Mapping[str, str]) -> dict[str, Any]:
+        """Import modules under these variables, before there is a job; see `worker_preload`."""
+        self._handlers = own_handlers()
+        self._mask_streams()  # loggers that modules make keep the streams of this moment
+        enter_environment(variables)
+        load = partial(preload, modules)
+        return await asyncio.wrap_future(in_thread(load) if self._main is None else self._main.submit(load))
 
     async def assign(self, plan: Plan) -> dict[str, Any]:
         """Become the worker of this plan; asked again, answer the same.
@@ -223,6 +238,33 @@ class WorkerHost:
             answer |= {"progress": said, "error": told_message(error, self._hide)}
         return answer
 
+    async def execute(self, folder: str, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a program in the environment of this worker, or hand over the terminal of its command. What comes and
+        goes takes the socket that an agent listens on; asked again, there is nothing more to do.
+
+        Args:
+            folder: where the socket is.
+            name: of the socket.
+            asked: {"command", "terminal", "rows", "columns", "terminal_type", "attach"}.
+
+        Returns:
+            {} or {"problem", "exit_code"}.
+        """
+        if name in self._executed:
+            return {}
+        from callboard.agents.host.worker_program import CANNOT_RUN, Program, execute  # noqa: PLC0415 - starts are short
+
+        if self._members is None or self._stopping:
+            return {"problem": f"{self._label} is not ready, or is being stopped", "exit_code": CANNOT_RUN}
+        self._executed.add(name)
+        target = self._members.all[0].target
+        program = target if isinstance(target, Program) else None
+        try:
+            await asyncio.wrap_future(in_thread(execute, program, folder, name, asked))
+        except ProgramFailed as error:
+            return {"problem": str(error), "exit_code": error.exit_code}
+        return {}
+
     async def report(self) -> dict[str, Any]:
         """Begin the entry methods, once, and wait for all of them, or for the first that fails.
 
@@ -260,13 +302,15 @@ class WorkerHost:
     async def _assign(self, plan: Plan) -> dict[str, Any]:
         self._output = plan.get("output", "")
         self._write_to(self._output, plan.get("output_bytes", 0))
-        self._handlers = {each.name: signal.getsignal(each) for each in signal.Signals}
+        self._handlers = self._handlers or own_handlers()
         enter_environment(plan["env"])
         if folder := plan.get("working_dir"):
             os.chdir(folder)
-            sys.path.insert(0, folder)
+        import_from([each for each in (folder, *plan.get("py_modules", ())) if each])
         become_subreaper()
         answer_for_ray(plan.get("gpus", ()))
+        limit_gpu_memory(plan.get("gpu_memory_limit", 0))
+        run_on(plan.get("cpus", ()))
         self._job_name = plan["context"]["job_name"]
         self._label = f"worker {self._job_name}/{plan['context']['component']}/{plan['context']['rank']}"
         self._visibility_variable = plan["visibility_variable"]
@@ -301,8 +345,16 @@ class WorkerHost:
         self._secrets = values
         if any(values):
             self._hide = hiding(values)
+            self._mask_streams()
+
+    def _hidden(self, text: str) -> str:
+        return self._hide(text)
+
+    def _mask_streams(self) -> None:
+        if not self._masked:
+            self._masked = True
             streams: Any = sys
-            streams.stdout, streams.stderr = (HidingStream(each, self._hide) for each in (sys.stdout, sys.stderr))
+            streams.stdout, streams.stderr = (HidingStream(each, self._hidden) for each in (sys.stdout, sys.stderr))
 
     def _first_hooks(self, plan: Plan, member: Member, members: Members) -> list[tuple[str, object]]:
         told = plan["context"]
@@ -324,6 +376,11 @@ class WorkerHost:
             raise WorkerStopping(f"{self._label} is being stopped and takes no more calls")
         member, own = self._members.called(method)
         return member, member.method(own)
+
+
+def own_handlers() -> dict[str, Any]:
+    """The handlers of signals, by the signal's name."""
+    return {each.name: signal.getsignal(each) for each in signal.Signals}
 
 
 def _returned(entry: asyncio.Future[Any]) -> Any:

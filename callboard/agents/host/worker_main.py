@@ -80,10 +80,14 @@ class _Server:
                 return [item async for item in items]
             case "assign":
                 return await host.assign(argument)
+            case "preload":
+                return await host.preload(**argument)
             case "checkpoint":
                 return await host.checkpoint(**argument)
             case "cancel":
                 return await host.cancel(**(argument or {}))
+            case "execute":
+                return await host.execute(**argument)
             case "ping" | "progress" | "report" | "secrets":
                 return await getattr(host, method)()
             case _:

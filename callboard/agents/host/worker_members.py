@@ -41,7 +41,8 @@ class Member:
         self.limit: int = plan["max_concurrency"]
         self.entry: Callable[..., Any] | None = None
         self._plan = plan
-        self._target: object = None
+        self.target: object = None
+        """The object, once it is constructed."""
         self._lane: Lane | None = None
         self._hook_runs: dict[str, Future[Any]] = {}
 
@@ -74,10 +75,10 @@ class Member:
         try:
             await asyncio.wrap_future(lane.build(self._construct, target))
             for hook, offered in first_hooks(self):
-                function = getattr(self._target, hook)
+                function = getattr(self.target, hook)
                 await asyncio.wrap_future(lane.build(function, *fitting(function, (offered,))))
             if enters:
-                self.entry = getattr(self._target, self._plan["entry"])
+                self.entry = getattr(self.target, self._plan["entry"])
         except BaseException as error:  # noqa: BLE001 - likewise for a constructor
             return self._failed("CONSTRUCTOR", error)
         self._lane = lane
@@ -87,12 +88,12 @@ class Member:
         """A public method of the object."""
         if name.startswith("_"):
             raise AttributeError(f"{name!r} is not a public method")
-        function: Callable[..., Any] = getattr(self._target, name)
+        function: Callable[..., Any] = getattr(self.target, name)
         return function
 
     def has(self, hook: str) -> bool:
         """Whether the class has a hook."""
-        return callable(getattr(self._target, hook, None))
+        return callable(getattr(self.target, hook, None))
 
     def run_entry(self) -> Future[Any]:
         """Begin the entry method; counts as a call in flight until it ends."""
@@ -110,7 +111,7 @@ class Member:
         if not self.has(hook) or self._lane is None:
             return None, ""
         if again or hook not in self._hook_runs:
-            function = getattr(self._target, hook)
+            function = getattr(self.target, hook)
             self._hook_runs[hook] = self._lane.hook(noticed(function, job, notice))
         run = asyncio.wrap_future(self._hook_runs[hook])
         await asyncio.wait([run])
@@ -128,7 +129,7 @@ class Member:
         return {"name": self.name, "in_flight": self.in_flight.count, "limit": self.limit}
 
     def _construct(self, target: Callable[..., object]) -> None:
-        self._target = target(*self._plan["args"], **self._plan["kwargs"])
+        self.target = target(*self._plan["args"], **self._plan["kwargs"])
 
     def _failed(self, failure: str, error: BaseException) -> dict[str, Any]:
         answer = failed(failure, error)

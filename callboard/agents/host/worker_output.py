@@ -30,9 +30,9 @@ STDOUT, STDERR, TIMINGS, RESULTS = "stdout", "stderr", "timings", "results"
 MAX_RESULT_BYTES = 64 * 1024
 """Of what an entry method returns, as JSON: figures and paths. Larger things belong in a file of the job."""
 
-CODE, FILES = "code", "files"
-"""Names of the folders beside them: the code that a job brought along, and the checkpoint that a command leaves. They
-go when the worker is gone."""
+CODE, MODULES, FILES = "code", "modules", "files"
+"""Names of the folders beside them: the code and the modules that a job brought along, and the checkpoint that a
+command leaves. They go when the worker is gone."""
 
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE with FALLOC_FL_PUNCH_HOLE."""

@@ -85,6 +85,13 @@ def enter_environment(variables: Mapping[str, str]) -> None:
     time.tzset()
 
 
+def import_from(folders: Sequence[str]) -> None:
+    """Have this process and those that it starts import from these folders first, in this order."""
+    sys.path[:0] = folders
+    if folders:
+        os.environ["PYTHONPATH"] = os.pathsep.join((*folders, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+
+
 def become_subreaper() -> None:
     """Keep double-forked children below this process, so that ending the tree ends them too."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -171,10 +178,11 @@ def _searched() -> str:
     there = [each for each in dict.fromkeys(sys.path) if os.path.isdir(each or ".")]  # noqa: PTH112
     folders = [folder for each in there if (folder := Path(each)) not in standard]
     more = f" and {len(folders) - _SHOWN_FOLDERS} more" if len(folders) > _SHOWN_FOLDERS else ""
-    listed = ", ".join(str(folder)[-_SHOWN_CHARACTERS:] for folder in folders[:_SHOWN_FOLDERS])
+    named = [str(folder) for folder in folders[:_SHOWN_FOLDERS]]
+    listed = ", ".join(each if len(each) <= _SHOWN_CHARACTERS else f"…{each[-_SHOWN_CHARACTERS:]}" for each in named)
     return (
-        f"the worker looked in {listed}{more}. Add the directory to the component with "
-        "env: {PYTHONPATH: /the/directory}, start the agent there or with it in its PYTHONPATH, or install the package "
+        f"the worker looked in {listed}{more}. Send the directory with the component (working_dir: the/directory), "
+        "name one that is on every node (env: {PYTHONPATH: /the/directory}), or install the package "
         f"for {sys.executable}"
     )
 

@@ -21,7 +21,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -89,6 +89,12 @@ def look(watched: Watched) -> float | None:
     return max(LOOK_S, left_s)
 
 
+def looks(watched: Watched) -> Iterator[float]:
+    """Look again and again, until the agent and every strict worker of it are gone; yields what `look` returns."""
+    while (left_s := look(watched)) is not None:
+        yield left_s
+
+
 class _Here:
     """This machine, and one agent on it."""
 
@@ -125,7 +131,7 @@ def watch(run_dir: Path, agent: ProcessId) -> None:
         poller = select.poll()
         if descriptor is not None:
             poller.register(descriptor, select.POLLIN)
-        while look(here) is not None:
+        for _ in looks(here):
             if here.agent_lives():
                 # An agent that dies is looked at once, and again at every look.
                 poller.poll(LOOK_S * 1000)

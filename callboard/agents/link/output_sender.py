@@ -15,7 +15,7 @@ import grpc
 import structlog
 
 from callboard.agents.files.output_store import OutputStore
-from callboard.agents.link.channel import controller_channel
+from callboard.agents.link.session import controller_channel
 from callboard.security.tokens import BadToken
 from callboard.v1 import agent_pb2, agent_pb2_grpc
 

@@ -16,16 +16,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
 
-from callboard.agents.link.channel import REFUSALS, controller_channel
 from callboard.agents.link.lease import Lease, LeaseTerms
 from callboard.agents.link.outbox import Outbox
 from callboard.model.durations import Backoff
-from callboard.security.tokens import BadToken
+from callboard.security.dialing import Channel, open_channel
+from callboard.security.tokens import BadToken, find_token
 from callboard.v1 import agent_pb2, agent_pb2_grpc, inspection_pb2
 from callboard.wire.errors import why_lost
 
@@ -258,11 +259,9 @@ class Session:
                 case "ray_bootstrap":
                     self._handler.ray_bootstrap(response.ray_bootstrap)
                 case "spare_target":
-                    self._handler.spare_target(response.spare_target.count)
-                case "read_output":
-                    self._handler.read_output(response.read_output)
-                case "forget_jobs":
-                    self._handler.forget_jobs(response.forget_jobs.job_ids)
+                    self._handler.spare_target(response.spare_target)
+                case "read_output" | "start_exec" | "forget_jobs":
+                    self._pass_on(response)
                 case "inquiry":
                     self._answer(stream, response.inquiry)
                 case "heartbeat_reply":
@@ -271,6 +270,15 @@ class Session:
                     raise _Lost("a second Welcome in one session")
                 case _:
                     pass  # Of a newer version: it has said all that we know by coming.
+
+    def _pass_on(self, response: agent_pb2.SessionResponse) -> None:
+        """What concerns output and programs, and no decision."""
+        if response.HasField("read_output"):
+            self._handler.read_output(response.read_output)
+        elif response.HasField("start_exec"):
+            self._handler.start_exec(response.start_exec)
+        else:
+            self._handler.forget_jobs(response.forget_jobs.job_ids)
 
     def _answered(self, sequence: int) -> None:
         """The lease counts from when a heartbeat was sent, not from when its answer came."""
@@ -286,6 +294,8 @@ class Session:
             heartbeat = agent_pb2.Heartbeat(
                 sequence=sequence,
                 ray=self._handler.ray_node(),
+                preloads=self._handler.preloads(),
+                devices=self._handler.devices(),
                 clock_ms=self._wall_ns() // 1_000_000,
                 leaving=self.leaving,
             )
@@ -366,8 +376,17 @@ async def _grpc_stream(controller: str, *, token_file: str, http_proxy: bool) ->
         raise _Lost(str(error)) from error
     async with channel:
         # No deadline: a session lasts. The lease and keepalive notice when it is dead.
+        stream = agent_pb2_grpc.AgentServiceStub(channel).Session()
         try:
-            yield agent_pb2_grpc.AgentServiceStub(channel).Session()
+            yield stream
+        except _Lost:
+            if stream.done():
+                channel.moved(
+                    grpc.aio.AioRpcError(await stream.code(), grpc.aio.Metadata(), await stream.trailing_metadata())
+                )
+            else:
+                channel.moved()  # it said nothing for too long
+            raise
         except SessionRefused as refused:
             # It may have looked before a controller that was just starting had registered its token.
             if refused.code is grpc.StatusCode.UNAUTHENTICATED and channel.renew():
@@ -427,14 +446,57 @@ class SessionHandler(Protocol):
     def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
         """Where to find Ray."""
 
-    def spare_target(self, count: int) -> None:
-        """How many warm spares to keep."""
+    def spare_target(self, target: agent_pb2.SpareTarget) -> None:
+        """How many warm spares to keep, and what they import."""
+
+    def devices(self) -> agent_pb2.DeviceStates | None:
+        """What the driver says of the devices, if it changed since it was last asked for in this session."""
+
+    def preloads(self) -> agent_pb2.PreloadStates | None:
+        """What became of preloads, if it changed since it was last asked for in this session."""
 
     def read_output(self, ask: agent_pb2.ReadOutput) -> None:
         """Send output of workers."""
+
+    def start_exec(self, ask: agent_pb2.StartExec) -> None:
+        """Run a program in the environment of a worker."""
 
     def forget_jobs(self, jobs: Sequence[str]) -> None:
         """Jobs were forgotten: their output may go."""
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
         """What the node sees now."""
+
+
+REFUSALS = frozenset(
+    {
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Statuses that say "not you" or "not so": asking again changes nothing."""
+
+
+def controller_channel(controller: str, *, token_file: str = "", http_proxy: bool) -> Channel:
+    """A channel to the controller; the keepalive matches the minimum the controller sets.
+
+    Args:
+        controller: "host:port", or those of several controllers with commas between them.
+        token_file: file with the token that the agent shows; empty: it is found as by every program of this account.
+        http_proxy: go through the proxy that the environment names.
+    """
+    options = [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_http_proxy", int(http_proxy)),
+        # A channel a session: what one learned of a dead controller must not delay the next.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    stated = Path(token_file) if token_file else None
+    return open_channel(controller, options, find=lambda at: find_token(at, stated))

@@ -29,10 +29,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from callboard.agents.host.framing import Json, serve
 from callboard.agents.ray.ray_bookings import NAMESPACE, Bookings, group_of
 from callboard.agents.ray.worker_ray import GIVE_AWAY, RayWorkerHost
-from callboard.agents.system.process_tree import PROC
+from callboard.agents.system.process_tree import PROC, identify, start_ms
 
 CONTROL_GROUP = "control"
-CONTROL_METHODS = ("ping", "assign", "cancel", "checkpoint", "progress", "report", "secrets")
+CONTROL_METHODS = ("ping", "assign", "preload", "cancel", "checkpoint", "progress", "report", "secrets", "execute")
 _CONTROL_CALLS = 64
 """Control calls at once in one host; hanging hooks hold theirs, so more than a host has hooks."""
 
@@ -61,13 +61,14 @@ class Driver:
     def __init__(self) -> None:
         self._host_class = _host_class()
         self._actors: dict[str, Any] = {}
+        self._begun: dict[str, asyncio.Event] = {}
+        """By name of an actor: set once its launch has made or found it, or could not."""
         self._bookings = Bookings()
         # Groups that wait to be made must not hold up the calls beside them.
         self._bookers = ThreadPoolExecutor(_THREADS, thread_name_prefix="booking")
         self._blocking: dict[str, Callable[..., Json]] = {
             "connect": self._connect,
             "claim": self._claim,
-            "kill": self._kill,
             "groups": self._groups,
             "listed": self._listed,
             "object_stores": self._object_stores,
@@ -83,6 +84,8 @@ class Driver:
                 return None
             case "launch":
                 return await self._launch(**argument)
+            case "kill":
+                return await self._kill(**argument)
             case "oom_of":
                 return await self._oom_of(**argument)
             case "control":
@@ -195,17 +198,38 @@ class Driver:
 
     # Hosts.
 
-    async def _launch(
+    async def _launch(self, *, actor_name: str, again: bool, **how: Any) -> Json:
+        """Make a host, or find it when a driver before us made it; returns who its process is.
+
+        Args:
+            again: it may have been made before, and be dead for Ray while its process still lives.
+        """
+        try:
+            if again and (left := await asyncio.to_thread(_left_of, actor_name)) is not None:
+                return left
+            actor = await self._make(actor_name, **how)
+        finally:
+            self._begin(actor_name).set()
+        try:
+            await self._give_main_thread_away(actor._actor_id.hex())  # noqa: SLF001 - Ray's table goes by it
+            return await actor.ping.remote()
+        except ray.exceptions.RayActorError:
+            # Ray says so before the process is gone, and only its process can prove that.
+            left = await asyncio.to_thread(_left_of, actor_name)
+            if left is None:
+                raise
+            return left
+
+    async def _make(
         self,
-        *,
         actor_name: str,
+        *,
         node_id: str,
         interpreter: str,
         early: dict[str, str],
         placement_group_id: str,
         bundle_index: int,
-    ) -> Json:
-        """Make a host, or find it when a driver before us made it; returns who its process is."""
+    ) -> Any:
         # Neither restarts nor retries: a new generation is the controller's decision.
         options: dict[str, Any] = {
             "name": actor_name,
@@ -233,8 +257,10 @@ class Driver:
             options["runtime_env"] = runtime_env
         actor = await asyncio.to_thread(self._host_class.options(**options).remote)
         self._actors[actor_name] = actor
-        await self._give_main_thread_away(actor._actor_id.hex())  # noqa: SLF001 - Ray's table goes by it
-        return await actor.ping.remote()
+        return actor
+
+    def _begin(self, actor_name: str) -> asyncio.Event:
+        return self._begun.setdefault(actor_name, asyncio.Event())
 
     @staticmethod
     async def _give_main_thread_away(actor_id: str) -> None:
@@ -258,8 +284,18 @@ class Driver:
             return await actor.assign.remote(arguments)
         return await getattr(actor, method).remote(**arguments)
 
-    def _kill(self, actor_name: str) -> Json:
-        """Tell Ray that an actor is over; also before it is up. Returns whether there was one."""
+    async def _kill(self, *, actor_name: str, launching: bool) -> Json:
+        """Tell Ray that an actor is over; also before it is up. Returns whether there was one.
+
+        Args:
+            launching: whoever asks has also asked for its launch, which comes first, whichever reaches us first.
+        """
+        if launching:
+            await self._begin(actor_name).wait()
+        self._begun.pop(actor_name, None)
+        return await asyncio.to_thread(self._end, actor_name)
+
+    def _end(self, actor_name: str) -> bool:
         try:
             actor = self._actor(actor_name)
         except ValueError:
@@ -287,6 +323,17 @@ class Driver:
             for table in placement_group_table().values()
             if table["name"].startswith(prefix) and table["state"] != "REMOVED"
         ]
+
+
+def _left_of(actor_name: str) -> Json:
+    """The process of a dead actor that still lives here; None: there is none."""
+    own = ray.get_runtime_context().get_node_id()
+    for actor in cast("dict[str, dict[str, Any]]", ray_actors()).values():
+        process = identify(int(actor["Pid"] or 0)) if actor["Name"] == actor_name and actor["State"] == "DEAD" else None
+        # A process that began after the death has only got its number.
+        if process is not None and actor["Address"]["NodeID"] == own and start_ms(process) <= actor["EndTime"]:
+            return {"pid": process.pid, "start_ticks": process.start_ticks}
+    return None
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -35,6 +35,10 @@ _PING_EVERY_S, _PING_WITHIN_S = 5.0, 15.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.5, 8.0
 """Between attempts at another driver: each costs the import of Ray."""
 
+_GONE_S = 10.0
+"""For a killed driver to be gone. One that can't be killed, as it waits for a disk or a GPU, must keep neither its node
+in Ray nor an agent that leaves."""
+
 
 class DriverLost(Exception):
     """The driver ended, or there was none in time; the request may or may not have been carried out."""
@@ -82,6 +86,8 @@ class DriverClient:
         self._processes = processes
         self._begin = start
         self._driver: DriverProgram | None = None
+        self._kept: DriverProgram | None = None
+        """The driver that nobody has ended yet."""
         self._connected = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
@@ -104,6 +110,11 @@ class DriverClient:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
             self._keeper = None
+        if self._kept is not None:
+            await self._end(self._kept)  # its keeper was cancelled before it began
+        # Whoever waits for a driver learns that there will be none: the next one is another Ray node's.
+        self._connected.set()
+        self._connected.clear()
 
     async def ask(self, method: str, argument: Json, *, within_s: float | None) -> Json:
         """One request.
@@ -117,6 +128,8 @@ class DriverClient:
             DriverLost: no driver, or it ended, or no answer in time.
             RemoteError: the driver's own error.
         """
+        if within_s is None:
+            return await self._ask(method, argument)
         asked = asyncio.create_task(self._ask(method, argument))
         try:
             await asyncio.wait([asked], timeout=within_s)
@@ -127,9 +140,10 @@ class DriverClient:
             asked.cancel()
 
     async def _ask(self, method: str, argument: Json) -> Json:
+        if self.connection is not None:
+            await self._connected.wait()
         if self.connection is None:
             raise DriverLost("this node is in no Ray cluster")
-        await self._connected.wait()
         driver = self._driver
         assert driver is not None
         try:
@@ -159,7 +173,7 @@ class DriverClient:
             await self._end(driver)
             raise DriverLost(f"the Ray driver did not connect in {_CONNECT_S:g} s; see {log}")
         self.connection = connection
-        self._driver = driver
+        self._driver = self._kept = driver
         self._connected.set()
         return driver
 
@@ -199,9 +213,16 @@ class DriverClient:
                 ping.cancel()  # Else nobody would hear how it ended.
 
     async def _end(self, driver: DriverProgram) -> None:
+        if driver is self._kept:
+            self._kept = None
         driver.close()
         self._processes.send_signal(driver.process, signal.SIGKILL)
-        await self._processes.exited(driver.process)
+        try:
+            async with asyncio.timeout(_GONE_S):
+                await self._processes.exited(driver.process)
+        except TimeoutError:
+            _log.error("ray_driver_left_behind", pid=driver.process.pid)
+            return  # its record stays: whoever takes over ends it
         driver.reap()
         self._run_dir.drop("driver", str(driver.process.pid))
 

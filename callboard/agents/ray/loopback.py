@@ -39,7 +39,7 @@ class NodeAddress:
                 cluster's host can't be resolved.
         """
         self._claim: socket.socket | None = None
-        host, port = split_address(options.ray_address or options.controller)
+        host, port = split_address(options.ray_address or options.controller.partition(",")[0])
         if options.node_ip:
             self.ip = _own(options.node_ip)
         elif _is_loopback(host):

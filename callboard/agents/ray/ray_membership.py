@@ -330,7 +330,8 @@ class RayMembership:
             self.node = agent_pb2.RayNode(head=self._options.ray_head)
         await self._driver.disconnect()
         if self._running is not None:
-            node, self._running = self._running, None
-            await node.stop()
+            # Ours until it has ended: whoever is told to leave while it ends has it ended all the same.
+            await self._running.stop()
+            self._running = None
             self._run_dir.drop("ray")
         self._run_dir.clear_ray()

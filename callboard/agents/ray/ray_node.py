@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import structlog
 
-from callboard.agents.ray.ray_command import RayNodeSpec, check_ports, ray_start
+from callboard.agents.ray.ray_command import MONITOR_SETTINGS, RayNodeSpec, check_ports, ray_start
 from callboard.agents.ray.ray_faults import RayNodeError, os_error, start_error
 from callboard.agents.system.process_tree import PROC, ProcessId, identify
 from callboard.agents.system.processes import Processes
@@ -81,7 +81,7 @@ class RayNode:
             # From the loop's thread: vfork and exec take a millisecond or two.
             leader = subprocess.Popen(  # noqa: ASYNC220
                 ray_start(spec),
-                env=dict(spec.environment),
+                env={**spec.environment, **MONITOR_SETTINGS},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from callboard.agents.files.run_dir import RunDir
 from callboard.agents.options import AgentOptions
 from callboard.agents.ray.ray_command import SETTINGS, RayNodeSpec
+from callboard.agents.supplies.worker_env import AGENT_MARKER, PASSED_ON, PASSED_ON_PREFIXES
 from callboard.agents.system.devices import NodeDevices
 from callboard.agents.system.inventory import object_store_bytes
-from callboard.agents.worker_env import AGENT_MARKER, PASSED_ON, PASSED_ON_PREFIXES
 from callboard.v1 import agent_pb2
 
 
@@ -89,6 +89,7 @@ class RayPlan:
             temp_dir=self._run_dir.ray_temp,
             log=self._run_dir.logs / "ray.log",
             environment=environment,
+            monitor=options.ray_head,
         )
 
     def environment(self, target: RayTarget) -> dict[str, str]:

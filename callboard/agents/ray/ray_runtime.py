@@ -23,7 +23,8 @@ _QUICK_S = 15.0
 """For what Ray does in milliseconds; beyond it the cluster is in trouble and waiting longer doesn't help."""
 
 _LAUNCH_S = 120.0
-"""For a host to come up. Above any cold start; the worker's own start deadline is what users see."""
+"""For a host to come up before it is given up. Above any cold start; the worker's own start deadline is what users
+see."""
 
 _BOOK_SLACK_S = 10.0
 """After a group's own timeout: for its removal and the driver's answer."""
@@ -50,6 +51,9 @@ class RayRuntime:
         self._driver = driver
         self._cluster = cluster
         self._owed: dict[str, asyncio.Task[None]] = {}
+        self._launching: set[str] = set()
+        """Actors that are being made. A kill that reached a driver before the launch of the same name would end what
+        an earlier driver made: unseen, and the launch would make it a second time."""
 
     async def launch(self, launch: Launch) -> RayHosted:
         """Make the actor and learn its process; a driver that was replaced meanwhile finds it again."""
@@ -64,26 +68,31 @@ class RayRuntime:
             "early": dict(launch.early),
             "placement_group_id": launch.placement_group_id,
             "bundle_index": launch.bundle_index,
+            "again": launch.again,
         }
+        self._launching.add(name)
+        giving_up = asyncio.get_running_loop().call_later(_LAUNCH_S, self._owe_kill, name)
         try:
             answer = await self._launch(name, argument)
         except DriverLost as error:
-            self._owe_kill(name)
             raise HostError(str(error)) from error
         except RemoteError as error:
             raise HostError(f"Ray could not host it: {_first_line(error)}") from error
+        finally:
+            giving_up.cancel()
+            self._launching.discard(name)
         return RayHosted(self, self._driver, name, ProcessId(answer["pid"], answer["start_ticks"]))
 
     async def _launch(self, name: str, argument: Json) -> Json:
-        """Ask for the actor, of one driver after the other: only its process can prove that it is gone again."""
-        deadline = asyncio.get_running_loop().time() + _LAUNCH_S
+        """Ask for the actor, of one driver after the other, also when it was given up: only its process can prove that
+        it is gone again."""
         while True:
-            left_s = deadline - asyncio.get_running_loop().time()
             try:
-                return await self._driver.ask("launch", argument, within_s=max(0.0, left_s))
+                return await self._driver.ask("launch", argument, within_s=None)
             except DriverLost:
-                if name in self._owed or self._driver.connection is None or left_s <= 0:
-                    raise
+                if self._driver.connection is None:
+                    raise  # Its Ray node is over.
+                argument = {**argument, "again": True}
                 _log.info("launch_repeated", actor=name)
 
     async def attach(self, address: str, process: ProcessId) -> RayHosted:
@@ -195,7 +204,8 @@ class RayRuntime:
     async def _kill(self, name: str) -> None:
         while self._driver.connection is not None:
             try:
-                await self._driver.ask("kill", {"actor_name": name}, within_s=_QUICK_S)
+                argument = {"actor_name": name, "launching": name in self._launching}
+                await self._driver.ask("kill", argument, within_s=_QUICK_S)
             except (DriverLost, RemoteError) as error:
                 _log.warning("actor_kill_retried", actor=name, why=str(error))
                 await asyncio.sleep(_RETRY_FIRST_S)
@@ -238,7 +248,7 @@ class RayHosted:
         return 0
 
     def exit_message(self) -> str:
-        """Its parent, the raylet, learns the exit status; see `pid_watch` for who else does."""
+        """Its parent, the raylet, learns the exit status; see `processes` for who else does."""
         return f"process {self.process.pid} ended"
 
     def release(self) -> None:

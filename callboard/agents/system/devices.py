@@ -61,6 +61,8 @@ class DeviceFacts:
     model: str = ""
     memory_bytes: int = 0
     numa_node: int = -1
+    distances: tuple[tuple[str, int], ...] = ()
+    """(uuid, distance) of the others of the machine, as ``callboard.v1.DeviceDistance`` numbers it."""
     fault: str = ""
     """Why nobody can compute on it; empty: one can."""
 
@@ -99,7 +101,7 @@ def parse_visible(text: str, vendor: Vendor = CUDA, variable: str = "") -> tuple
         variable: where it stands; empty: the vendor's first one.
 
     Raises:
-        DeviceError: an entry is no device's id, or is named twice.
+        DeviceError: an entry is not a device's id, or is named twice.
     """
     ids: list[str] = []
     for part in text.split(","):
@@ -110,7 +112,7 @@ def parse_visible(text: str, vendor: Vendor = CUDA, variable: str = "") -> tuple
             continue
         if not (_INDEX.fullmatch(name) or re.fullmatch(vendor.names or "(?!)", name)):
             raise DeviceError(
-                f"{variable or vendor.variables[0]} is {text[:_SHOWN]!r}, and {name[:_SHOWN]!r} is no device; list "
+                f"{variable or vendor.variables[0]} is {text[:_SHOWN]!r}, and {name[:_SHOWN]!r} is not a device; list "
                 f"{vendor.spelling} with commas between them, or nothing at all to offer none"
             )
         if name in ids:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from callboard.agents.system.gpu_faults import Health, health_of
 from callboard.agents.system.nvml import failures, opened
 from callboard.v1 import common_pb2
 
@@ -35,12 +36,14 @@ class DeviceLoad:
             the driver doesn't say, as for a part of a partitioned device.
         used_memory_bytes: memory of the device that is in use.
         memory_bytes: memory of the device.
+        reserved_memory_bytes: part of what is in use that the driver keeps for itself; 0: it doesn't say.
     """
 
     index: int
     utilization_percent: int | None
     used_memory_bytes: int
     memory_bytes: int
+    reserved_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,15 @@ class DevicesSeen:
         users: every process on them.
         loads: how busy each is.
         silent: what it doesn't say, one sentence each: a device that fell off the bus must not hide the others.
+        lost: what the driver says of devices that it can't reach any more, by index.
+        healths: of each that it knows, by index.
     """
 
     users: tuple[DeviceUse, ...]
     loads: tuple[DeviceLoad, ...]
     silent: tuple[str, ...]
+    lost: Mapping[int, str] = field(default_factory=dict)
+    healths: Mapping[int, Health] = field(default_factory=dict)
 
 
 def seen_devices(devices: Iterable[common_pb2.Device]) -> DevicesSeen:
@@ -67,6 +74,8 @@ def seen_devices(devices: Iterable[common_pb2.Device]) -> DevicesSeen:
     users: list[DeviceUse] = []
     loads: list[DeviceLoad] = []
     silent: list[str] = []
+    lost: dict[int, str] = {}
+    healths: dict[int, Health] = {}
     with opened() as nvml:
         for device in devices:
             if not device.uuid:
@@ -78,15 +87,34 @@ def seen_devices(devices: Iterable[common_pb2.Device]) -> DevicesSeen:
                     for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 ]
                 loads.append(_load(nvml, device.index, handle))
+                healths[device.index] = health_of(nvml, handle)
             except failures(nvml) as error:
                 silent.append(f"GPU {device.id} can't be asked: {error}")
-    return DevicesSeen(tuple(users), tuple(loads), tuple(silent))
+                if getattr(error, "value", None) in _lost_codes(nvml):
+                    lost[device.index] = str(error)
+    return DevicesSeen(tuple(users), tuple(loads), tuple(silent), lost, healths)
+
+
+def _lost_codes(nvml: Any) -> tuple[int, ...]:
+    """Beside those that say so: what it answers of one that it can't read any more."""
+    return (
+        nvml.NVML_ERROR_GPU_IS_LOST,
+        nvml.NVML_ERROR_RESET_REQUIRED,
+        nvml.NVML_ERROR_NOT_FOUND,
+        nvml.NVML_ERROR_GPU_NOT_FOUND,
+        nvml.NVML_ERROR_UNKNOWN,
+    )
 
 
 def _load(nvml: Any, index: int, handle: Any) -> DeviceLoad:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    reserved = 0
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        reserved = int(memory.reserved)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     try:
         busy = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_FunctionNotFound):
         busy = None
-    return DeviceLoad(index, busy, int(memory.used), int(memory.total))
+    return DeviceLoad(index, busy, int(memory.used) + reserved, int(memory.total), reserved)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from callboard.agents.options import MIN_OBJECT_STORE_BYTES, AgentOptions
 from callboard.agents.system.cgroups import Cgroups
-from callboard.agents.system.devices import NodeDevices, Probe, find_devices
+from callboard.agents.system.devices import DeviceFacts, NodeDevices, Probe, find_devices
 from callboard.agents.system.nvidia import probe_nvml
 from callboard.v1 import agent_pb2, common_pb2
 
@@ -23,6 +24,9 @@ _STORE_PERCENT, _STORE_MOST_BYTES = 30, 200 * 10**9
 """Of the memory, for the object store: Ray's own rule."""
 
 _LARGE_BYTES = 16 << 30
+
+_NUMA = Path("/sys/devices/system/node")
+"""Where the kernel lists NUMA nodes."""
 
 
 def node_devices(options: AgentOptions, environment: Mapping[str, str], probe: Probe = probe_nvml) -> NodeDevices:
@@ -54,6 +58,7 @@ def inventory(options: AgentOptions, devices: NodeDevices) -> agent_pb2.Inventor
                 model=facts.model,
                 memory_bytes=facts.memory_bytes,
                 numa_node=facts.numa_node,
+                distances=_distances(facts, devices.devices),
             )
             for index, facts in enumerate(devices.devices)
         ],
@@ -61,6 +66,20 @@ def inventory(options: AgentOptions, devices: NodeDevices) -> agent_pb2.Inventor
         visibility_variable=devices.vendor.variables[0],
         interpreters=[sys.executable, *options.interpreters],
     )
+
+
+MAX_CONNECTED = 64
+"""Most devices of a node of which it is told how far they are from each other: no machine has more, and it is told of
+each pair."""
+
+
+def _distances(device: DeviceFacts, all_devices: Sequence[DeviceFacts]) -> list[Any]:
+    """How far each device that is offered is from one of them; empty: of none it is known, or there is one only."""
+    known = dict(device.distances)
+    if not known or not 1 < len(all_devices) <= MAX_CONNECTED:
+        return []
+    same = common_pb2.DEVICE_DISTANCE_SAME
+    return [same if other is device else known.get(other.uuid, 0) for other in all_devices]
 
 
 def machine_cpus(cgroups: Cgroups = _OWN) -> int:
@@ -127,12 +146,28 @@ def _text(file: Path) -> str:
         return ""
 
 
+def cpus_near(devices: NodeDevices, numa: Path = _NUMA) -> dict[str, tuple[int, ...]]:
+    """Id of each device → CPUs of its NUMA node that this process may use, where that is known."""
+    own = os.sched_getaffinity(0)
+    found = {}
+    for device in devices.devices:
+        cpus = _cpus(_text(numa / f"node{device.numa_node}" / "cpulist")) & own
+        if cpus and device.numa_node >= 0:
+            found[device.id] = tuple(sorted(cpus))
+    return found
+
+
 def _counted(cpus: str) -> int:
     """How many "0-3,8" are; 0: no list."""
-    count = 0
+    return len(_cpus(cpus))
+
+
+def _cpus(cpus: str) -> set[int]:
+    """The numbers in "0-3,8"; none: no list."""
+    found: set[int] = set()
     for part in cpus.split(","):
         first, _, last = part.partition("-")
         if not (first.isdigit() and (not last or last.isdigit())):
-            return 0
-        count += int(last or first) - int(first) + 1
-    return count
+            return set()
+        found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -6,12 +6,13 @@ it is listed with its fault. A partitioned one (MIG) can only be used by its par
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from callboard.agents.system.devices import DeviceError, DeviceFacts
+from callboard.v1 import common_pb2
 
 PCI = Path("/sys/bus/pci/devices")
 
@@ -37,11 +38,55 @@ def probe_nvml(pci: Path = PCI) -> tuple[DeviceFacts, ...]:
         raise _silent(error) from error
     try:
         count = pynvml.nvmlDeviceGetCount()
-        return tuple(facts for index in range(count) for facts in _one(pynvml, index, pci))
+        found = [facts for index in range(count) for facts in _one(pynvml, index, pci)]
+        return _with_distances(pynvml, found)
     except pynvml.NVMLError as error:
         raise _silent(error) from error
     finally:
         pynvml.nvmlShutdown()
+
+
+def _with_distances(nvml: Any, found: Sequence[DeviceFacts]) -> tuple[DeviceFacts, ...]:
+    """Whole devices with how far they are from each other. Parts of one share what it is connected by."""
+    whole = [each for each in found if not each.fault and each.uuid.startswith("GPU-")]
+    if len(whole) < 2:
+        return tuple(found)
+    handles = {each.uuid: nvml.nvmlDeviceGetHandleByUUID(each.uuid.encode()) for each in whole}
+
+    def distances(device: DeviceFacts) -> tuple[tuple[str, int], ...]:
+        others = [other for other in whole if other is not device]
+        asked = [
+            (other.uuid, _distance(nvml, handles[device.uuid], handles[other.uuid]) or _by_numa(device, other))
+            for other in others
+        ]
+        return tuple(asked) if any(distance for _, distance in asked) else ()
+
+    return tuple(replace(each, distances=distances(each)) if each.uuid in handles else each for each in found)
+
+
+def _distance(nvml: Any, one: Any, other: Any) -> int:
+    """What is between two devices; 0: the driver doesn't say."""
+    linked = _answer(
+        nvml, lambda _: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK), one, otherwise=None
+    )
+    if linked == nvml.NVML_P2P_STATUS_OK:
+        return common_pb2.DEVICE_DISTANCE_NVLINK
+    ancestor = _answer(nvml, lambda _: nvml.nvmlDeviceGetTopologyCommonAncestor(one, other), one, otherwise=None)
+    return {
+        nvml.NVML_TOPOLOGY_INTERNAL: common_pb2.DEVICE_DISTANCE_PCI_SWITCH,
+        nvml.NVML_TOPOLOGY_SINGLE: common_pb2.DEVICE_DISTANCE_PCI_SWITCH,
+        nvml.NVML_TOPOLOGY_MULTIPLE: common_pb2.DEVICE_DISTANCE_PCI_SWITCHES,
+        nvml.NVML_TOPOLOGY_HOSTBRIDGE: common_pb2.DEVICE_DISTANCE_HOST_BRIDGE,
+        nvml.NVML_TOPOLOGY_NODE: common_pb2.DEVICE_DISTANCE_NUMA_NODE,
+        nvml.NVML_TOPOLOGY_SYSTEM: common_pb2.DEVICE_DISTANCE_SYSTEM,
+    }.get(ancestor, 0)
+
+
+def _by_numa(one: DeviceFacts, other: DeviceFacts) -> int:
+    if one.numa_node < 0 or other.numa_node < 0:
+        return 0
+    near = one.numa_node == other.numa_node
+    return common_pb2.DEVICE_DISTANCE_NUMA_NODE if near else common_pb2.DEVICE_DISTANCE_SYSTEM
 
 
 def _silent(error: Exception) -> DeviceError:
@@ -115,7 +160,7 @@ def _answer(nvml: Any, ask: Callable[[Any], Any], handle: Any, *, otherwise: Any
     """An answer that some devices, and drivers that are older than the bindings, can't give."""
     try:
         return ask(handle)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InvalidArgument):
         return otherwise
 
 

@@ -1,4 +1,4 @@
-"""NVML, which NVIDIA's driver is asked through: opened for each question and closed after it.
+"""NVML, which NVIDIA's driver is asked through: opened for each question and closed after it, but for its events.
 
 Only agents have the bindings, and only some of their questions need them; so they are imported here, when one is asked.
 """
@@ -21,6 +21,21 @@ def opened() -> Iterator[Any]:
     Raises:
         NoDriver: it isn't there, or what the block asked failed.
     """
+    nvml = initialised()
+    try:
+        yield nvml
+    except failures(nvml) as error:
+        raise NoDriver(str(error)) from error
+    finally:
+        nvml.nvmlShutdown()
+
+
+def initialised() -> Any:
+    """The same for whoever shuts it down some time.
+
+    Raises:
+        NoDriver: it isn't there.
+    """
     try:
         import pynvml  # noqa: PLC0415 - see the module's docstring
     except ImportError as error:
@@ -29,12 +44,7 @@ def opened() -> Iterator[Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NoDriver(str(error)) from error
-    try:
-        yield pynvml
-    except failures(pynvml) as error:
-        raise NoDriver(str(error)) from error
-    finally:
-        pynvml.nvmlShutdown()
+    return pynvml
 
 
 def failures(nvml: Any) -> tuple[type[Exception], ...]:

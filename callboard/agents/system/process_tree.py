@@ -16,7 +16,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,9 +129,26 @@ def exit_status(process: ProcessId) -> int | None:
 
 def descendants(roots: Iterable[ProcessId], table: Mapping[int, ProcessEntry]) -> frozenset[ProcessId]:
     """The roots that are in the table, and everything below them."""
+    return _below(roots, table, _children(table))
+
+
+def trees_of(roots: Iterable[ProcessId], table: Mapping[int, ProcessEntry]) -> dict[ProcessId, frozenset[ProcessId]]:
+    """Each root with everything below it; an empty tree for one that is not in the table."""
+    children = _children(table)
+    return {root: _below((root,), table, children) for root in roots}
+
+
+def _children(table: Mapping[int, ProcessEntry]) -> Mapping[int, Sequence[ProcessEntry]]:
+    """By pid: the processes right below it."""
     children: dict[int, list[ProcessEntry]] = {}
     for entry in table.values():
         children.setdefault(entry.parent, []).append(entry)
+    return children
+
+
+def _below(
+    roots: Iterable[ProcessId], table: Mapping[int, ProcessEntry], children: Mapping[int, Sequence[ProcessEntry]]
+) -> frozenset[ProcessId]:
     found: set[ProcessId] = set()
     queue = [table[root.pid] for root in roots if root.pid in table and table[root.pid].id == root]
     while queue:

@@ -4,19 +4,25 @@ whole trees.
 `Processes` is what an agent asks for, so that it also runs where they are simulated; `MachineProcesses` are the real
 ones. Walking /proc and waiting for deaths happens on threads of their own, so that one tree in uninterruptible sleep
 delays neither the loop nor the end of another tree.
+
+Ends are noticed at once by a pidfd in the event loop: no polling, no SIGCHLD, and it works for processes that aren't
+children (a Ray worker is the raylet's child). So does the exit status: until somebody reaps the process it is in /proc,
+and after that a pidfd that was opened before tells it (Linux 6.15 and later).
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from callboard.agents.system import pid_watch, process_tree, usage
+from callboard.agents.system import process_tree, usage
 from callboard.agents.system.process_tree import (
     ProcessEntry,
     ProcessId,
@@ -25,9 +31,11 @@ from callboard.agents.system.process_tree import (
     companions,
     descendants,
     end_tree,
+    exit_status,
     identify,
     marked,
     process_table,
+    trees_of,
 )
 from callboard.agents.system.usage import Usage
 
@@ -36,6 +44,52 @@ _THREADS = 64
 
 _SLACK_S = 1.0
 """After the deadline the thread itself needs time to answer; beyond this it hangs in the kernel."""
+
+
+_INFO = struct.Struct("=QQ11Ii")
+"""`struct pidfd_info`: its mask, the cgroup, eleven ids of processes and users, the exit status."""
+
+_WITH_STATUS = 1 << 3
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+
+
+async def exited(process: ProcessId) -> int | None:
+    """Return when the process has ended (all of its threads; reaped or not).
+
+    Returns:
+        Its exit code, negative for the signal that ended it; None when nobody can tell.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    try:
+        if identify(process.pid) != process:
+            return None
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+        # In this order: it may be reaped at any moment.
+        status = exit_status(process)
+        status = _status_of(descriptor) if status is None else status
+        return None if status is None else os.waitstatus_to_exitcode(status)
+    finally:
+        os.close(descriptor)
+
+
+def _status_of(descriptor: int) -> int | None:
+    """The wait status of a process that was reaped; None where the kernel doesn't tell."""
+    question = bytearray(_INFO.pack(_WITH_STATUS, *[0] * 13))
+    try:
+        fcntl.ioctl(descriptor, _GET_INFO, question)
+    except OSError:
+        return None
+    mask, *_, status = _INFO.unpack(question)
+    return int(status) if mask & _WITH_STATUS else None
 
 
 class Processes(Protocol):
@@ -95,6 +149,10 @@ class Processes(Protocol):
     async def trees(self, roots: Iterable[ProcessId]) -> dict[ProcessId, frozenset[ProcessId]]:
         """The tree below each root, as it is now."""
 
+    async def ours(self) -> frozenset[ProcessId]:
+        """Everything that belongs to this node: what is below its agent and what it adopted, and what carries its
+        marker."""
+
     def close(self) -> None:
         """Nothing more is asked."""
 
@@ -105,7 +163,7 @@ class MachineProcesses:
     is_living = staticmethod(process_tree.is_living)
     start_ms = staticmethod(process_tree.start_ms)
     send_signal = staticmethod(process_tree.send_signal)
-    exited = staticmethod(pid_watch.exited)
+    exited = staticmethod(exited)
     usage_of = staticmethod(usage.usage_of)
 
     def __init__(self, agent_marker: str) -> None:
@@ -151,8 +209,18 @@ class MachineProcesses:
         """The tree below each root, as it is now."""
 
         def look() -> dict[ProcessId, frozenset[ProcessId]]:
+            return trees_of(roots, process_table())
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, look)
+
+    async def ours(self) -> frozenset[ProcessId]:
+        """What is below this process and what it adopted, and what carries the node's marker."""
+
+        def look() -> frozenset[ProcessId]:
             table = process_table()
-            return {root: descendants([root], table) for root in roots}
+            agent = identify(os.getpid())
+            assert agent is not None
+            return descendants([agent, *self._adopted], table) | marked(self._agent_marker, table)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, look)
 

@@ -1,4 +1,5 @@
-"""The order of a worker: as it came, as it is written down for the next agent, and what all workers of a node share.
+"""The order of a worker: as it came, as it is written down for the next agent, what is made ready
+for it on the node (the code and the Python environment of its job), and what all workers of a node share.
 
 The record holds no environment, no arguments and no checkpoint to restore: those come again with the start command,
 should the worker still need them, and secrets stay out of files.
@@ -7,25 +8,32 @@ should the worker still need them, and secrets stay out of files.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 from callboard.agents.files.checkpoints import Checkpoints
 from callboard.agents.files.output_store import OutputOf, Outputs
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.framing import Json
+from callboard.agents.host.worker_output import STDERR
 from callboard.agents.link.fence_keeper import FenceKeeper
 from callboard.agents.link.lease import Lease
 from callboard.agents.link.outbox import Outbox
-from callboard.agents.packages import Packages
-from callboard.agents.runtime import Launch, Runtime
-from callboard.agents.system.memory_watch import MemoryWatch
+from callboard.agents.runtime import HostError, Launch, Runtime
+from callboard.agents.supplies.containers import Containers
+from callboard.agents.supplies.environments import Environment, EnvironmentFailed, Environments
+from callboard.agents.supplies.interpreters import Interpreters
+from callboard.agents.supplies.packages import Packages
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.system.processes import Processes
-from callboard.agents.worker.interpreters import Interpreters
 from callboard.agents.worker.ports import Ports
+from callboard.agents.worker.preloads import Wish
 from callboard.agents.worker.spares import Spares
+from callboard.agents.worker.verdict import MemoryWatch
+from callboard.model.specs import PROGRAM
 from callboard.v1 import agent_pb2
 
 
@@ -52,11 +60,22 @@ class WorkerOrder:
         """Why no warm spare can do: what has to be there before a host's interpreter starts. Empty: one can."""
         if self.command.interpreter:
             return "it names an interpreter"
+        if self.command.environment and self.command.actor != PROGRAM:
+            return "it has a Python environment of its own"
         if self.command.in_bundle:
             return "it runs inside its bundle"
         if self.launch.early:
             return f"{min(self.launch.early)} must be set before Python starts"
         return ""
+
+    @property
+    def wish(self) -> Wish | None:
+        """What a spare should have imported already; None: nothing."""
+        if not self.command.preload:
+            return None
+        secrets = frozenset(self.plan["secrets"])
+        code = tuple(each for each in (self.plan["working_dir"], *self.plan["py_modules"]) if each)
+        return Wish(tuple(self.command.preload), self.launch.variables, secrets, code)
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,10 @@ class Site:
     ports: Ports = field(default_factory=Ports)
     packages: Packages | None = None
     """None: no code can be had here."""
+    environments: Environments | None = None
+    """None: no Python environments are built here."""
+    containers: Containers | None = None
+    """None: there are none."""
 
 
 _KEPT = (
@@ -87,6 +110,9 @@ _KEPT = (
     "ray_placement_group_id",
     "entry",
     "interpreter",
+    "environment",
+    "container",
+    "actor",
     "start_timeout_ms",
     "job_name",
     "in_bundle",
@@ -163,3 +189,69 @@ def read_record(started: Started) -> WorkerRecord:
         told=facts["told"],
         ports=facts.get("ports", {}),  # not written before there were any
     )
+
+
+async def prepare(order: WorkerOrder, site: Site, tell: Callable[[str], None]) -> WorkerOrder:
+    """Puts the code of a worker where its plan says, and has its environment built.
+
+    Args:
+        order: its start.
+        site: its node.
+        tell: is told what a long wait is for, as the end of a sentence.
+
+    Returns:
+        The order, for the environment.
+
+    Raises:
+        HostError: it can't be had, or holds what no package may hold.
+    """
+    command, plan = order.command, order.plan
+    if not plan:
+        return order
+    if command.container:
+        assert site.containers is not None, "a node without containers was asked for one"
+        within = site.containers.command(command, plan, order.marker)
+        variables = {**plan["env"], **site.containers.of_runtime()}
+        order = replace(order, plan={**plan, "env": variables, "kwargs": {**plan["kwargs"], "within": within}})
+    code = [(command.working_dir, plan["working_dir"])] if command.working_dir else []
+    for package, folder in (*code, *zip(command.py_modules, plan["py_modules"], strict=True)):
+        assert site.packages is not None, "a node without packages was given code"
+        await site.packages.unpack(package, Path(folder))
+    if not command.environment:
+        return order
+    assert site.environments is not None, "a node without environments was asked for one"
+    try:
+        # Long, and mostly waiting: spares are made meanwhile.
+        with site.spares.resting():
+            found = await site.environments.get(command.environment, tell)
+    except EnvironmentFailed as error:
+        if not error.log:
+            raise
+        with (Path(plan["output"]) / STDERR).open("a", encoding="utf-8") as output:
+            output.write(f"{error.log}\n")
+        job = plan["context"]["job_name"]
+        raise HostError(f"{error}. The end of its log: `callboard job logs {job}`") from error
+    return _within(order, found)
+
+
+def tidy(order: WorkerOrder, site: Site) -> None:
+    """What was made for a worker that is gone, and isn't part of its output, goes too."""
+    if order.command.container and site.containers is not None:
+        site.containers.forget(order.marker)
+
+
+def _within(order: WorkerOrder, found: Environment) -> WorkerOrder:
+    """The order of a worker that runs in an environment."""
+    path = os.pathsep.join((str(found.folder / "bin"), order.plan["env"].get("PATH", os.defpath)))
+    seen = {**found.variables, "PATH": path}
+    if order.command.actor == PROGRAM:
+        # What hosts it is the node's own, and may be a spare; the program alone runs in the environment.
+        return replace(order, plan={**order.plan, "env": {**order.plan["env"], **seen}})
+    early = {**found.variables, **found.base}
+    launch = replace(
+        order.launch,
+        interpreter=found.python,
+        variables={**order.launch.variables, **seen, **early},
+        early={**order.launch.early, **early},
+    )
+    return replace(order, launch=launch, plan={**order.plan, "env": {**order.plan["env"], **seen, **early}})

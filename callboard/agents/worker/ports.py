@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 
 from callboard.agents.runtime import HostError
-from callboard.model.environment import WORKER_PORTS
+from callboard.model.names import WORKER_PORTS
 
 _log = structlog.get_logger(__name__)
 

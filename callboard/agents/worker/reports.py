@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from callboard.agents.files.checkpoints import Yielded
+from callboard.agents.files.checkpoints import NOTHING_LEFT, Yielded
 from callboard.agents.link.outbox import Outbox
 from callboard.agents.worker.ladder import StopOrder
 from callboard.agents.worker.order import WorkerOrder
@@ -24,6 +24,13 @@ class NotStarted:
     failure: agent_pb2.StartFailure.ValueType
     message: str
     traceback: str = ""
+
+
+def outcome_of(left: str, yielded: Yielded = NOTHING_LEFT) -> agent_pb2.StopOutcome.ValueType:
+    """How a stop ended: `left` names what isn't proved gone."""
+    if left:
+        return agent_pb2.STOP_OUTCOME_QUARANTINED
+    return agent_pb2.STOP_OUTCOME_COOPERATIVE if yielded.cooperative else agent_pb2.STOP_OUTCOME_KILLED
 
 
 class Reports:
@@ -50,6 +57,10 @@ class Reports:
             ms=ready.start_ms,
             cold=ready.cold_reason or None,
         )
+
+    def progress(self, message: str) -> None:
+        """Its start takes long; `message` is the end of a sentence that begins with the node."""
+        self._outbox.report("", worker_progress=agent_pb2.WorkerProgress(**self.ref, message=message))
 
     def not_started(self, problem: NotStarted, left: str, stderr_tail: str = "") -> None:
         """It could not be started; `left` names what isn't proved gone."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 
 import structlog
 
+from callboard.agents.host.framing import Json
 from callboard.agents.host.worker_process import scratch_of
+from callboard.agents.supplies.worker_env import name_of
 from callboard.agents.system.process_tree import ProcessId
 from callboard.agents.worker.ladder import StopOrder, unasked_stop
 from callboard.agents.worker.order import Site, WorkerOrder, WorkerRecord
 from callboard.agents.worker.reports import NotStarted, Reports
 from callboard.agents.worker.worker import Worker
-from callboard.agents.worker_env import name_of
 from callboard.v1 import agent_pb2, common_pb2
 
 _log = structlog.get_logger(__name__)
@@ -57,6 +58,8 @@ class WorkerTable:
         self._newest: OrderedDict[Key, int] = OrderedDict()
         self._less = asyncio.Event()
         self._more = asyncio.Event()
+        self.on_gone: Callable[[], None] = lambda: None
+        """Called when everything of a worker is proved gone."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with whatever a worker's work raised: a bug, after which nothing here can be trusted."""
 
@@ -67,6 +70,20 @@ class WorkerTable:
     def all(self) -> list[Worker]:
         """Every worker of this node, also those that end."""
         return list(self._workers.values())
+
+    def holders(self) -> dict[str, str]:
+        """By id of each device that workers hold, how one of them is called. One that observes may use them all."""
+        return {
+            share.id: worker.name
+            for worker in self._workers.values()
+            for share in worker.order.command.allocation.devices
+        }
+
+    def control_of(self, worker: common_pb2.WorkerKey, generation: int) -> Callable[..., Awaitable[Json]] | None:
+        """What asks the host of a worker that is ready; None: there is no such worker."""
+        found = self._workers.get((key_of(worker), generation))
+        ready = found is not None and found.report().state == agent_pb2.AGENT_WORKER_STATE_READY
+        return found.hosted.control if ready and found is not None and found.hosted is not None else None
 
     def knows(self, command: agent_pb2.StartWorker) -> bool:
         """Whether the worker of this very generation is here."""
@@ -213,6 +230,7 @@ class WorkerTable:
         self._workers.pop((key_of(command.worker), command.generation), None)
         self._site.outputs.end(worker.order.output, scratch_of(worker.order.marker.partition("=")[2]))
         self._less.set()
+        self.on_gone()
         if error is not None:
             _log.error("worker_failed", worker=worker.order.launch.name, exc_info=error)
             if not self.failed.done():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -33,11 +32,12 @@ from callboard.agents.worker.ladder import (
     wake,
 )
 from callboard.agents.worker.life import Effect, Event, Life, State
-from callboard.agents.worker.order import Site, Stage, WorkerOrder, WorkerRecord, write_record
+from callboard.agents.worker.order import Site, Stage, WorkerOrder, WorkerRecord, prepare, tidy, write_record
 from callboard.agents.worker.progress import answer_within, being_built, until_stalled
-from callboard.agents.worker.reports import NotStarted, Reports
+from callboard.agents.worker.reports import NotStarted, Reports, outcome_of
 from callboard.agents.worker.spares import Bringing
 from callboard.agents.worker.verdict import Footprint, how_it_ended, usual_causes
+from callboard.model.specs import ENVIRONMENT_MS
 from callboard.v1 import agent_pb2
 
 _log = structlog.get_logger(__name__)
@@ -314,11 +314,15 @@ class Worker:
     def _start(self, _: _Happened | None = None) -> None:
         self._be_at(self._come_up())
         # The bound counts from the command, so that the controller's own deadline can be set above it.
-        until_s = self.order.received_at + self.order.command.start_timeout_ms / 1000
+        self._set_clock(self.order.received_at + (ENVIRONMENT_MS / 1000 if self.order.command.environment else 0))
+
+    def _set_clock(self, from_s: float) -> None:
+        until_s = from_s + self.order.command.start_timeout_ms / 1000
+        self._stop_clock()
         self._deadline = asyncio.get_running_loop().call_at(until_s, self._happens, Event.DEADLINE)
 
     async def _come_up(self) -> None:
-        site, command, plan = self._site, self.order.command, self.order.plan
+        site, command = self._site, self.order.command
         with site.spares.starting():
             if self._predecessor is not None:
                 await self._predecessor.gone.wait()
@@ -332,13 +336,14 @@ class Worker:
                 await site.lease.held()
             self._happens(Event.LEASED)
             try:
-                if command.working_dir and self.hosted is None and plan and plan["working_dir"]:
-                    assert site.packages is not None, "a node without packages was given code"
-                    await site.packages.unpack(command.working_dir, Path(plan["working_dir"]))
+                if self.hosted is None:
+                    self._reports.order = await prepare(self.order, site, self._reports.progress)
+                    if command.environment:
+                        self._set_clock(_now_s())
                 self._happens(Event.UNPACKED)
                 hosted = self.hosted
                 if hosted is None:
-                    coming = self._bringing.begin(self.order.launch, self.order.why_cold)
+                    coming = self._bringing.begin(self.order.launch, self.order.why_cold, self.order.wish)
                     # Not awaited itself: it goes on when this start is given up, and what comes up late is ended.
                     await asyncio.wait([coming])
                     hosted = coming.result()
@@ -367,8 +372,7 @@ class Worker:
         self._hooks = frozenset(answer["hooks"])
         self._told = {
             "start_ms": round((_now_s() - self.order.received_at) * 1000),
-            "warm": not self._bringing.cold_reason,
-            "cold_reason": self._bringing.cold_reason,
+            **self._bringing.told,
             "visible_devices": answer["visible_devices"] or "",
         }
         self._tell_ready(happened)
@@ -507,7 +511,7 @@ class Worker:
     def _report_not_started(self, happened: _Happened) -> None:
         left, problem = happened.fact
         self._reports.not_started(problem, left, self._stderr_tail())
-        self._answer_stops(_outcome(left), detail=left)
+        self._answer_stops(outcome_of(left), detail=left)
 
     def _report_stopped(self, happened: _Happened) -> None:
         assert self._stopping is not None
@@ -518,7 +522,7 @@ class Worker:
             unasked = self._stopping.reason
         left, _ = happened.fact
         detail = "; ".join(text for text in (unasked, self._yielded.detail, left) if text)
-        self._answer_stops(_outcome(left, self._yielded), self._yielded, detail)
+        self._answer_stops(outcome_of(left, self._yielded), self._yielded, detail)
 
     def _report_exited(self, happened: _Happened) -> None:
         left, (verdict, ago_s) = happened.fact
@@ -526,7 +530,7 @@ class Worker:
 
     def _report_stuck(self, happened: _Happened) -> None:
         left, _ = happened.fact
-        self._answer_stops(_outcome(left), detail=left)
+        self._answer_stops(outcome_of(left), detail=left)
 
     def _report_freed(self, _: _Happened) -> None:
         self._reports.out_of_quarantine()
@@ -536,6 +540,7 @@ class Worker:
             self.hosted.release()
         self._site.run_dir.drop("worker", self.name)
         self._site.ports.release(self.name)
+        tidy(self.order, self._site)
         self.gone.set()
         self._answer_stops(agent_pb2.STOP_OUTCOME_ALREADY_GONE)
         if self._found is not None and self._found.stage is Stage.ENDING and self._claimed:
@@ -587,12 +592,6 @@ class Worker:
         plan = self.order.plan
         secrets = [plan["env"][name] for name in plan.get("secrets", ())] if plan else self._secrets
         return "" if secrets is None else self._site.outputs.stderr_tail(self.order.output, hiding(secrets))
-
-
-def _outcome(left: str, yielded: Yielded = NOTHING_LEFT) -> agent_pb2.StopOutcome.ValueType:
-    if left:
-        return agent_pb2.STOP_OUTCOME_QUARANTINED
-    return agent_pb2.STOP_OUTCOME_COOPERATIVE if yielded.cooperative else agent_pb2.STOP_OUTCOME_KILLED
 
 
 def _now_s() -> float:

@@ -135,7 +135,7 @@ def _change(
         editor.replace(end, end, f"{gap}\n{section_text(num_nodes, placement)}")
         return
     if not isinstance(cluster.value, yaml.MappingNode):
-        raise _refused("cluster", "it is no mapping")
+        raise _refused("cluster", "it is not a mapping")
     nodes = _child(cluster.value, "num_nodes")
     if nodes is not None and nodes.value.value != str(num_nodes):
         editor.replace(*editor.value_span(nodes), str(num_nodes))

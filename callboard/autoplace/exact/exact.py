@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from callboard.autoplace.exact.bounds import propagate
 from callboard.autoplace.exact.branching import around, halves, in_order, split
 from callboard.autoplace.exact.combination import Combination, Node, Times
-from callboard.autoplace.exact.propagation import propagate
 from callboard.autoplace.instance.chains import Chain, combinations_of
 from callboard.autoplace.instance.stopping import Budget, Stopped
 from callboard.autoplace.instance.tasks import Found, Instance, Option

@@ -98,7 +98,7 @@ class ComponentInput(Input):
         if self.seconds_by_gpus is not None and self.seconds_by_pool is not None:
             faults.append(Misfit(("seconds_by_pool",), "is stated beside seconds_by_gpus; one of them says it all"))
         if self.tail_seconds is not None and self.work_gpu_seconds is None:
-            faults.append(Misfit(("tail_seconds",), "needs work_gpu_seconds; a tail alone is no cost"))
+            faults.append(Misfit(("tail_seconds",), "needs work_gpu_seconds; a tail alone is not a cost"))
         if self.work_gpu_seconds == 0:
             faults.append(Misfit(("work_gpu_seconds",), "0 is out of bounds; above 0 is allowed"))
         if self.scaling is not None and self.seconds_by_gpus is None and self.seconds_by_pool is None:

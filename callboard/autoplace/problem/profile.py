@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,7 @@ class Measured:
         gpus: GPUs it was measured on; None: not known.
         envs: environments per instance; None: it has none.
         seconds: mean per iteration.
+        median_seconds: median of the iterations.
         spread_seconds: standard deviation of the iterations.
         iterations: how many were averaged.
         dropped: how many were left out as warm-up.
@@ -75,6 +77,7 @@ class Measured:
     gpus: int | None
     envs: int | None
     seconds: float
+    median_seconds: float
     spread_seconds: float
     iterations: int
     dropped: int
@@ -274,6 +277,7 @@ def _mean(key: tuple[str, int | None, int | None], kept: list[float], dropped: i
         gpus=gpus,
         envs=envs,
         seconds=mean,
+        median_seconds=statistics.median(kept),
         spread_seconds=spread,
         iterations=len(kept),
         dropped=dropped,

@@ -143,7 +143,7 @@ def scaling(value: object) -> Scaling:
     for key, item in found.items():
         if key not in _PARAMETERS[model]:
             known = ", ".join(_PARAMETERS[model]) or "none"
-            misfits.append(Misfit((key,), f"is no parameter of {model}; known: {known}"))
+            misfits.append(Misfit((key,), f"is not a parameter of {model}; known: {known}"))
             continue
         most = 1.0 if key in ("serial_fraction", "contention", "coherency") else 1e9
         read = each(key, lambda it, most=most: number(it, 0.0, most, above=most > 1), item, misfits)  # type: ignore[misc]
@@ -167,7 +167,7 @@ def objective(value: object) -> Objective:
         misfits = [Misfit(("async", *misfit.place), misfit.message) for misfit in misfits]
         raise_any(misfits)
         return Async(1.0 if eta is None else eta)
-    raise Refused(f"{shown(value)} is no objective; write sync or {{async: {{staleness: 1}}}}")
+    raise Refused(f"{shown(value)} is not an objective; write sync or {{async: {{staleness: 1}}}}")
 
 
 def edge(value: object) -> Edge:
@@ -192,7 +192,7 @@ def edge(value: object) -> Edge:
 
 def _edge_kind(value: object) -> EdgeKind:
     if not isinstance(value, str) or value not in tuple(EdgeKind):
-        raise Refused(f"{shown(value)} is no kind of edge; use {' or '.join(EdgeKind)}")
+        raise Refused(f"{shown(value)} is not a kind of edge; use {' or '.join(EdgeKind)}")
     return EdgeKind(value)
 
 

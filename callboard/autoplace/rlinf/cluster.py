@@ -114,7 +114,7 @@ def _label_nodes(label: str, text: str, nodes: int) -> Iterator[int]:
             yield from range(nodes)
         elif match is None:
             where = f"cluster.node_groups[{label}].node_ranks"
-            raise InvalidInput([Fault(where, f"'{part}' is no rank of a node; write e.g. 0-3")])
+            raise InvalidInput([Fault(where, f"'{part}' is not a rank of a node; write e.g. 0-3")])
         else:
             yield from range(int(match[1]), min(int(match[2] or match[1]), nodes - 1) + 1)
 

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from callboard.autoplace.problem.candidates import Asked, Rules, component_of
-from callboard.autoplace.problem.costs import Scaling, interpolated
-from callboard.autoplace.problem.laws import envs_per_instance
+from callboard.autoplace.problem.costs import Scaling, envs_per_instance, interpolated
 from callboard.autoplace.problem.problem import (
     Component,
     Edge,

@@ -17,8 +17,8 @@ from callboard.cli.show.session import failing_in_words
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError
 from callboard.security import certificates
-from callboard.security.certificates import CERTS_NAME, LASTS_MS, SERVER, BadCertificate, Issued, read_issued
-from callboard.security.places import UnsafeFile, UnsafeRunDirectory
+from callboard.security.certificates import AUTHORITY, LASTS_MS, SERVER, BadCertificate, Issued, read_issued
+from callboard.security.places import CERTS_NAME, UnsafeFile, UnsafeRunDirectory
 from callboard.security.roles import Role
 
 
@@ -33,6 +33,14 @@ def init(hosts: Sequence[str], *, lasts: str, directory: Path | None) -> None:
 def renew(name: str, *, lasts: str, directory: Path | None) -> None:
     """Puts a new certificate in the place of one."""
     with _of_authority(directory) as place:
+        if name == AUTHORITY:
+            certificates.renew_authority(place)
+            if not printed({"name": name, "directory": str(place)}):
+                screen.stdout().print(
+                    "The authority has a new key. Certificates of the old one stay valid. Renew each client's, take it "
+                    "to its machine with ca.pem, then run `callboard certs renew server` and `callboard certs retire`."
+                )
+            return
         made = certificates.renew(place, name, lasts_ms=_lasts_ms(lasts))
     if not printed(_plain(made)):
         screen.stdout().print(
@@ -46,6 +54,14 @@ def revoke(name: str, *, directory: Path | None) -> None:
         count = certificates.revoke(place, name)
     if not printed({"name": name, "revoked": count}):
         screen.stdout().print(f"The certificates of {name} count no longer ({count}).")
+
+
+def retire(*, directory: Path | None) -> None:
+    """Takes old authorities back."""
+    with _of_authority(directory) as place:
+        count = certificates.retire_authority(place)
+    if not printed({"retired": count}):
+        screen.stdout().print(f"Only certificates of the newest authority are valid now ({count} retired).")
 
 
 def show_list(*, directory: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, takes
+from callboard.cli.options import TlsCaOption, TlsCertOption, TlsKeyOption, argument, option, takes
 from callboard.security.places import NO_CONTEXT
 from callboard.security.roles import Role
 
@@ -21,23 +21,20 @@ app.add_typer(cert_verbs, name="certs")
 
 DirOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--dir",
-        metavar="DIR",
-        help="Directory of the authority. Default: certs in the controller's state directory, where it finds them.",
+        "DIR",
+        "Directory of the authority. Default: certs in the controller's state directory, where it finds them.",
     ),
 ]
 OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Where the files go. Default: a directory with the name, here."),
+    Path | None, option("--out", "DIR", "Where the files go. Default: a directory with the name, here.")
 ]
-LastsOption = Annotated[
-    str, typer.Option("--lasts", metavar="TIME", help="How long the certificate is valid, e.g. 90d. Default: 365d.")
-]
+LastsOption = Annotated[str, option("--lasts", "TIME", "How long the certificate is valid, e.g. 90d. Default: 365d.")]
 context_verbs = typer.Typer(help="Show, choose and forget controllers that you logged in to.", no_args_is_help=True)
 app.add_typer(context_verbs, name="context")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
+NameArgument = Annotated[str, argument("NAME", "Name of the context.")]
 
 
 @cert_verbs.command("init", epilog="Example: callboard certs init --host ray-head.lab.example")
@@ -45,11 +42,11 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 def init(
     host: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--host",
-            metavar="HOST",
-            help="Name or address by which others call the controller; may be repeated. This machine's name and "
-            "loopback are always included.",
+            "HOST",
+            "Name or address by which others call the controller; may be repeated. This machine's "
+            "name and loopback are always included.",
         ),
     ] = None,
     lasts: LastsOption = "",
@@ -62,7 +59,7 @@ def init(
 @cert_verbs.command("agent", epilog="Example: callboard certs agent node-7 --out node-7")
 @takes("output")
 def agent_certificate(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Id of the node; the agent can join as no other.")],
+    node: Annotated[str, argument("NODE", "Id of the node; the agent can join as no other.")],
     out: OutOption = None,
     lasts: LastsOption = "",
     directory: DirOption = None,
@@ -74,8 +71,8 @@ def agent_certificate(
 @cert_verbs.command("client", epilog="Example: callboard certs client alice --role trainer --out alice")
 @takes("output")
 def client_certificate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    name: Annotated[str, argument("NAME", "Name of the client; pools name their members by it.")],
+    role: Annotated[Role, option("--role", "What it may do.")],
     out: OutOption = None,
     lasts: LastsOption = "",
     directory: DirOption = None,
@@ -87,7 +84,7 @@ def client_certificate(
 @cert_verbs.command("renew", epilog="Example: callboard certs renew server")
 @takes("output")
 def renew(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node; server: the controller's.")],
+    name: Annotated[str, argument("NAME", "Name of the client or node; server: the controller's; authority.")],
     lasts: LastsOption = "",
     directory: DirOption = None,
 ) -> None:
@@ -98,11 +95,18 @@ def renew(
 @cert_verbs.command("revoke", epilog="Example: callboard certs revoke alice")
 @takes("output")
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client or node.")],
+    name: Annotated[str, argument("NAME", "Name of the client or node.")],
     directory: DirOption = None,
 ) -> None:
     """Revoke the certificates of a client. Within two seconds they are refused, and its open streams end."""
     actions.certs.revoke(name, directory=directory)
+
+
+@cert_verbs.command("retire", epilog="Example: callboard certs retire")
+@takes("output")
+def retire(directory: DirOption = None) -> None:
+    """Stop trusting the old authority after `certs renew authority`. Refused while somebody needs it."""
+    actions.certs.retire(directory=directory)
 
 
 @cert_verbs.command("list", epilog="Example: callboard certs list")
@@ -119,14 +123,14 @@ def list_certificates(directory: DirOption = None) -> None:
 )
 @takes("output")
 def login(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the controller.")],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the context. Default: the host.")] = "",
+    address: Annotated[str, argument("HOST:PORT", "Address of the controller.")],
+    name: Annotated[str, option("--name", "NAME", "Name of the context. Default: the host.")] = "",
     token_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--token-file",
-            metavar="FILE",
-            help="Private file with a token; -: the standard input. Default: $CALLBOARD_TOKEN_FILE, $CALLBOARD_TOKEN.",
+            "FILE",
+            "Private file with a token; -: the standard input. Default: $CALLBOARD_TOKEN_FILE, $CALLBOARD_TOKEN.",
             allow_dash=True,
         ),
     ] = None,
@@ -147,7 +151,7 @@ def list_contexts() -> None:
 
 @context_verbs.command("show", epilog="Example: callboard context show")
 @takes("output")
-def show_context(name: Annotated[str, typer.Argument(metavar="NAME", help="Default: the one in use.")] = "") -> None:
+def show_context(name: Annotated[str, argument("NAME", "Default: the one in use.")] = "") -> None:
     """Show one context, without its secrets."""
     actions.contexts.show(name)
 
@@ -155,7 +159,7 @@ def show_context(name: Annotated[str, typer.Argument(metavar="NAME", help="Defau
 @context_verbs.command("use", epilog="Example: callboard context use lab")
 @takes("output")
 def use_context(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"Name of the context; {NO_CONTEXT}: none.")],
+    name: Annotated[str, argument("NAME", f"Name of the context; {NO_CONTEXT}: none.")],
 ) -> None:
     """Use a context from now on."""
     actions.contexts.use(name)

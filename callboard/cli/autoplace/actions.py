@@ -9,9 +9,11 @@ from typing import NoReturn
 import typer
 from rich.text import Text
 
-from callboard.autoplace.answer.accepted import Answer, answer_for_job, answer_for_problem
 from callboard.autoplace.answer.gantt import bars_of, chart_lines
 from callboard.autoplace.answer.report import (
+    Answer,
+    answer_for_job,
+    answer_for_problem,
     as_plain,
     comparison_rows,
     heading_lines,

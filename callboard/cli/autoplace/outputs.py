@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from callboard.autoplace.answer.accepted import Answer
 from callboard.autoplace.answer.applying import with_placement
 from callboard.autoplace.answer.gantt import bars_of
 from callboard.autoplace.answer.picture import GROUND, INK, PALE, Picture, draw
-from callboard.autoplace.answer.report import nodes_of, placement_of, section_of, summary_line
+from callboard.autoplace.answer.report import Answer, nodes_of, placement_of, section_of, summary_line
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.rlinf.paths import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config

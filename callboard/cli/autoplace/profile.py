@@ -12,8 +12,8 @@ from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words, with_client
+from callboard.client.calls.watching import MISSING
 from callboard.client.client import Client
-from callboard.client.watching import MISSING
 
 
 def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None:
@@ -107,6 +107,7 @@ def _plain(each: Measured) -> dict[str, Any]:
         "gpus": each.gpus,
         "envs_per_instance": each.envs,
         "seconds": each.seconds,
+        "median_seconds": each.median_seconds,
         "spread_seconds": each.spread_seconds,
         "iterations": each.iterations,
         "warmup": each.dropped,

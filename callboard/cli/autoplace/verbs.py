@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ConfigPathOption, ControllerOption, OverridesArgument, QuietOption
+from callboard.cli.options import ConfigPathOption, ControllerOption, OverridesArgument, QuietOption, argument, option
 
 
 class PlanOutput(StrEnum):
@@ -21,8 +21,7 @@ class PlanOutput(StrEnum):
 
 
 PlanOutputOption = Annotated[
-    PlanOutput,
-    typer.Option("--output", "-o", help="Output format; yaml prints only the section to paste.", case_sensitive=False),
+    PlanOutput, option("--output", "-o", "Output format; yaml prints only the section to paste.", case_sensitive=False)
 ]
 
 
@@ -37,51 +36,34 @@ app = typer.Typer()
 def autoplace(
     config: Annotated[
         str,
-        typer.Argument(
-            metavar="CONFIG",
-            help="An RLinf config with profile_data, or a workflow in the general form: a file, or with --config-path "
-            "the name of a Hydra config.",
+        argument(
+            "CONFIG",
+            "An RLinf config with profile_data, or a workflow in the general form: a file, or with "
+            "--config-path the name of a Hydra config.",
         ),
     ],
     overrides: OverridesArgument = None,
     config_path: ConfigPathOption = None,
     nodes: Annotated[
         str,
-        typer.Option(
-            "--nodes",
-            metavar="TEXT",
-            help="The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: the cluster that the config describes.",
-            show_default=False,
+        option(
+            "--nodes", "TEXT", "The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: the cluster that the config describes."
         ),
     ] = "",
     controller: Annotated[
-        str,
-        typer.Option(
-            "--controller",
-            "-c",
-            metavar="HOST:PORT",
-            help="Plan for the nodes that this controller has now.",
-            show_default=False,
-        ),
+        str, option("--controller", "-c", "HOST:PORT", "Plan for the nodes that this controller has now.")
     ] = "",
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", metavar="SECONDS", help="Time limit of each search.", min=0.01)
-    ] = 10.0,
+    time_limit: Annotated[float, option("--time-limit", "SECONDS", "Time limit of each search.", min=0.01)] = 10.0,
     mixed: Annotated[
-        bool,
-        typer.Option(
-            "--mixed", help="Also propose layouts that RLinf's model-parallel placement refuses.", show_default=False
-        ),
+        bool, option("--mixed", "Also propose layouts that RLinf's model-parallel placement refuses.")
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Change the placement in the file itself; the old file is kept as .bak.")
+        bool, option("--apply", "Change the placement in the file itself; the old file is kept as .bak.")
     ] = False,
     write: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE", help="Write the config with the placement to a new file.")
+        Path | None, option("--write", "FILE", "Write the config with the placement to a new file.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the iteration into this .svg file.")
-    ] = None,
+    plot: Annotated[Path | None, option("--plot", "FILE", "Draw the iteration into this .svg file.")] = None,
     output: PlanOutputOption = PlanOutput.TEXT,
     quiet: QuietOption = False,
 ) -> None:
@@ -113,17 +95,15 @@ def autoplace(
 def profile(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="JOB|FILE",
-            help="A job whose workers recorded `ctx.timed(…)` on this machine, or a JSONL file of timings; - reads the "
-            "input.",
+        argument(
+            "JOB|FILE",
+            "A job whose workers recorded `ctx.timed(…)` on this machine, or a JSONL file of timings; "
+            "- reads the input.",
         ),
     ],
-    warmup: Annotated[
-        int, typer.Option("--warmup", metavar="N", help="Warm-up iterations to leave out of each run.", min=0)
-    ] = 1,
+    warmup: Annotated[int, option("--warmup", "N", "Warm-up iterations to leave out of each run.", min=0)] = 1,
     workflow: Annotated[
-        bool, typer.Option("--workflow", help="Print cost tables of the general form instead of profile_data.")
+        bool, option("--workflow", "Print cost tables of the general form instead of profile_data.")
     ] = False,
     _controller: ControllerOption = "",
     output: PlanOutputOption = PlanOutput.TEXT,

@@ -58,13 +58,14 @@ class LocalProvider:
         if record is None or not record.is_running():
             raise ClusterGone(self._directory)
 
-    def new_room(self, nodes: Sequence[Node]) -> Room:  # noqa: ARG002 - the plan says it
-        """What the plan of the cluster gives every node."""
+    def new_room(self, nodes: Sequence[Node]) -> Room:
+        """What the plan of the cluster gives every node; what its GPUs are, those say that are there."""
         plan = self._plan
         shape = plan.shape(plan.agents)
         amounts: dict[str, int | float | str] = {"cpu": shape.cpus, "memory": shape.memory, "gpu": shape.gpus}
         amounts |= dict(resource.split("=", 1) for resource in plan.resources)
-        return Room.whole(Resources.parse(amounts), {"node_group": shape.node_group} if shape.node_group else {})
+        like = next((node for node in nodes if node.devices), None)
+        return Room.whole(Resources.parse(amounts), {"node_group": shape.node_group} if shape.node_group else {}, like)
 
     def owns(self, node_id: str) -> bool:
         """The nodes of this cluster but the first."""
@@ -89,6 +90,10 @@ class LocalProvider:
         self._tell(text)
 
 
+def _joined_ms(node: Node) -> int:
+    return node.join_time.ToMilliseconds()
+
+
 class CommandProvider:
     """Whatever two commands start and end: `sbatch` and `scancel`, `kubectl scale`, a cloud's own program.
 
@@ -105,13 +110,14 @@ class CommandProvider:
 
     def new_room(self, nodes: Sequence[Node]) -> Room | None:
         """What was stated, else what the newest node of this kind has, or the last of them had."""
-        if self._stated is not None:
-            return Room.whole(self._stated, {})
         own = [node for node in nodes if self.owns(node.name.removeprefix("nodes/"))] or list(nodes)
+        if self._stated is not None:
+            like = max((node for node in own if node.devices), key=_joined_ms, default=None)
+            return Room.whole(self._stated, {}, like)
         if own:
-            newest = max(own, key=lambda node: node.join_time.ToMilliseconds())
+            newest = max(own, key=_joined_ms)
             group = {"node_group": newest.node_group} if newest.node_group else {}
-            self._seen = Room.whole(resources_from_proto(newest.capacity), dict(newest.labels) | group)
+            self._seen = Room.whole(resources_from_proto(newest.capacity), dict(newest.labels) | group, newest)
         return self._seen
 
     def owns(self, node_id: str) -> bool:

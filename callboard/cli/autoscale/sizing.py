@@ -8,9 +8,10 @@ the question is asked again and again: what still waits when a node has joined i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from callboard.model.quantities import MILLI, Resources
+from callboard.model.names import OWN_RESOURCES
+from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI, Resources
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.scheduler_pb2 import Demand
 from callboard.wire.amounts import resources_from_proto
@@ -20,20 +21,58 @@ MAX_WORKERS = 100_000
 
 
 @dataclass(slots=True)
+class Card:
+    """What is free of one GPU, and what it is.
+
+    Attributes:
+        milli: of the GPU, in milli-GPU.
+        free_bytes: of its memory.
+        model: its model; None: not known, so that it may be any.
+        memory_bytes: all its memory.
+    """
+
+    milli: int = MILLI
+    free_bytes: int = MAX_MEMORY_BYTES
+    model: str | None = None
+    memory_bytes: int = MAX_MEMORY_BYTES
+
+    def holds(self, ask: Resources) -> bool:
+        """Whether it has the part of a worker that lies on one GPU."""
+        return (
+            self.milli >= min(ask.gpu_milli, MILLI)
+            and self.free_bytes >= ask.each_gpu_memory_bytes
+            and ask.suits(ask.gpu_model if self.model is None else self.model, self.memory_bytes)
+        )
+
+
+def cards_of(node: Node, *, used: bool) -> list[Card]:
+    """The GPUs of a node; ``used``: what is free of them now, else as if nobody used them."""
+    found = []
+    for use in node.devices:
+        device = use.device
+        card = Card(MILLI, device.memory_bytes, device.model, device.memory_bytes)
+        if used:
+            card.milli -= use.used_milli + use.quarantined_milli
+            card.free_bytes -= use.promised_memory_bytes
+        found.append(card)
+    return found
+
+
+@dataclass(slots=True)
 class Room:
     """What is free on one node.
 
     Attributes:
         cpu_milli: CPU, in milli.
         memory_bytes: memory.
-        devices: what is free of each device, in milli-GPU.
+        devices: its GPUs.
         custom: custom resources, in milli.
         labels: of the node.
     """
 
     cpu_milli: int
     memory_bytes: int
-    devices: list[int]
+    devices: list[Card]
     custom: dict[str, int] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,17 +82,25 @@ class Room:
         capacity, used = resources_from_proto(node.capacity), resources_from_proto(node.used)
         stuck = resources_from_proto(node.quarantined)
         left = {name: amount - used.get(name) - stuck.get(name) for name, amount in capacity.items()}
-        devices = [MILLI - use.used_milli - use.quarantined_milli for use in node.devices]
-        return cls._of(left, devices, _labels_of(node))
+        return cls._of(left, cards_of(node, used=True), _labels_of(node))
 
     @classmethod
-    def whole(cls, capacity: Resources, labels: Mapping[str, str]) -> Room:
-        """A node on which nothing runs."""
-        return cls._of(dict(capacity.items()), [MILLI] * (capacity.gpu_milli // MILLI), labels)
+    def whole(cls, capacity: Resources, labels: Mapping[str, str], like: Node | None = None) -> Room:
+        """A node on which nothing runs.
+
+        Args:
+            capacity: what it has.
+            labels: of the node.
+            like: another one of its kind; None: nobody says what the GPUs are of a machine that isn't there yet.
+        """
+        known = cards_of(like, used=False) if like is not None else []
+        count = capacity.gpu_milli // MILLI
+        cards = known[:count] + [replace(known[0]) if known else Card() for _ in range(count - len(known))]
+        return cls._of(dict(capacity.items()), cards, labels)
 
     @classmethod
-    def _of(cls, amounts: dict[str, int], devices: list[int], labels: Mapping[str, str]) -> Room:
-        custom = {name: amount for name, amount in amounts.items() if name not in ("cpu", "gpu", "memory")}
+    def _of(cls, amounts: dict[str, int], devices: list[Card], labels: Mapping[str, str]) -> Room:
+        custom = {name: amount for name, amount in amounts.items() if name not in OWN_RESOURCES}
         return cls(amounts.get("cpu", 0), amounts.get("memory", 0), devices, custom, labels)
 
     def take(self, ask: Resources, selector: Mapping[str, str]) -> bool:
@@ -62,30 +109,29 @@ class Room:
             return False
         if ask.cpu_milli > self.cpu_milli or ask.memory_bytes > self.memory_bytes:
             return False
-        custom = {name: amount for name, amount in ask.items() if name not in ("cpu", "gpu", "memory")}
+        custom = dict(ask.custom_milli)
         if any(amount > self.custom.get(name, 0) for name, amount in custom.items()):
             return False
-        chosen = self._devices_for(ask.gpu_milli)
+        chosen = self._devices_for(ask)
         if chosen is None:
             return False
         self.cpu_milli -= ask.cpu_milli
         self.memory_bytes -= ask.memory_bytes
         for name, amount in custom.items():
             self.custom[name] -= amount
-        for device in chosen:
-            self.devices[device] -= min(ask.gpu_milli, MILLI)
+        for card in chosen:
+            card.milli -= min(ask.gpu_milli, MILLI)
+            card.free_bytes -= ask.each_gpu_memory_bytes
         return True
 
-    def _devices_for(self, gpu_milli: int) -> list[int] | None:
-        """Whole devices for a whole ask; for a part the fullest device that has it."""
-        if gpu_milli >= MILLI:
-            free = [index for index, left in enumerate(self.devices) if left == MILLI]
-            count = gpu_milli // MILLI
-            return free[:count] if len(free) >= count else None
-        if not gpu_milli:
-            return []
-        parts = [(left, index) for index, left in enumerate(self.devices) if left >= gpu_milli]
-        return [min(parts)[1]] if parts else None
+    def _devices_for(self, ask: Resources) -> list[Card] | None:
+        """Whole devices for a whole ask; for a part the fullest device that has it. The smallest that will do."""
+        if not ask.gpu_milli:
+            return None if ask.gpu_memory_bytes or ask.selects else []
+        count = max(1, ask.gpu_milli // MILLI)
+        having = [card for card in self.devices if card.holds(ask)]
+        having.sort(key=lambda card: (card.milli, card.free_bytes if ask.gpu_memory_bytes else 0))
+        return having[:count] if len(having) >= count else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +195,8 @@ def size(
 
 def copy_of(room: Room) -> Room:
     """Another node that is the same."""
-    return Room(room.cpu_milli, room.memory_bytes, list(room.devices), dict(room.custom), room.labels)
+    cards = [replace(card) for card in room.devices]
+    return Room(room.cpu_milli, room.memory_bytes, cards, dict(room.custom), room.labels)
 
 
 def _largest_first(demands: Iterable[Demand], *, grow_elastic: bool) -> list[tuple[Resources, int, Demand]]:
@@ -158,8 +205,12 @@ def _largest_first(demands: Iterable[Demand], *, grow_elastic: bool) -> list[tup
         count = entry.count if grow_elastic else entry.count - entry.optional_count
         if count > 0 and not entry.quota_blocked:
             wanted.append((resources_from_proto(entry.shape), min(count, MAX_WORKERS), entry))
-    wanted.sort(key=lambda item: (item[0].gpu_milli, item[0].cpu_milli, item[0].memory_bytes), reverse=True)
+    wanted.sort(key=lambda item: _size(item[0]), reverse=True)
     return wanted
+
+
+def _size(ask: Resources) -> tuple[bool, int, int, int, int]:
+    return (ask.selects, ask.gpu_milli, ask.gpu_memory_bytes, ask.cpu_milli, ask.memory_bytes)
 
 
 def _labels_of(node: Node) -> dict[str, str]:

@@ -9,7 +9,7 @@ import typer
 
 from callboard.agents.options import AgentOptions, OptionError
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
-from callboard.cli.local.plan import NodeShape
+from callboard.cli.local.plan import ClusterPlan, NodeShape
 from callboard.cli.show.failing import CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.model.cluster_text import NodeText
@@ -72,29 +72,23 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def check_nodes(
-    *,
-    cpus: str,
-    memory: str,
-    runtime: str,
-    resources: Sequence[str] = (),
-    interpreters: Sequence[str] = (),
-    object_store: str = "",
-) -> None:
+def check_nodes(plan: ClusterPlan) -> None:
     """Raises BadParameter for amounts that no node can have."""
     try:
-        cpu_milli = parse_milli(cpus)
+        cpu_milli = parse_milli(plan.cpus)
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--cpus-per-node") from error
     if cpu_milli <= 0:
-        raise typer.BadParameter(f"{cpus} is not above 0", param_hint="--cpus-per-node")
-    if runtime == "ray" and cpu_milli % MILLI:
-        raise typer.BadParameter(f"{cpus} is no whole number; a Ray node has whole CPUs", param_hint="--cpus-per-node")
+        raise typer.BadParameter(f"{plan.cpus} is not above 0", param_hint="--cpus-per-node")
+    if plan.runtime == "ray" and cpu_milli % MILLI:
+        raise typer.BadParameter(
+            f"{plan.cpus} is not a whole number; a Ray node has whole CPUs", param_hint="--cpus-per-node"
+        )
     try:
-        parse_memory(memory)
+        parse_memory(plan.memory)
     except QuantityError as error:
         raise typer.BadParameter(str(error), param_hint="--memory-per-node") from error
-    for resource in resources:
+    for resource in plan.resources:
         name, _, amount = resource.partition("=")
         try:
             parse_milli(amount)
@@ -102,32 +96,29 @@ def check_nodes(
             raise typer.BadParameter(f"{resource!r}: {error}", param_hint="--resource") from error
         if not is_custom_resource(name):
             raise typer.BadParameter(f"{name!r} can't be the name of a custom resource", param_hint="--resource")
-    for path in interpreters:
+    for path in plan.interpreters:
         if not (path.startswith("/") and os.access(path, os.X_OK)):
             why = f"{path} is not the absolute path of a program on this machine"
             raise typer.BadParameter(why, param_hint="--interpreter")
-    if object_store:
-        _check_object_store(object_store, runtime)
+    if plan.object_store:
+        _check_object_store(plan)
 
 
-def _check_object_store(text: str, runtime: str) -> None:
+def _check_object_store(plan: ClusterPlan) -> None:
     try:
-        size = parse_memory(text)
-        AgentOptions(node_id="any", runtime="ray" if runtime == "ray" else "process", object_store_bytes=size)
+        AgentOptions(node_id="any", runtime=plan.runtime, object_store_bytes=parse_memory(plan.object_store))
     except (QuantityError, OptionError) as error:
         why = error.why if isinstance(error, OptionError) else str(error)
         raise typer.BadParameter(why, param_hint="--object-store-memory") from error
 
 
-def shapes_of(texts: Sequence[NodeText], hint: str, *, cpus: str, memory: str, runtime: str) -> tuple[NodeShape, ...]:
+def shapes_of(texts: Sequence[NodeText], hint: str, plan: ClusterPlan) -> tuple[NodeShape, ...]:
     """What the nodes that a text describes consist of here. Raises BadParameter for nodes that can't be started.
 
     Args:
         texts: the nodes.
         hint: the option, or the file, that describes them.
-        cpus: of nodes of which the text doesn't say.
-        memory: as ``cpus``.
-        runtime: how they host workers.
+        plan: what nodes have of which the text doesn't say, and how they host workers.
     """
     if len(texts) > MAX_STARTED:
         raise typer.BadParameter(f"{len(texts)} nodes are too many; {MAX_STARTED} are allowed", param_hint=hint)
@@ -135,14 +126,14 @@ def shapes_of(texts: Sequence[NodeText], hint: str, *, cpus: str, memory: str, r
     if models:
         what = f"GPUs are simulated or this machine's own, of no other model: leave out :{', :'.join(models)}"
         raise typer.BadParameter(what, param_hint=hint)
-    if runtime == "ray" and any((text.cpu_milli or 0) % MILLI for text in texts):
+    if plan.runtime == "ray" and any((text.cpu_milli or 0) % MILLI for text in texts):
         raise typer.BadParameter("a Ray node has whole CPUs", param_hint=hint)
     if any(text.cpu_milli == 0 for text in texts):
         raise typer.BadParameter("a node has more than 0 CPUs", param_hint=hint)
     return tuple(
         NodeShape(
-            cpus=cpus if text.cpu_milli is None else format_milli(text.cpu_milli),
-            memory=memory if text.memory_bytes is None else f"{text.memory_bytes}B",
+            cpus=plan.cpus if text.cpu_milli is None else format_milli(text.cpu_milli),
+            memory=plan.memory if text.memory_bytes is None else f"{text.memory_bytes}B",
             gpus=text.gpus,
             node_group=text.node_group,
         )

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import typer
 
 from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.local.records import AlreadyUp, claim_directory, remove_directory
+from callboard.cli.options import Stated, read_stated
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import CONTROLLER_ROLE, ClusterRecord, cluster_directory, identify, write_record
-from callboard.controller.options import DEFAULT_METRICS, BadOption, ControllerOptions, Limits, option_of
+from callboard.controller.journal.database import STORE_VARIABLE, check_url
+from callboard.controller.options import DEFAULT_METRICS, DEFAULT_PAGE, BadOption, ControllerOptions, Limits
 from callboard.controller.server import run_controller
-from callboard.model.durations import parse_duration_ms
+from callboard.model.faults import InvalidInput
 from callboard.model.inputs.roles import read_role_file
-from callboard.model.quantities import QuantityError
 from callboard.security.places import run_directory
 from callboard.security.roles import Role
 from callboard.security.signed_tokens import ROLES_OF_PEOPLE, SignedTokenRules
@@ -27,57 +28,66 @@ from callboard.security.tls import TlsFiles
 
 
 def run(
+    stated: Stated,
     *,
-    listen: str,
-    metrics: str,
-    state_dir: Path | None,
-    run_dir: Path | None,
     roles: Path | None,
-    metrics_open: bool,
-    insecure: bool,
     tls: tuple[Path | None, Path | None, Path | None],
-    token_listen: str,
     jwt: tuple[Path | None, str, str, str, str, Sequence[str]],
-    times: Mapping[str, str],
     limits: Sequence[str],
-    loop: str,
-    log_format: str,
-    log_level: str,
-    exit_with_parent: int | None,
+    exit_with_parent: bool,
 ) -> None:
-    """Runs the controller until it is told to end."""
-    stated: dict[str, Any] = {"state_dir": state_dir} if state_dir else {}
+    """Runs the controller until it is told to end.
+
+    Args:
+        stated: its options, by field.
+        roles: file with presets.
+        tls: authorities, certificate and key.
+        jwt: keys, issuer, audience, claims with the name and the role, and roles of groups.
+        limits: texts NAME=N.
+        exit_with_parent: whether it ends with the program that started it.
+    """
+    metrics, page, run_dir = stated["metrics"], stated["page"], stated["run_dir"]
+    wanted = read_stated(ControllerOptions, stated)
     if roles is not None:
         with failing_in_words():
-            stated["roles"] = read_role_file(roles).presets
-    choices: dict[str, Any] = {"loop": loop, "log_format": log_format, "log_level": log_level}
+            wanted["roles"] = read_role_file(roles).presets
+    wanted |= {
+        "metrics": "" if metrics == "none" else metrics or DEFAULT_METRICS,
+        "metrics_required": bool(metrics),
+        "page": "" if page == "none" else page_address(page) or DEFAULT_PAGE,
+        "page_required": bool(page),
+        "tls": TlsFiles(*(path.absolute() if path else None for path in tls)),
+        "exit_with_parent": exit_with_parent,
+    }
     try:
-        choices |= {name: _milliseconds(text, option_of(name)) for name, text in times.items()}
-        options = ControllerOptions(
-            listen=listen,
-            metrics="" if metrics == "none" else metrics or DEFAULT_METRICS,
-            metrics_required=bool(metrics),
-            run_dir=run_dir,
-            metrics_open=metrics_open,
-            insecure=insecure,
-            tls=TlsFiles(*(path.absolute() if path else None for path in tls)),
-            token_listen=token_listen,
-            jwt=_jwt(*jwt),
-            exit_with_parent=exit_with_parent is not None,
-            limits=_limits(limits),
-            **choices,
-            **stated,
-        )
+        wanted |= {"store": _store(stated["store"]), "jwt": _jwt(*jwt), "limits": _limits(limits)}
+        options = ControllerOptions(**wanted)
     except BadOption as error:
         raise typer.BadParameter(error.why, param_hint=error.option) from error
     if run_dir is not None:
         # Whoever chose the run directory has registered the cluster.
         raise typer.Exit(run_controller(options))
     with failing_in_words(), _Registration() as registration:
-        if not listen.endswith(":0"):
+        if not options.listen.endswith(":0"):
             # Before it starts: a controller of that port that runs already is named.
-            registration.at(listen)
+            registration.at(options.listen)
         raise typer.Exit(run_controller(options, registration.at))
+
+
+def page_address(text: str) -> str:
+    """What ``--page`` says, as an address: a port alone is one of this machine."""
+    return f"127.0.0.1:{text}" if text.isdecimal() else text
+
+
+def _store(stated: str) -> str:
+    """The URL of the journal's database: the option's, or that of the environment, which nobody else can read."""
+    url = stated or os.environ.get(STORE_VARIABLE, "")
+    if not url:
+        return ""
+    try:
+        return check_url(url, from_command_line=bool(stated))
+    except InvalidInput as error:
+        raise BadOption("--store", f"{error.faults[0].message}.") from error
 
 
 def _jwt(
@@ -103,13 +113,6 @@ def _jwt(
         role_claim=role_claim,
         roles=roles,
     )
-
-
-def _milliseconds(text: str, option: str) -> int:
-    try:
-        return parse_duration_ms(text)
-    except QuantityError as error:
-        raise BadOption(option, str(error)) from error
 
 
 def _limits(stated: Sequence[str]) -> Limits:

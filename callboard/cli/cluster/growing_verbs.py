@@ -8,12 +8,9 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import reads, takes
+from callboard.cli.options import argument, option, reads, takes
 
-ClusterOption = Annotated[
-    str,
-    typer.Option("--name", metavar="NAME", help="Cluster of this machine. Default: the only one.", show_default=False),
-]
+ClusterOption = Annotated[str, option("--name", "NAME", "Cluster of this machine. Default: the only one.")]
 
 
 app = typer.Typer()
@@ -33,11 +30,10 @@ class ProviderName(StrEnum):
 def add_worker(
     name: ClusterOption = "",
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give up if it is not ready after this time.", min=1)
+        float, option("--timeout", "SECONDS", "Give up if it is not ready after this time.", min=1)
     ] = 120.0,
     lock_pause: Annotated[
-        float,
-        typer.Option("--lock-pause", metavar="SECONDS", help="Time between the 10 attempts to get the lock.", min=0.01),
+        float, option("--lock-pause", "SECONDS", "Time between the 10 attempts to get the lock.", min=0.01)
     ] = 3.0,
 ) -> None:
     """Add a node to a running cluster of this machine, on the lowest free GPU, and wait until it takes work."""
@@ -52,16 +48,9 @@ def add_worker(
 @takes("quiet", "output")
 def remove_worker(
     node: Annotated[
-        str,
-        typer.Argument(
-            metavar="NODE",
-            help="Node to remove. Default: the one of the highest rank.",
-            autocompletion=completing.nodes,
-        ),
+        str, argument("NODE", "Node to remove. Default: the one of the highest rank.", autocompletion=completing.nodes)
     ] = "",
-    deadline: Annotated[
-        str, typer.Option("--deadline", metavar="TIME", help="Deadline for running work to leave.")
-    ] = "30s",
+    deadline: Annotated[str, option("--deadline", "TIME", "Deadline for running work to leave.")] = "30s",
     name: ClusterOption = "",
 ) -> None:
     """Drain a node that this machine runs, end its agent, and give its place back to `callboard add-worker`."""
@@ -87,46 +76,20 @@ def demand() -> None:
 @takes("controller", "quiet")
 def autoscale(
     provider: Annotated[
-        ProviderName,
-        typer.Option("--provider", help="local: agents on this machine; command: the commands --up and --down."),
+        ProviderName, option("--provider", "local: agents on this machine; command: the commands --up and --down.")
     ] = ProviderName.LOCAL,
-    least: Annotated[int, typer.Option("--min", metavar="N", help="Fewest nodes.", min=0)] = 1,
-    most: Annotated[int, typer.Option("--max", metavar="N", help="Most nodes.", min=1, max=10_000)] = 4,
-    idle: Annotated[
-        str, typer.Option("--idle", metavar="TIME", help="Remove a node after it was idle for this time.")
-    ] = "60s",
-    every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Time between two checks of the demand.")
-    ] = "5s",
-    notice: Annotated[
-        str, typer.Option("--notice", metavar="TIME", help="Deadline of the drain before a node is removed.")
-    ] = "30s",
+    least: Annotated[int, option("--min", "N", "Fewest nodes.", min=0)] = 1,
+    most: Annotated[int, option("--max", "N", "Most nodes.", min=1, max=10_000)] = 4,
+    idle: Annotated[str, option("--idle", "TIME", "Remove a node after it was idle for this time.")] = "60s",
+    every: Annotated[str, option("--every", "TIME", "Time between two checks of the demand.")] = "5s",
+    notice: Annotated[str, option("--notice", "TIME", "Deadline of the drain before a node is removed.")] = "30s",
     grow_elastic: Annotated[
-        bool, typer.Option("--grow-elastic", help="Add nodes also for elastic components that could grow.")
+        bool, option("--grow-elastic", "Add nodes also for elastic components that could grow.")
     ] = False,
-    up: Annotated[
-        str,
-        typer.Option(
-            "--up",
-            metavar="COMMAND",
-            help="Command that starts one node; its name is in CALLBOARD_NODE.",
-            show_default=False,
-        ),
-    ] = "",
-    down: Annotated[
-        str,
-        typer.Option(
-            "--down", metavar="COMMAND", help="Command that ends the node named in CALLBOARD_NODE.", show_default=False
-        ),
-    ] = "",
+    up: Annotated[str, option("--up", "COMMAND", "Command that starts one node; its name is in CALLBOARD_NODE.")] = "",
+    down: Annotated[str, option("--down", "COMMAND", "Command that ends the node named in CALLBOARD_NODE.")] = "",
     node: Annotated[
-        str,
-        typer.Option(
-            "--node",
-            metavar="cpu=N,gpu=N,memory=SIZE",
-            help="Size of a new node, needed while no node has joined yet.",
-            show_default=False,
-        ),
+        str, option("--node", "cpu=N,gpu=N,memory=SIZE", "Size of a new node, needed while no node has joined yet.")
     ] = "",
     name: ClusterOption = "",
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -22,7 +23,7 @@ from callboard.cli.local.dashboard import usable_port
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.taking_down import take_down
-from callboard.cli.options import wishes
+from callboard.cli.options import Stated, read_stated, wishes
 from callboard.cli.show import screen
 from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.show.gpu_picture import GpuPicture
@@ -37,81 +38,55 @@ from callboard.model.roles import PRESETS, RoleFile
 from callboard.model.specs import PoolSpec
 from callboard.security.places import run_directory
 from callboard.v1.node_pb2 import Node
+from callboard.v1.scheduler_pb2 import Stats
 
 
 def up(
+    stated: Stated,
     *,
-    name: str,
-    port: int,
-    agents: int,
-    cpus: str,
-    memory: str,
-    gpus: int,
     nodes: str,
     counted: Sequence[str],
     roles: Path | None,
     machine_gpus: str,
-    resources: Sequence[str],
-    interpreters: Sequence[str],
-    object_store: str,
-    warm_spares: int,
-    runtime: str,
-    ray_address: str,
-    ray_port: int,
-    dashboard_port: int | None,
-    port_base: int | None,
-    metrics_open: bool,
-    insecure: bool,
     detach: bool,
     owned: bool,
     timeout_s: float,
 ) -> None:
-    """Starts a cluster; without ``detach``, watches over it until a signal comes."""
-    check_name(name)
-    check_nodes(
-        cpus=cpus,
-        memory=memory,
-        runtime=runtime,
-        resources=resources,
-        interpreters=interpreters,
-        object_store=object_store,
-    )
+    """Starts a cluster; without ``detach``, watches over it until a signal comes.
+
+    Args:
+        stated: the options of its plan, by field.
+        nodes: what its nodes consist of, as text; empty: they are counted.
+        counted: which of the number of nodes and of the GPUs of each somebody stated.
+        roles: file with presets, pools and nodes.
+        machine_gpus: which GPUs to deal out.
+        detach: return once it is ready.
+        owned: it ends with the standard input.
+        timeout_s: until it is ready, in seconds.
+    """
+    base = run_directory()
+    check_name(stated["name"])
+    wanted = ClusterPlan(directory=cluster_directory(stated["name"], base), **read_stated(ClusterPlan, stated))
+    check_nodes(wanted)
     said = _role_file(roles)
-    shapes = _shapes(nodes, said.nodes, roles, counted=counted, cpus=cpus, memory=memory, runtime=runtime)
-    if shapes:
-        agents = len(shapes)
-    dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=gpus, stated=counted)
+    shapes = _shapes(nodes, said.nodes, roles, counted=counted, plan=wanted)
+    agents = len(shapes) or wanted.agents
+    dealt, agents, gpus = deal_gpus(machine_gpus, shapes, agents=agents, gpus=wanted.gpus, stated=counted)
 
     def tell(text: str) -> None:
         if not wishes.quiet:
             screen.stderr().print(text, markup=False, soft_wrap=True)
 
-    starts_head = runtime == "ray" and not ray_address
-    dashboard_port = usable_port(dashboard_port, starts_head=starts_head, tell=tell)
-    base = run_directory()
-    plan = ClusterPlan(
-        name=name,
-        directory=cluster_directory(name, base),
-        port=port or free_port(),
+    plan = replace(
+        wanted,
+        port=wanted.port or free_port(),
         agents=agents,
-        cpus=cpus,
-        memory=memory,
         gpus=gpus,
         shapes=shapes,
         roles="" if roles is None else str(roles.absolute()),
         machine_gpus=dealt.ids,
         real_gpus=dealt.real,
-        resources=tuple(resources),
-        interpreters=tuple(interpreters),
-        object_store=object_store,
-        warm_spares=warm_spares,
-        runtime=runtime,
-        ray_address=ray_address,
-        ray_port=ray_port,
-        dashboard_port=dashboard_port,
-        port_base=port_base,
-        metrics_open=metrics_open,
-        insecure=insecure,
+        dashboard_port=usable_port(wanted.dashboard_port, starts_head=wanted.own_ray, tell=tell),
         block=free_block(record.block for record in recorded_clusters(base) if _runs(record)),
         detached=detach,
     )
@@ -128,13 +103,13 @@ def up(
                 there = await cluster.start(timeout_s)
                 async with Client(plan.controller) as client:
                     await _make_pools(client, said.pools)
-                    figures = (await client.stats()).metrics_address
+                    stats = await client.stats()
                 progress.finish()
                 ready = True
                 if owned:
                     typer.echo(json.dumps({"controller": plan.controller}))
                 else:
-                    _tell_ready(plan, there, said.pools, figures)
+                    _tell_ready(plan, there, said.pools, stats)
                 keep = detach
                 await (cluster.let_go() if detach else cluster.run())
             finally:
@@ -214,9 +189,7 @@ def _shapes(
     roles: Path | None,
     *,
     counted: Sequence[str],
-    cpus: str,
-    memory: str,
-    runtime: str,
+    plan: ClusterPlan,
 ) -> tuple[NodeShape, ...]:
     """What each node consists of, as the option describes them, else as the file does; empty: they are counted."""
     hint = "--nodes" if nodes else f"nodes of {roles}"
@@ -225,7 +198,7 @@ def _shapes(
     if texts and counted:
         options = " and ".join(f"--{name.replace('_', '-')}" for name in counted)
         raise typer.BadParameter(f"describes the nodes; leave out {options}", param_hint=hint)
-    return shapes_of(texts, hint, cpus=cpus, memory=memory, runtime=runtime)
+    return shapes_of(texts, hint, plan)
 
 
 async def _make_pools(client: Client, pools: Sequence[PoolSpec]) -> None:
@@ -237,9 +210,10 @@ def _runs(record: ClusterRecord) -> bool:
     return any(entry.process.is_running() for entry in record.processes)
 
 
-def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], figures: str) -> None:
+def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec], stats: Stats) -> None:
     if wishes.for_program:
         facts = {"name": plan.name, "controller": plan.controller, "directory": str(plan.directory)}
+        facts |= {"page": stats.page_address} if stats.page_address else {}
         show_result({**facts, "nodes": [plain(node) for node in nodes]}, lambda _: "")
         return
     if wishes.quiet:
@@ -248,7 +222,11 @@ def _tell_ready(plan: ClusterPlan, nodes: list[Node], pools: Sequence[PoolSpec],
     out.print(Text(f"Cluster {plan.name} is ready.", style="bold") + f" Controller at {plan.controller}.")
     out.print(GpuPicture(nodes))
     out.print(f"Logs: {plan.directory / 'logs'}")
+    if stats.page_address:
+        opens = "" if plan.page_open or plan.insecure else " (`callboard page` makes a link that logs you in)"
+        out.print(f"Page: {stats.page_address}{opens}")
     # Said, because another controller may be the one that answers at the usual address.
+    figures = stats.metrics_address
     asks = "" if plan.metrics_open or plan.insecure else f" (bearer token in {plan.token_path})"
     out.print(f"Figures: http://{figures}/metrics{asks}" if figures else "No figures are served: port 8080 is taken.")
     if plan.insecure:

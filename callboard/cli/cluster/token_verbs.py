@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import StateDirOption, takes
+from callboard.cli.options import StateDirOption, argument, option, takes
 from callboard.security.roles import Role
 
 app = typer.Typer()
@@ -19,20 +19,16 @@ app.add_typer(token_verbs, name="token")
 @token_verbs.command("create", epilog="Example: callboard token create alice --role trainer --file alice.token")
 @takes("output")
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client; pools name their members by it.")],
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    name: Annotated[str, argument("NAME", "Name of the client; pools name their members by it.")],
+    role: Annotated[Role, option("--role", "What it may do.")],
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Write the token there (mode 0600) instead of printing it."),
+        Path | None, option("--file", "FILE", "Write the token there (mode 0600) instead of printing it.")
     ] = None,
     lasts: Annotated[
-        str,
-        typer.Option(
-            "--lasts", metavar="TIME", help="How long the token is valid, e.g. 30d. Default: until it is revoked."
-        ),
+        str, option("--lasts", "TIME", "How long the token is valid, e.g. 30d. Default: until it is revoked.")
     ] = "",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Give a client that exists a new token; its old one counts no longer.")
+        bool, option("--replace", "Give a client that exists a new token; its old one counts no longer.")
     ] = False,
     state_dir: StateDirOption = None,
 ) -> None:
@@ -49,8 +45,6 @@ def list_tokens(state_dir: StateDirOption = None) -> None:
 
 @token_verbs.command("revoke", epilog="Example: callboard token revoke alice")
 @takes("output")
-def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the client.")], state_dir: StateDirOption = None
-) -> None:
+def revoke(name: Annotated[str, argument("NAME", "Name of the client.")], state_dir: StateDirOption = None) -> None:
     """Take a client's token back. It counts no longer within two seconds, and its open streams end."""
     actions.tokens.revoke(name, state_dir=state_dir)

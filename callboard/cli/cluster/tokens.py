@@ -21,10 +21,9 @@ from callboard.controller.options import default_state_dir
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError
 from callboard.security import grants
-from callboard.security.certificates import CERTS_NAME
 from callboard.security.grants import BadGrant, read_grants
 from callboard.security.joining import new_join_token
-from callboard.security.places import UnsafeFile, run_directory, write_private
+from callboard.security.places import CERTS_NAME, UnsafeFile, run_directory, write_private
 from callboard.security.roles import Role
 
 
@@ -123,7 +122,7 @@ def _of_controller(state_dir: Path | None) -> Iterator[Path]:
             raise CommandFailed(
                 Failure(
                     "No state of a controller is there.",
-                    f"{directory} is no directory.",
+                    f"{directory} is not a directory.",
                     "Start a controller first, or name the directory of its state with --state-dir.",
                     BAD_INPUT,
                 )

@@ -117,7 +117,7 @@ def _job_in(file: Path) -> SourceMapping:
             Failure(
                 f"{file} is an RL config, not a job.",
                 "It places components, and says neither which classes they are nor whose pool they are charged to.",
-                f"callboard job submit --config {file} --pool POOL",
+                f"Submit it as a config: `callboard job submit --config {file} --pool POOL`.",
                 BAD_INPUT,
             )
         )
@@ -145,7 +145,7 @@ def show_list(*, pool: str, states: Sequence[str], every: bool) -> None:
     wanted = [state.upper() for state in states]
     if unknown := [state for state in wanted if state not in words.JOB_STATES]:
         raise typer.BadParameter(
-            f"{unknown[0]} is no state; the states are {', '.join(words.JOB_STATES)}", param_hint="--state"
+            f"{unknown[0]} is not a state; the states are {', '.join(words.JOB_STATES)}", param_hint="--state"
         )
     if not wanted and not every:
         wanted = list(words.LIVE_STATES)

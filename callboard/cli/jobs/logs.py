@@ -9,8 +9,8 @@ import typer
 from callboard.cli.show import screen
 from callboard.cli.show.failing import CommandFailed, Failure
 from callboard.cli.show.session import with_client
+from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
-from callboard.client.watching import MISSING, LogLine
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError
 from callboard.v1.job_pb2 import Job

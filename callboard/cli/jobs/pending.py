@@ -13,9 +13,9 @@ MOST = 50
 """Jobs that are asked: what fits a screen. Each costs the controller a planning."""
 
 
-async def with_reasons(client: Client, jobs: Sequence[Job]) -> list[Job]:
-    """``jobs``, the first :data:`MOST` that wait with what they wait for."""
-    waiting = [job for job in jobs if job.state == JobState.JOB_STATE_PENDING and not job.waiting_for][:MOST]
+async def with_reasons(client: Client, jobs: Sequence[Job], *, most: int = MOST) -> list[Job]:
+    """``jobs``, the first that wait with what they wait for; at most ``most`` of them."""
+    waiting = [job for job in jobs if job.state == JobState.JOB_STATE_PENDING and not job.waiting_for][:most]
     asked = await asyncio.gather(*(_ask(client, job) for job in waiting))
     known = {job.uid: job for job in asked}
     return [known.get(job.uid, job) for job in jobs]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import takes
+from callboard.cli.options import argument, option, takes
 
 app = typer.Typer()
+
+_MOST = 10_000
+"""Nodes of one run."""
 
 
 @app.command(
@@ -22,117 +28,130 @@ app = typer.Typer()
 @takes("controller", "quiet")
 def run(
     command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMAND…", help="The program and its arguments, as you would type them."),
+        list[str] | None, argument("COMMAND…", "The program and its arguments, as you would type them.")
     ] = None,
-    pool: Annotated[str, typer.Option("--pool", metavar="POOL", help="Pool to charge.")] = "default",
-    priority: Annotated[
-        float | None, typer.Option("--priority", help="Priority of the job. Default: 5.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str, typer.Option("--name", help="Name of the job. Default: made of the program's name.", show_default=False)
+    pool: Annotated[str, option("--pool", "POOL", "Pool to charge.")] = "default",
+    priority: Annotated[float | None, option("--priority", "Priority of the job. Default: 5.")] = None,
+    name: Annotated[str, option("--name", "Name of the job. Default: made of the program's name.")] = "",
+    nodes: Annotated[str, option("--nodes", "N", "Number of nodes; or the fewest and the most, as in 2:4.")] = "1",
+    gpus_per_node: Annotated[int, option("--gpus-per-node", "N", "GPUs on each of them.", min=0, max=1024)] = 0,
+    gpu_model: Annotated[str, option("--gpu-model", "WORDS", 'Model of the GPUs, e.g. H200 or "A100 80GB".')] = "",
+    gpu_memory_min: Annotated[
+        str, option("--gpu-memory-min", "SIZE", "Memory that each GPU must have, e.g. 80GiB.")
     ] = "",
-    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Number of nodes.", min=1, max=10_000)] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option("--gpus-per-node", metavar="N", help="GPUs on each of them.", min=0, max=1024)
-    ] = 0,
     cpus_per_node: Annotated[
         float,
-        typer.Option(
-            "--cpus-per-node",
-            metavar="N",
-            help="CPUs on each of them. Default: 1, or 1 per GPU.",
-            min=0,
-            show_default=False,
-        ),
+        option("--cpus-per-node", "N", "CPUs on each of them. Default: 1, or 1 per GPU.", min=0, show_default=False),
     ] = 0,
-    memory_per_node: Annotated[
-        str, typer.Option("--memory-per-node", metavar="SIZE", help="Memory on each, e.g. 16GiB.", show_default=False)
-    ] = "",
+    memory_per_node: Annotated[str, option("--memory-per-node", "SIZE", "Memory on each, e.g. 16GiB.")] = "",
     per_gpu: Annotated[
         bool,
-        typer.Option(
-            "--per-gpu", help="Start the program once for each GPU, on as few nodes as possible, not once per node."
-        ),
+        option("--per-gpu", "Start the program once for each GPU, on as few nodes as possible, not once per node."),
     ] = False,
     ray: Annotated[
-        bool, typer.Option("--ray", help="Run it on a Ray cluster of its own: a Ray node per node, RAY_ADDRESS is set.")
+        bool, option("--ray", "Run it on a Ray cluster of its own: a Ray node per node, RAY_ADDRESS is set.")
     ] = False,
     working_dir: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--working-dir",
-            metavar="DIR",
-            help="Directory that travels with the program, which runs there. What git ignores stays at home.",
-            show_default=False,
+            "DIR",
+            "Directory that travels with the program, which runs there. What git ignores stays at home.",
         ),
     ] = None,
+    py_module: Annotated[
+        list[Path] | None,
+        option(
+            "--py-module",
+            "PATH",
+            "Directory or .py file that travels, too, and can be imported by its name; may be repeated.",
+        ),
+    ] = None,
+    requirements: Annotated[
+        Path | None,
+        option(
+            "--requirements",
+            "FILE",
+            "Requirements of a Python environment that each node builds once, and the program runs in.",
+        ),
+    ] = None,
+    uv: Annotated[Path | None, option("--uv", "FILE", "The same of a pyproject.toml and its uv.lock.")] = None,
+    conda: Annotated[str, option("--conda", "NAME", "Conda environment of the nodes to run in, by its name.")] = "",
+    container: Annotated[str, option("--container", "IMAGE", "Image to run in, by podman or apptainer.")] = "",
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable for the program; may be repeated.")
+        list[str] | None, option("--env", "NAME=VALUE", "Variable for the program; may be repeated.")
     ] = None,
     restarts: Annotated[
-        int, typer.Option("--restarts", metavar="N", help="Start it again after so many failures.", min=0, max=10_000)
+        int, option("--restarts", "N", "Start it again after so many failures.", min=0, max=10_000)
     ] = 0,
     wait_for_nodes: Annotated[
         str,
-        typer.Option(
+        option(
             "--wait-for-nodes",
-            metavar="TIME",
-            help="How long to wait for nodes that could hold it. Default: it is refused where none could.",
-            show_default=False,
+            "TIME",
+            "How long to wait for nodes that could hold it. Default: it is refused where none could.",
         ),
     ] = "",
     array: Annotated[
         str,
-        typer.Option(
+        option(
             "--array",
-            metavar="0-9",
-            help="Run it once for each number (0-9, 0-9:2, 1,4,7), which is {index} in its arguments and $ARRAY_INDEX.",
-            show_default=False,
+            "0-9",
+            "Run it once for each number (0-9, 0-9:2, 1,4,7), which is {index} in its arguments and $ARRAY_INDEX.",
         ),
     ] = "",
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Run each line of this file as a command; - reads the input."),
+        Path | None, option("--file", "FILE", "Run each line of this file as a command; - reads the input.")
     ] = None,
-    tail: Annotated[str, typer.Option("--tail", metavar="RANK", help="Rank whose output is shown, or all.")] = "0",
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Print the job's name and end; it runs on.", show_default=False)
+    tail: Annotated[str, option("--tail", "RANK", "Rank whose output is shown, or all.")] = "0",
+    interactive: Annotated[bool, option("-i", "--interactive", "With -t: pass your keys on.")] = False,
+    tty: Annotated[
+        bool, option("-t", "--tty", "Give the program of rank 0 a terminal and show it here; Ctrl-P Ctrl-Q leaves it.")
     ] = False,
+    detach: Annotated[bool, option("--detach", "-d", "Print the job's name and end; it runs on.")] = False,
 ) -> None:
     """Run a program on the cluster and follow it to its end.
 
     The exit code is the program's. While it waits, the reason is shown. Ctrl-C cancels it (SIGTERM, then time to
     end); pressed twice, it is ended at once. A lost terminal or connection ends nothing: the job runs on.
     """
-    if bool(command) == (file is not None):
-        raise typer.BadParameter("state either a command, behind --, or --file", param_hint="COMMAND")
-    if file is not None and array:
-        raise typer.BadParameter("is for one command; --file has a line for each", param_hint="--array")
-    if tail != "all" and not tail.isdecimal():
-        raise typer.BadParameter(f"{tail!r} is no rank; use a number, or all", param_hint="--tail")
+    wrong = {
+        "COMMAND": "state either a command, behind --, or --file" if bool(command) == (file is not None) else "",
+        "--array": "is for one command; --file has a line for each" if file is not None and array else "",
+        "--tail": "" if tail == "all" or tail.isdecimal() else f"{tail!r} is not a rank; use a number, or all",
+        "-t": "is for one command, and needs a terminal as standard input"
+        if tty and (file is not None or array or not (detach or sys.stdin.isatty()))
+        else "",
+        "-i": "is for -t; a program of a job reads no other input" if interactive and not tty else "",
+        "--per-gpu": "needs --gpus-per-node" if per_gpu and not gpus_per_node else "",
+        "--gpu-model": "needs --gpus-per-node" if gpu_model and not gpus_per_node else "",
+        "--gpu-memory-min": "needs --gpus-per-node" if gpu_memory_min and not gpus_per_node else "",
+    }
     if ray and per_gpu:
-        raise typer.BadParameter(
-            "is for programs without --ray, which has a node of Ray per node", param_hint="--per-gpu"
-        )
-    if per_gpu and not gpus_per_node:
-        raise typer.BadParameter("needs --gpus-per-node", param_hint="--per-gpu")
-    processes = nodes * gpus_per_node if per_gpu else nodes
+        wrong["--per-gpu"] = "is for programs without --ray, which has a node of Ray per node"
+    for flag, why in wrong.items():
+        if why:
+            raise typer.BadParameter(why, param_hint=flag)
     each = gpus_per_node if per_gpu else 1
+    fewest, most = (number * each for number in _fewest_and_most(nodes))
     resources: dict[str, float | int | str] = {"cpu": (cpus_per_node or max(1, gpus_per_node)) / each}
     if gpus_per_node:
         resources["gpu"] = gpus_per_node // each
-    component: dict[str, Any] = {"name": "main", "workers": processes, "resources": resources}
+    resources |= {key: value for key, value in (("gpu_model", gpu_model), ("gpu_memory_min", gpu_memory_min)) if value}
+    workers = {"workers": most} if fewest == most else {"min_workers": fewest, "max_workers": most}
+    component: dict[str, Any] = {"name": "main", **workers, "resources": resources}
     job = {"pool": pool, "priority": priority, "restart": {"max_restarts": restarts} if restarts else None}
     if wait_for_nodes:
         job["wait_for_nodes"] = wait_for_nodes
-    if working_dir is not None:
-        component["working_dir"] = str(working_dir)
+    component |= _code(working_dir, py_module, {"requirements": requirements, "uv": uv, "conda": conda}, container)
     if ray:
         import secrets  # noqa: PLC0415 - 5 ms that help doesn't need
 
         component |= {"ray": True, "secret_env": {"PRIVATE_RAY_TOKEN": secrets.token_hex(32)}}
-    if nodes > 1 and not per_gpu:
+    if tty:
+        component["tty"] = True
+        env = [f"TERM={os.environ.get('TERM', 'xterm')}", *(env or [])]
+    if most > 1 and not per_gpu:
         component["placement"] = "STRICT_SPREAD"
     actions.running.run(
         command or [],
@@ -146,3 +165,35 @@ def run(
         rank=None if tail == "all" else int(tail),
         detach=detach,
     )
+
+
+def _fewest_and_most(nodes: str) -> tuple[int, int]:
+    """The numbers of `--nodes`: one is both."""
+    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", nodes)
+    fewest, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < fewest <= most <= _MOST:
+        why = f"{nodes!r} is neither a number nor the fewest and the most, such as 2:4; 1 to {_MOST:,} are allowed"
+        raise typer.BadParameter(why, param_hint="--nodes")
+    return fewest, most
+
+
+def _code(
+    working_dir: Path | None,
+    py_modules: list[Path] | None,
+    environments: dict[str, Path | str | None],
+    container: str,
+) -> dict[str, Any]:
+    """What travels with a program, and what it runs in."""
+    found: dict[str, Any] = {}
+    if working_dir is not None:
+        found["working_dir"] = str(working_dir)
+    if py_modules:
+        found["py_modules"] = [str(each) for each in py_modules]
+    stated = {kind: str(value) for kind, value in environments.items() if value}
+    if len(stated) + bool(container) > 1:
+        raise typer.BadParameter("state one of --requirements, --uv, --conda and --container", param_hint="--container")
+    if stated:
+        found["environment"] = stated
+    if container:
+        found["container"] = container
+    return found

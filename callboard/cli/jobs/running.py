@@ -15,15 +15,15 @@ from typing import Any
 
 import typer
 
+from callboard.cli.jobs.executing import interact, tell
 from callboard.cli.layouts.config_source import read_text
 from callboard.cli.options import wishes
-from callboard.cli.show import screen
 from callboard.cli.show.failing import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.cli.show.session import with_client
+from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
-from callboard.client.watching import MISSING, LogLine
 from callboard.model.names import is_name
 from callboard.model.quantities import QuantityError, parse_memory
 from callboard.model.requests import fresh_name
@@ -93,19 +93,33 @@ def run(
             except EXPECTED:
                 if handles:
                     names = f"{handles[0].name} … {handles[-1].name}"
-                    _tell(f"{len(handles)} of {len(runs)} runs were submitted and go on: {names}")
+                    tell(f"{len(handles)} of {len(runs)} runs were submitted and go on: {names}")
                 raise
             if detach:
                 typer.echo(job_name)
         if detach:
             return
-        is_one = len(handles) == 1 and (rank is not None or component["workers"] == 1)
+        if component.get("tty"):
+            raise typer.Exit(await _shown_here(handles[0]))
+        is_one = len(handles) == 1 and (rank is not None or component.get("workers") == 1)
         with _cancelling(handles):
             slots = asyncio.Semaphore(_FOLLOWED)
             codes = await asyncio.gather(*(_Following(each, rank=rank, plain=is_one).run(slots) for each in handles))
         raise typer.Exit(next((code for code in codes if code), 0))
 
     with_client(action)
+
+
+async def _shown_here(job: JobHandle) -> int:
+    """The exit code of a job whose terminal is shown here; why it waits is said meanwhile."""
+    following = _Following(job, rank=0, plain=True)
+    telling = asyncio.ensure_future(following.follow())
+    try:
+        with _cancelling([job]):
+            return await interact(job)
+    finally:
+        telling.cancel()
+        await asyncio.wait([telling])
 
 
 class _Following:
@@ -123,7 +137,7 @@ class _Following:
             return await self._run()
 
     async def _run(self) -> int:
-        telling = asyncio.ensure_future(self._follow())
+        telling = asyncio.ensure_future(self.follow())
         try:
             async with aclosing(self._job.logs(rank=self._rank, follow=True)) as lines:
                 async for line in lines:
@@ -140,29 +154,33 @@ class _Following:
         self._say(f"is {self._job.state}: {job.state_reason}", always=True)
         return job.exit_code or (INTERRUPTED if self._job.state == "CANCELLED" else FAILED)
 
-    async def _follow(self) -> None:
-        """Says why it waits, whenever that changes."""
+    async def follow(self) -> None:
+        """Says why it waits, whenever that changes; that it is stopping only where that takes a while."""
+        lasts = False
         while self._job.state not in ENDED:
             before = self._job.job.revision
             if self._job.state in _WAITS:
                 explanation = await self._job.explain()
                 reasons = "; ".join(reason.message for reason in explanation.reasons) or explanation.summary
                 self._say(f"waits: {reasons}" if reasons else "waits")
-            elif self._job.job.attempt:
-                nodes = ", ".join(dict.fromkeys(each.allocation.node_id for each in self._job.job.workers))
-                self._say(f"is {self._job.state} on {nodes}" if nodes else f"is {self._job.state}")
+            elif self._job.job.attempt and (self._job.state != "STOPPING" or lasts):
+                workers = self._job.job.workers
+                nodes = ", ".join(dict.fromkeys(each.allocation.node_id for each in workers))
+                takes_long = next((each.state_reason for each in workers if " builds " in each.state_reason), "")
+                self._say(": ".join(filter(None, (f"is {self._job.state}" + f" on {nodes}" * bool(nodes), takes_long))))
             changed = asyncio.ensure_future(
                 self._job.until(lambda job, seen=before: job.revision > seen, "a change")  # type: ignore[misc]
             )
             await asyncio.wait([changed], timeout=_LOOK_S)
-            if not changed.done():
+            lasts = not changed.done()
+            if lasts:
                 changed.cancel()
                 await asyncio.wait([changed])
                 await self._job.refresh()
 
     def _say(self, text: str, *, always: bool = False) -> None:
         if text != self._said and (always or not wishes.quiet):
-            _tell(f"{self._job.name} {text}")
+            tell(f"{self._job.name} {text}")
         self._said = text
 
     def _print(self, line: LogLine) -> None:
@@ -190,7 +208,7 @@ def _cancelling(jobs: Sequence[JobHandle]) -> Iterator[None]:
             waiting.cancel()
             return
         text = "cancelling; once more ends it at once" if asked == 1 else "ending it at once"
-        _tell(text)
+        tell(text)
         grace = None if asked == 1 else 0
         reason = f"`callboard run` got {number.name}"
         cancels.extend(loop.create_task(_cancel(each, reason, grace)) for each in jobs)
@@ -215,11 +233,7 @@ async def _cancel(job: JobHandle, reason: str, grace: float | None) -> None:
     try:
         await job.cancel(reason, grace=grace)
     except EXPECTED as error:
-        _tell(f"{job.name} was not cancelled: {failure_of(error).why}")
-
-
-def _tell(text: str) -> None:
-    screen.stderr().print(f"callboard: {text}", markup=False, soft_wrap=True, highlight=False)
+        tell(f"{job.name} was not cancelled: {failure_of(error).why}")
 
 
 def _variable(text: str) -> tuple[str, str]:

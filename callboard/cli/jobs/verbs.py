@@ -9,18 +9,16 @@ import typer
 from typer.core import TyperCommand
 
 from callboard.cli import actions, completing
-from callboard.cli.options import ConfigPathOption, PoolOption, TimeoutOption, reads, takes, writes
+from callboard.cli.options import ConfigPathOption, PoolOption, TimeoutOption, argument, option, reads, takes, writes
 
 app = typer.Typer()
 job_verbs = typer.Typer(help="Submit, follow, change and end jobs; ask why they wait.", no_args_is_help=True)
 app.add_typer(job_verbs, name="job")
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completing.jobs)]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)]
-WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is done.", show_default=False)]
-ComponentOption = Annotated[
-    str, typer.Option("--component", metavar="NAME", help="Only workers of this component.", show_default=False)
-]
+JobArgument = Annotated[str, argument("JOB", "Name of the job.", autocompletion=completing.jobs)]
+ReasonOption = Annotated[str, option("--reason", "Reason, shown to people.")]
+WaitOption = Annotated[bool, option("--wait", "-w", "Wait until it is done.")]
+ComponentOption = Annotated[str, option("--component", "NAME", "Only workers of this component.")]
 
 
 class _Submit(TyperCommand):
@@ -37,68 +35,53 @@ class _Submit(TyperCommand):
 def submit(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FILE | [KEY=VALUE]...",
-            help="YAML or JSON file with the job, or what `job get` printed; - reads the input.",
+        argument(
+            "FILE | [KEY=VALUE]...", "YAML or JSON file with the job, or what `job get` printed; - reads the input."
         ),
     ] = None,
     config_path: ConfigPathOption = None,
     config: Annotated[
-        str | None,
-        typer.Option("--config", metavar="FILE", help="Instead of a job: an RLinf config, run as it is placed."),
+        str | None, option("--config", "FILE", "Instead of a job: an RLinf config, run as it is placed.")
     ] = None,
     actors: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--actors",
-            metavar="NAME=pkg:Class",
-            help="With --config: the class of a component; may be repeated. Default: a probe that reports itself.",
+            "NAME=pkg:Class",
+            "With --config: the class of a component; may be repeated. Default: a probe that reports itself.",
         ),
     ] = None,
     kwargs: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--kwargs",
-            metavar="NAME={KEY: VALUE}",
-            help="With --actors: keyword arguments of the class of a component, as YAML; may be repeated.",
+            "NAME={KEY: VALUE}",
+            "With --actors: keyword arguments of the class of a component, as YAML; may be repeated.",
         ),
     ] = None,
     pool: Annotated[
-        str,
-        typer.Option("--pool", metavar="POOL", help="With --config: pool to charge.", autocompletion=completing.pools),
+        str, option("--pool", "POOL", "With --config: pool to charge.", autocompletion=completing.pools)
     ] = "default",
-    name: Annotated[str, typer.Option("--name", help="With --config: name of the job.", show_default=False)] = "",
-    priority: Annotated[
-        float | None, typer.Option("--priority", help="With --config: priority of the job.", show_default=False)
-    ] = None,
+    name: Annotated[str, option("--name", "With --config: name of the job.")] = "",
+    priority: Annotated[float | None, option("--priority", "With --config: priority of the job.")] = None,
     planned_at: Annotated[
         int,
-        typer.Option(
+        option(
             "--planned-at",
-            metavar="REVISION",
-            help="Refuse the job if any node has changed since this revision (printed by `autoplace`).",
-            show_default=False,
+            "REVISION",
+            "Refuse the job if any node has changed since this revision (printed by `autoplace`).",
             min=0,
+            show_default=False,
         ),
     ] = 0,
     wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait", "-w", help="Wait until every worker answers; --wait=end: until the job ends.", show_default=False
-        ),
+        bool, option("--wait", "-w", "Wait until every worker answers; --wait=end: until the job ends.")
     ] = False,
-    wait_end: Annotated[bool, typer.Option("--wait-end", hidden=True, help="The same as --wait=end.")] = False,
+    wait_end: Annotated[bool, option("--wait-end", "The same as --wait=end.", hidden=True)] = False,
     timeout: TimeoutOption = 300.0,
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Only check the job and show where it would run.", show_default=False)
-    ] = False,
+    validate: Annotated[bool, option("--validate", "Only check the job and show where it would run.")] = False,
     request_id: Annotated[
-        str,
-        typer.Option(
-            "--request-id",
-            help="Id of this request: a submit that repeats it returns the first job.",
-            show_default=False,
-        ),
+        str, option("--request-id", "Id of this request: a submit that repeats it returns the first job.")
     ] = "",
 ) -> None:
     """Submit a job."""
@@ -108,7 +91,7 @@ def submit(
     if config is None and len(given) > 1:
         raise typer.BadParameter("give one FILE; KEY=VALUE belongs to --config", param_hint="FILE")
     if config is not None and (files := [each for each in given if "=" not in each]):
-        raise typer.BadParameter(f"give either FILE or --config; {files[0]} is no KEY=VALUE", param_hint="FILE")
+        raise typer.BadParameter(f"give either FILE or --config; {files[0]} is not a KEY=VALUE", param_hint="FILE")
     actions.jobs.submit(
         Path(given[0]) if config is None else None,
         config=config,
@@ -132,11 +115,8 @@ def submit(
 @reads
 def list_jobs(
     pool: PoolOption = "",
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only jobs in this state; may be repeated.", show_default=False),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended.", show_default=False)] = False,
+    state: Annotated[list[str] | None, option("--state", "STATE", "Only jobs in this state; may be repeated.")] = None,
+    every: Annotated[bool, option("--all", "-a", "Also jobs that have ended.")] = False,
 ) -> None:
     """List jobs, newest first."""
     actions.jobs.show_list(pool=pool, states=state or [], every=every)
@@ -154,17 +134,14 @@ def get(job: JobArgument) -> None:
 def cancel(
     job: JobArgument,
     reason: ReasonOption = "",
-    destroy_pg: Annotated[
-        bool, typer.Option("--destroy-pg", help="Remove its placement groups too, also reserved ones.")
-    ] = False,
+    destroy_pg: Annotated[bool, option("--destroy-pg", "Remove its placement groups too, also reserved ones.")] = False,
     grace: Annotated[
         str,
-        typer.Option(
+        option(
             "--grace",
-            metavar="TIME",
-            help="Time for cancel() and checkpoint(), e.g. 5s; also shortens a stop that is under way. "
+            "TIME",
+            "Time for cancel() and checkpoint(), e.g. 5s; also shortens a stop that is under way. "
             "Default: as the job and the policy say.",
-            show_default=False,
         ),
     ] = "",
     wait: WaitOption = False,
@@ -191,10 +168,10 @@ def preempt(
     job: JobArgument,
     for_job: Annotated[
         str,
-        typer.Option(
+        option(
             "--for",
-            metavar="JOB",
-            help="Job that gets the room. Default: the next one in the queue.",
+            "JOB",
+            "Job that gets the room. Default: the next one in the queue.",
             autocompletion=completing.jobs,
         ),
     ] = "",
@@ -233,30 +210,22 @@ def result(job: JobArgument, timeout: TimeoutOption = 60.0) -> None:
 def logs(
     job: JobArgument,
     component: ComponentOption = "",
-    rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", help="Only workers of this rank.", min=0, show_default=False)
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends, or Ctrl-C.", show_default=False)
-    ] = False,
+    rank: Annotated[int | None, option("--rank", "N", "Only workers of this rank.", min=0)] = None,
+    follow: Annotated[bool, option("--follow", "-f", "Go on until the job ends, or Ctrl-C.")] = False,
     tail: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--tail",
             "-n",
-            metavar="N",
-            help="Start with the last N lines of each worker; -1: all. Default: 100, or all with --since.",
+            "N",
+            "Start with the last N lines of each worker; -1: all. Default: 100, or all with --since.",
             min=-1,
             max=2**31 - 1,
-            show_default=False,
         ),
     ] = None,
-    attempt: Annotated[
-        int, typer.Option("--attempt", metavar="N", help="Attempt of the job, from 1. Default: the newest.", min=0)
-    ] = 0,
+    attempt: Annotated[int, option("--attempt", "N", "Attempt of the job, from 1. Default: the newest.", min=0)] = 0,
     since: Annotated[
-        str,
-        typer.Option("--since", metavar="DURATION", help="Only what was printed in the last 10m, 1h, …: all of it."),
+        str, option("--since", "DURATION", "Only what was printed in the last 10m, 1h, …: all of it.")
     ] = "",
 ) -> None:
     """Show what the workers of a job print, on whatever node.
@@ -272,9 +241,7 @@ def logs(
 def env(
     name: JobArgument,
     component: ComponentOption = "",
-    rank: Annotated[
-        int, typer.Option("--rank", metavar="N", help="Only the worker of this rank; -1: all.", min=-1)
-    ] = -1,
+    rank: Annotated[int, option("--rank", "N", "Only the worker of this rank; -1: all.", min=-1)] = -1,
 ) -> None:
     """Show the environment of a job's workers.
 
@@ -287,8 +254,8 @@ def env(
 @writes
 def scale(
     job: JobArgument,
-    component: Annotated[str, typer.Argument(metavar="COMPONENT", help="Name of an elastic component.")],
-    workers: Annotated[int, typer.Argument(metavar="N", help="How many workers it should have.", min=0)],
+    component: Annotated[str, argument("COMPONENT", "Name of an elastic component.")],
+    workers: Annotated[int, argument("N", "How many workers it should have.", min=0)],
 ) -> None:
     """Say how many workers an elastic component should have.
 

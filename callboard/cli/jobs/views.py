@@ -156,7 +156,7 @@ def _worker_table(job: Job, *, wide: bool) -> Table:
         ]
         if wide:
             group = worker.allocation.placement_group_id
-            row += [str(worker.generation), group, worker.actor_name, worker.cold_reason]
+            row += [str(worker.generation), group, worker.actor_name, worker.cold_reason or worker.preload_missed]
         rows.append(row)
     return screen.table(columns, rows, right=("RANK", "PID", "GENERATION"))
 

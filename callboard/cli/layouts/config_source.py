@@ -238,7 +238,7 @@ def _composed(file: Path, config_path: Path | None, overrides: Sequence[str]) ->
             Failure(
                 f"The config {file} is made of several files.",
                 "It has defaults:, and Hydra, which composes them, is not installed.",
-                f"pip install '{_HYDRA}'",
+                f"Install it: `pip install '{_HYDRA}'`.",
                 BAD_INPUT,
             )
         )

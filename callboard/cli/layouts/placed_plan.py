@@ -36,7 +36,7 @@ def placed(
     """
     if described:
         cluster = _cluster_of(described)
-    elif otherwise and not _describes_nodes(spec.placement_config):
+    elif otherwise and not describes_nodes(spec.placement_config):
         cluster = _cluster_of(otherwise)
     else:
         cluster = _own_cluster(spec.placement_config)
@@ -61,13 +61,14 @@ def _cluster_of(described: Sequence[DescribedNode]) -> Cluster:
     )
 
 
-def _describes_nodes(text: str) -> bool:
+def describes_nodes(text: str) -> bool:
+    """Whether a placement text says which nodes there are."""
     document = open_document(text, Report())
     return document.value("cluster", "nodes") is not None or document.value("nodes") is not None
 
 
 def _own_cluster(text: str) -> Cluster:
-    if not _describes_nodes(text):
+    if not describes_nodes(text):
         what = "which nodes are there? what a placement means depends on them; describe them, e.g. --nodes 8+8"
         raise InvalidInput([Fault("nodes", what)])
     cluster = Cluster.from_mapping(text)

@@ -10,6 +10,7 @@ import typer
 
 from callboard.cli.layouts import placement_svg, placement_views
 from callboard.cli.layouts.config_source import rl_config
+from callboard.cli.layouts.placed_plan import describes_nodes
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
@@ -42,7 +43,7 @@ def show(
     except InvalidInput as error:
         refuse("--nodes", nodes, error.faults)
     try:
-        known = cluster is not None or (not controller and _describes_nodes(text))
+        known = cluster is not None or (not controller and describes_nodes(text))
     except InvalidInput as error:
         refuse(name, text, error.faults)
     faults = _job_faults(text)
@@ -102,12 +103,6 @@ def _job_faults(text: str) -> list[Fault]:
     except InvalidInput as error:
         return list(error.faults)
     return []
-
-
-def _describes_nodes(text: str) -> bool:
-    """Whether the file says which nodes there are."""
-    document = open_document(text, Report())
-    return document.value("cluster", "nodes") is not None or document.value("nodes") is not None
 
 
 async def live_cluster(client: Client) -> Cluster:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from callboard.cli.show import screen
-from callboard.model.environment import is_secret
+from callboard.model.names import is_secret
 from callboard.placement import (
     DevicePicture,
     FlexiblePlacementStrategy,

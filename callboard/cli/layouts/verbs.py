@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.options import ConfigPathOption, ControllerOption, Output, OutputOption, OverridesArgument, takes
+from callboard.cli.options import (
+    ConfigPathOption,
+    ControllerOption,
+    Output,
+    OutputOption,
+    OverridesArgument,
+    argument,
+    option,
+    takes,
+)
 
 app = typer.Typer()
 
@@ -21,32 +30,26 @@ app.add_typer(placement_verbs, name="placement")
 def show(
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE",
-            help="An RLinf config or a job, as YAML or JSON; with --config-path the name of a Hydra config; "
-            "- reads the input.",
+        argument(
+            "FILE",
+            "An RLinf config or a job, as YAML or JSON; with --config-path the name of a Hydra "
+            "config; - reads the input.",
         ),
     ],
     overrides: OverridesArgument = None,
     config_path: ConfigPathOption = None,
     nodes: Annotated[
         str,
-        typer.Option(
+        option(
             "--nodes",
-            metavar="TEXT",
-            help="Describe the nodes instead of asking a controller: 8+8, or 4x(8gpu,32cpu)+2x(32cpu). "
+            "TEXT",
+            "Describe the nodes instead of asking a controller: 8+8, or 4x(8gpu,32cpu)+2x(32cpu). "
             "Default: `nodes` of the file, else the controller's.",
-            show_default=False,
         ),
     ] = "",
     controller: ControllerOption = "",
     _output: OutputOption = Output.TABLE,
-    svg: Annotated[
-        Path | None,
-        typer.Option(
-            "--svg", metavar="FILE", help="Also draw the placement as SVG into this file.", show_default=False
-        ),
-    ] = None,
+    svg: Annotated[Path | None, option("--svg", "FILE", "Also draw the placement as SVG into this file.")] = None,
 ) -> None:
     """Show which component's ranks are on which GPU of which node.
 
@@ -64,24 +67,19 @@ def show(
 )
 @takes("output")
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML or JSON file with the job; - reads the input.")],
+    file: Annotated[Path, argument("FILE", "YAML or JSON file with the job; - reads the input.")],
     nodes: Annotated[
         str,
-        typer.Option(
+        option(
             "--nodes",
-            metavar="TEXT",
-            help="The cluster: 8+8 (GPUs per node), 4x(2gpu,32cpu), or sums of these. Default: `nodes` of the file, "
-            "else of the file of roles; without any only the totals are said.",
-            show_default=False,
+            "TEXT",
+            "The cluster: 8+8 (GPUs per node), 4x(2gpu,32cpu), or sums of these. Default: `nodes` of "
+            "the file, else of the file of roles; without any only the totals are said.",
         ),
     ] = "",
     roles: Annotated[
         Path | None,
-        typer.Option(
-            "--roles",
-            metavar="FILE",
-            help="YAML file with presets of further roles, as the controller has; and with nodes.",
-        ),
+        option("--roles", "FILE", "YAML file with presets of further roles, as the controller has; and with nodes."),
     ] = None,
 ) -> None:
     """Say what a job needs per component and pool, where it would go on a cluster, what is left and what doesn't fit.

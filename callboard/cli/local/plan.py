@@ -11,8 +11,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
+from callboard.agents.options import AgentOptions
 from callboard.cli.local.ports import listening_in
+from callboard.controller.options import ControllerOptions
+from callboard.model.options import as_declared, declared, option, option_of
 from callboard.security.tokens import TOKEN_NAME
 
 _FIRST_HOST = 10
@@ -47,60 +51,58 @@ class NodeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """A cluster to start.
+    """A cluster to start: the options of `callboard up`, and what they come to on this machine."""
 
-    Attributes:
-        name: its name on this machine.
-        directory: where its files go.
-        port: port of the controller on 127.0.0.1.
-        agents: number of nodes.
-        cpus: CPUs of each node, as text.
-        memory: memory of each node, as text.
-        gpus: GPUs of each node.
-        shapes: instead of the last three: what each node consists of, by rank; one that is added later is as the last.
-        roles: absolute path of a file with presets for the controller; empty: none.
-        machine_gpus: ids of the GPUs that nodes are dealt, the first to node 0. Empty: every node has simulated GPUs
-            of its own, numbered from 0.
-        real_gpus: whether ``machine_gpus`` is hardware.
-        resources: custom resources of each node, "NAME=N".
-        interpreters: Python interpreters that jobs may name on each node, besides the agent's own.
-        object_store: size of Ray's object store on each node, as text; empty: Ray's own choice.
-        warm_spares: idle worker processes that each node keeps ready while work is about.
-        runtime: "ray" or "process".
-        ray_address: an existing Ray cluster to join; empty: the first node starts one.
-        ray_port: port of Ray's GCS; 0: any free one.
-        dashboard_port: port of Ray's dashboard; None: none is started.
-        port_base: first port of the first node's block; node N has the N-th block. None: any free ports.
-        block: which block of loopback addresses.
-        metrics_open: its figures are shown to callers without the token, too.
-        insecure: its controller asks for no token.
-        detached: it outlives the program that starts it.
-    """
-
-    name: str
     directory: Path
-    port: int = 7700
-    agents: int = 3
-    cpus: str = "3"
-    memory: str = "4GiB"
-    gpus: int = 2
+    """Where its files go."""
+    agents: int = option(3, "Nodes to start.", "--agents", "-n", metavar="N", bounds=(1, 64))
+    gpus: int = option(2, "GPUs of each node.", "--gpus-per-node", metavar="N", bounds=(0, 64))
+    cpus: str = option("3", "CPUs of each node for jobs.", "--cpus-per-node", metavar="N")
+    memory: str = option("4GiB", "Memory of each node for jobs.", "--memory-per-node", metavar="SIZE")
     shapes: tuple[NodeShape, ...] = ()
+    """Instead of the last three: what each node consists of, by rank; one that is added later is as the last."""
     roles: str = ""
+    """Absolute path of a file with presets for the controller; empty: none."""
     machine_gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that nodes are dealt, the first to node 0. Empty: every node has simulated GPUs of its own,
+    numbered from 0."""
     real_gpus: bool = False
-    resources: tuple[str, ...] = ()
-    interpreters: tuple[str, ...] = ()
-    object_store: str = ""
-    warm_spares: int = 1
-    runtime: str = "ray"
-    ray_address: str = ""
-    ray_port: int = 0
-    dashboard_port: int | None = None
-    port_base: int | None = None
+    """Whether those are hardware."""
+    warm_spares: int = as_declared(AgentOptions, "warm_spares")
+    foreign_gpu_use: Literal["avoid", "warn", "ignore"] = as_declared(AgentOptions, "foreign_gpu_use")
+    runtime: Literal["ray", "process"] = as_declared(AgentOptions, "runtime")
+    resources: tuple[str, ...] = option(
+        (), "Custom resource of each node; may be repeated.", "--resource", metavar="NAME=N"
+    )
+    interpreters: tuple[str, ...] = as_declared(AgentOptions, "interpreters")
+    object_store: str = option(
+        "",
+        declared(AgentOptions)["object_store_bytes"].option.help,
+        option_of(AgentOptions, "object_store_bytes"),
+        metavar="SIZE",
+        shown=False,
+    )
+    port: int = option(7700, "Port of the controller; 0: any free one.", metavar="PORT", bounds=(0, 65535))
+    ray_port: int = option(0, "Port of Ray's head; 0: any free one.", metavar="PORT", bounds=(0, 65535))
+    dashboard_port: int | None = option(
+        None, "Start Ray's dashboard there, if installed.", metavar="PORT", bounds=(1, 65535)
+    )
+    port_base: int | None = option(
+        None,
+        "First port of the nodes' own Ray services, ten for each node. Default: any free ones.",
+        metavar="PORT",
+        bounds=(1024, 65535 - MAX_NODES * PORTS_OF_A_NODE),
+    )
+    ray_address: str = option("", "Join this Ray cluster instead of starting one.", metavar="HOST:PORT")
     block: int = 0
-    metrics_open: bool = False
-    insecure: bool = False
+    """Which block of loopback addresses."""
+    name: str = option("local", "Name of the cluster on this machine.", metavar="NAME")
+    metrics_open: bool = as_declared(ControllerOptions, "metrics_open")
+    page: str = as_declared(ControllerOptions, "page")
+    page_open: bool = as_declared(ControllerOptions, "page_open")
+    insecure: bool = as_declared(ControllerOptions, "insecure")
     detached: bool = False
+    """It outlives the program that starts it."""
 
     @property
     def controller(self) -> str:
@@ -177,6 +179,8 @@ class ClusterPlan:
             *("--state-dir", str(directory), "--run-dir", str(directory)),
             *(("--roles", self.roles) if self.roles else ()),
             *(("--metrics-open",) if self.metrics_open else ()),
+            *(("--page", self.page) if self.page else ()),
+            *(("--page-open",) if self.page_open else ()),
             *(("--insecure",) if self.insecure else ()),
             *self._common(),
         ]
@@ -198,6 +202,7 @@ class ClusterPlan:
             *(part for path in self.interpreters for part in ("--interpreter", path)),
             *(("--object-store-memory", self.object_store) if self.object_store else ()),
             *("--warm-spares", str(self.warm_spares)),
+            *("--foreign-gpu-use", self.foreign_gpu_use),
             *("--runtime", self.runtime, "--run-dir", str(self.node_directory(rank))),
         ]
         if self.runtime == "ray":

@@ -158,7 +158,8 @@ async def _end_group(group: Sequence[ProcessId], grace_s: float, hurry: asyncio.
 
 def _open_ports(record: ClusterRecord) -> list[str]:
     host, _, port = record.controller.rpartition(":")
-    of_nodes = listening_in(network_of(record.block))
+    # Block 0 is everybody's: what has no nodes of its own, a controller alone, is recorded with it.
+    of_nodes = listening_in(network_of(record.block)) if record.block else []
     return [record.controller, *of_nodes] if is_taken(host, int(port)) else of_nodes
 
 

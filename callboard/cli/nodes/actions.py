@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from callboard.cli.nodes import views as node_views
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
@@ -41,9 +43,10 @@ async def cordon(client: Client, node_id: str) -> None:
 
 
 @connected
-async def uncordon(client: Client, node_id: str) -> None:
-    """Takes a cordon or a drain back."""
-    _say(await client.uncordon_node(node_id), "it takes work")
+async def uncordon(client: Client, node_id: str, gpus: Sequence[int]) -> None:
+    """Takes a cordon or a drain back, or opens GPUs."""
+    node = await client.uncordon_node(node_id, gpus)
+    _say(node, f"GPU {', '.join(map(str, gpus))} takes work there" if gpus else "it takes work")
 
 
 @connected

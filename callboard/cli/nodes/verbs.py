@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import StateDirOption, reads, takes, writes
+from callboard.cli.options import StateDirOption, argument, option, reads, takes, writes
 
 app = typer.Typer()
 node_verbs = typer.Typer(help="Show nodes, take them out of use and put them back.", no_args_is_help=True)
 app.add_typer(node_verbs, name="node")
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.", autocompletion=completing.nodes)]
+NodeArgument = Annotated[str, argument("NODE", "Id of the node.", autocompletion=completing.nodes)]
 
 
 @node_verbs.command("list", epilog="Example: callboard node list")
 @reads
 def list_nodes(
-    every: Annotated[bool, typer.Option("--all", "-a", help="Also nodes that have left.", show_default=False)] = False,
+    every: Annotated[bool, option("--all", "-a", "Also nodes that have left.")] = False,
 ) -> None:
     """List nodes with what is used on each."""
     actions.nodes.show_list(every=every)
@@ -40,11 +40,27 @@ def cordon(node: NodeArgument) -> None:
     actions.nodes.cordon(node)
 
 
-@node_verbs.command("uncordon", epilog="Example: callboard node uncordon node-0")
+@node_verbs.command(
+    "uncordon", epilog="Example: callboard node uncordon node-0", short_help="Take a cordon or a drain back."
+)
 @writes
-def uncordon(node: NodeArgument) -> None:
-    """Take a cordon or a drain back."""
-    actions.nodes.uncordon(node)
+def uncordon(
+    node: NodeArgument,
+    gpu: Annotated[
+        list[int] | None,
+        option(
+            "--gpu",
+            "N",
+            "Open this GPU instead, which takes no new work; by its index on the node. May be repeated.",
+            min=0,
+        ),
+    ] = None,
+) -> None:
+    """Take a cordon or a drain back, or open a GPU that was closed.
+
+    A GPU that is opened so takes work although its agent says why it shouldn't, until the agent says something else.
+    """
+    actions.nodes.uncordon(node, gpu or [])
 
 
 @node_verbs.command("drain", epilog="Example: callboard node drain node-0 --deadline 30s")
@@ -53,16 +69,15 @@ def drain(
     node: NodeArgument,
     within: Annotated[
         str,
-        typer.Option(
+        option(
             "--deadline",
             "--within",
-            metavar="TIME",
-            help="Deadline for running work to leave, e.g. 30s; 0s: at once. Default: each job's own timeouts.",
-            show_default=False,
+            "TIME",
+            "Deadline for running work to leave, e.g. 30s; 0s: at once. Default: each job's own timeouts.",
         ),
     ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to people.", show_default=False)] = "",
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until nothing runs there any more.")] = True,
+    reason: Annotated[str, option("--reason", "Reason, shown to people.")] = "",
+    wait: Annotated[bool, option("--wait/--no-wait", "Wait until nothing runs there any more.")] = True,
 ) -> None:
     """Start nothing new on a node; what runs there yields, with notice."""
     actions.nodes.drain(node, within=within, reason=reason, wait=wait)
@@ -82,11 +97,9 @@ node_verbs.add_typer(token_app, name="token")
 @token_app.command("create", epilog="Example: callboard node token create --ttl 1h --node node-7 --file join.token")
 @takes("output")
 def create_token(
-    file: Annotated[Path, typer.Option("--file", metavar="FILE", help="File to write the token to (mode 0600).")],
-    ttl: Annotated[str, typer.Option("--ttl", metavar="TIME", help="How long the token is valid.")] = "1h",
-    node: Annotated[
-        str, typer.Option("--node", metavar="ID", help="The only node that may join with it. Default: any.")
-    ] = "",
+    file: Annotated[Path, option("--file", "FILE", "File to write the token to (mode 0600).")],
+    ttl: Annotated[str, option("--ttl", "TIME", "How long the token is valid.")] = "1h",
+    node: Annotated[str, option("--node", "ID", "The only node that may join with it. Default: any.")] = "",
     state_dir: StateDirOption = None,
 ) -> None:
     """Make a join token, on the controller's machine. It can be used once; see also `callboard token list`."""

@@ -8,53 +8,33 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import PoolOption, reads, takes, writes
+from callboard.cli.options import PoolOption, argument, option, reads, takes, writes
 
 app = typer.Typer()
 
 
 pool_verbs = typer.Typer(help="Make, change and end pools, the quotas that jobs use.", no_args_is_help=True)
 app.add_typer(pool_verbs, name="pool")
-PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool.", autocompletion=completing.pools)]
-ValidateOption = Annotated[bool, typer.Option("--validate", help="Only check; change nothing.", show_default=False)]
+PoolArgument = Annotated[str, argument("NAME", "Name of the pool.", autocompletion=completing.pools)]
+ValidateOption = Annotated[bool, option("--validate", "Only check; change nothing.")]
 
 
 @pool_verbs.command("create", epilog="Example: callboard pool create rlhf --cpu 6 --memory 8GiB --gpu 6")
 @takes("controller", "output", "quiet")
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pool; may stand in the file instead.")] = "",
+    name: Annotated[str, argument("NAME", "Name of the pool; may stand in the file instead.")] = "",
     file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON file with the whole spec; - reads the input."),
+        Path | None, option("--file", "-f", "FILE", "YAML or JSON file with the whole spec; - reads the input.")
     ] = None,
-    cpu: Annotated[str, typer.Option("--cpu", metavar="N", help="CPU quota.", show_default=False)] = "",
-    memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Memory quota, e.g. 8GiB.", show_default=False)
-    ] = "",
-    gpu: Annotated[str, typer.Option("--gpu", metavar="N", help="GPU quota.", show_default=False)] = "",
-    cohort: Annotated[
-        str,
-        typer.Option(
-            "--cohort", metavar="NAME", help="Pools of a cohort lend quota to each other.", show_default=False
-        ),
-    ] = "",
+    cpu: Annotated[str, option("--cpu", "N", "CPU quota.")] = "",
+    memory: Annotated[str, option("--memory", "SIZE", "Memory quota, e.g. 8GiB.")] = "",
+    gpu: Annotated[str, option("--gpu", "N", "GPU quota.")] = "",
+    cohort: Annotated[str, option("--cohort", "NAME", "Pools of a cohort lend quota to each other.")] = "",
     borrow_limit: Annotated[
-        str,
-        typer.Option(
-            "--borrow-limit",
-            metavar="cpu=N,gpu=N,memory=SIZE",
-            help="Most that it may borrow. Default: no limit.",
-            show_default=False,
-        ),
+        str, option("--borrow-limit", "cpu=N,gpu=N,memory=SIZE", "Most that it may borrow. Default: no limit.")
     ] = "",
     lend_limit: Annotated[
-        str,
-        typer.Option(
-            "--lend-limit",
-            metavar="cpu=N,gpu=N,memory=SIZE",
-            help="Most that it lends. Default: no limit.",
-            show_default=False,
-        ),
+        str, option("--lend-limit", "cpu=N,gpu=N,memory=SIZE", "Most that it lends. Default: no limit.")
     ] = "",
     validate: ValidateOption = False,
 ) -> None:
@@ -89,17 +69,12 @@ def set_pool(
     name: PoolArgument,
     changes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE | KEY=VALUE…",
-            help="A YAML file with the whole spec, or single fields to change; values are YAML, null takes one away.",
+        argument(
+            "FILE | KEY=VALUE…",
+            "A YAML file with the whole spec, or single fields to change; values are YAML, null takes one away.",
         ),
     ],
-    etag: Annotated[
-        str,
-        typer.Option(
-            "--etag", help="Refuse the change if the pool has changed since this etag was read.", show_default=False
-        ),
-    ] = "",
+    etag: Annotated[str, option("--etag", "Refuse the change if the pool has changed since this etag was read.")] = "",
     validate: ValidateOption = False,
 ) -> None:
     """Change a pool: as a whole from a file, or single fields. What runs goes on."""
@@ -110,9 +85,7 @@ def set_pool(
 @writes
 def delete(
     name: PoolArgument,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also cancel the jobs in the pool.", show_default=False)
-    ] = False,
+    force: Annotated[bool, option("--force", "Also cancel the jobs in the pool.")] = False,
 ) -> None:
     """End a pool. Refused while jobs are in it, unless forced."""
     actions.pools.delete(name, force=force)
@@ -122,10 +95,7 @@ pg_verbs = typer.Typer(help="Show and remove placement groups, which book room i
 app.add_typer(pg_verbs, name="pg")
 
 GroupArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID", help="Id of the placement group, as `pg list -o wide` shows it.", autocompletion=completing.groups
-    ),
+    str, argument("ID", "Id of the placement group, as `pg list -o wide` shows it.", autocompletion=completing.groups)
 ]
 
 
@@ -148,7 +118,7 @@ def get_group(group: GroupArgument) -> None:
 def delete_group(
     group: GroupArgument,
     when_free: Annotated[
-        bool, typer.Option("--when-free", help="Also remove a group that is in use, once its job has left it.")
+        bool, option("--when-free", "Also remove a group that is in use, once its job has left it.")
     ] = False,
 ) -> None:
     """Remove an idle placement group.
@@ -174,9 +144,8 @@ def get_policy() -> None:
 def set_policy(
     changes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE | KEY=VALUE…",
-            help="A YAML file with the whole policy, or single fields to change; values are YAML.",
+        argument(
+            "FILE | KEY=VALUE…", "A YAML file with the whole policy, or single fields to change; values are YAML."
         ),
     ],
     validate: ValidateOption = False,

@@ -52,6 +52,7 @@ def pool_view(pool: Pool, *, wide: bool) -> Group:
         ("May borrow at most", words.limits(pool.spec.borrow_limit, pool.spec.borrow_limited)),
         ("Lends at most", words.limits(pool.spec.lend_limit, pool.spec.lend_limited)),
         ("Takes jobs", _stopped(pool)),
+        ("Exec", "" if pool.spec.exec or not pool.spec.HasField("exec") else "no programs beside its workers"),
         ("Protected", "nobody outside may preempt here" if pool.spec.protected else ""),
         ("Members", ", ".join(pool.spec.members)),
         ("Labels", words.labels(pool.spec.labels)),

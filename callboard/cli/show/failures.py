@@ -198,6 +198,7 @@ _THERE_IS: Mapping[str, str] = MappingProxyType(
         "jobs": "`callboard job list --all` shows the jobs there are.",
         "pools": "`callboard pool create {name}` makes it; `callboard pool list` shows the pools there are.",
         "nodes": "`callboard node list --all` shows the nodes there are.",
+        "workers": "`callboard job get {name}` shows its workers.",
         "placementGroups": "`callboard pg list` shows the placement groups there are.",
     }
 )
@@ -257,8 +258,20 @@ def _bad_token(error: BadToken) -> Failure:
     )
 
 
+_WHAT_THEN: Mapping[ErrorReason, str] = MappingProxyType(
+    {
+        ErrorReason.WRONG_STATE: "Its state forbids this: look at what it is now (`callboard job list`, `node list`).",
+        ErrorReason.PREEMPTION_REFUSED: "Name another job, or raise the priority; `callboard policy get` shows rules.",
+        ErrorReason.VERSION_MISMATCH: "Install the version of callboard, Ray and Python that the others have.",
+        ErrorReason.REVISION_COMPACTED: "Read what is there now, and follow from then on.",
+    }
+)
+"""What helps after the refusals that have no words of their own."""
+
+
 def _refused(error: CallboardError) -> Failure:
-    return Failure("The controller refused the call.", str(error), "Look at `callboard status`.")
+    remedy = _WHAT_THEN.get(error.error.reason, "Look at `callboard status` and at the controller's log.")
+    return Failure("The controller refused the call.", _sentence(str(error)), remedy)
 
 
 def _job_ended(error: JobEnded) -> Failure:

@@ -118,12 +118,11 @@ def _exit(error: Exception, controller: str) -> typer.Exit:
 async def _described(client: Client) -> str:
     """The controller with its nodes: an error reads differently when it is of the wrong cluster (MU-07)."""
     try:
-        nodes = await client.list_nodes()
+        seen = await client.overview(nodes=8, jobs=1)
     except EXPECTED:
         return f"{client.address} ({client.target.source})"
-    nodes = [node for node in nodes if not words.has_left(node)]
-    names = ", ".join(words.node_id(node) for node in nodes[:8]) or "no node"
-    more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+    names = ", ".join(words.node_id(node) for node in seen.nodes) or "no node"
+    more = f" and {seen.more_nodes} more" if seen.more_nodes else ""
     return f"{client.address} ({client.target.source}) with {names}{more}"
 
 

@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from callboard.cli.show.plain import short_enum
 from callboard.client.jobs import ENDED
-from callboard.model.quantities import Resources, format_amount, format_milli
+from callboard.model.quantities import IN_BYTES, Resources, format_amount, format_memory, format_milli
 from callboard.v1 import common_pb2
 from callboard.v1.agent_pb2 import Bundle
 from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, PlacementStrategy, Preemption, Worker, WorkerState
@@ -76,10 +76,13 @@ def limits(message: common_pb2.Resources, limited: Collection[str]) -> str:
 def amounts_of(resources: Resources) -> str:
     """ "1.5 CPU, 1 GPU, 1GiB"; "nothing" for none."""
     parts = [
-        format_amount(name, amount) if name == "memory" else f"{format_milli(amount)} {UNITS.get(name, name)}"
+        f"{format_memory(amount)}{'' if name == 'memory' else ' ' + name}"
+        if name in IN_BYTES
+        else f"{format_milli(amount)} {UNITS.get(name, name)}"
         for name, amount in resources.items()
     ]
-    return ", ".join(parts) or "nothing"
+    card = f" (GPU: {resources.card})" if resources.selects else ""
+    return (", ".join(parts) or "nothing") + card
 
 
 def share(used: common_pb2.Resources, whole: common_pb2.Resources, resource: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import platform
 import shlex
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +14,7 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from callboard._version import __version__
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
@@ -19,7 +22,7 @@ from callboard.cli.show.failing import FAILED
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected, with_client
-from callboard.cli.watch.looking_views import environment_view, findings_view, top_view, worker_list
+from callboard.cli.watch.looking_views import environment_view, findings_view, top_view, versions_view, worker_list
 from callboard.client.client import Client, ray_of
 from callboard.client.diagnosis import Evidence, diagnose
 from callboard.v1.inspection_pb2 import NodeInspection
@@ -47,6 +50,54 @@ async def top(client: Client, *, job: str, once: bool, interval_s: float) -> Non
             picture: RenderableType = top_view(*await _loads(client, job))
             live.update(picture, refresh=True)
             await asyncio.sleep(interval_s)
+
+
+def version(*, check: bool) -> None:
+    """Shows the version here; with ``check`` those of the whole cluster, and ends with 1 if some don't fit together."""
+    own = {
+        "program": "this command",
+        "callboard": __version__,
+        "python": platform.python_version(),
+        "ray": _installed("ray"),
+    }
+
+    async def action(client: Client) -> int:
+        stats, nodes = await asyncio.gather(client.stats(), client.list_nodes())
+        rows = [own, {"program": f"controller {client.address}", "callboard": stats.version, "python": "", "ray": ""}]
+        rows += [
+            {
+                "program": f"agent {words.node_id(node)}",
+                "callboard": node.version,
+                "python": node.python_version,
+                "ray": node.ray_version,
+            }
+            for node in nodes
+            if node.state not in _GONE
+        ]
+        differ = [
+            f"{name}: {', '.join(sorted(found))}"
+            for name, found in {
+                "callboard": {row["callboard"] for row in rows if row["callboard"]},
+                "Ray": {row["ray"] for row in rows if row["ray"]},
+                "Python": {".".join(row["python"].split(".")[:2]) for row in rows if row["python"]},
+            }.items()
+            if len(found) > 1
+        ]
+        value = {"fits": not differ, "differ": differ, "programs": rows}
+        show_result(value, lambda _: versions_view(rows, differ))
+        return len(differ)
+
+    if not check:
+        show_result(own, lambda _: Text(f"callboard {__version__}"))
+    elif with_client(action):
+        raise typer.Exit(FAILED)
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def doctor() -> None:

@@ -59,10 +59,20 @@ def findings_view(address: str, nodes: int, found: Sequence[Finding]) -> Group:
     """Every finding with what to do."""
     if not found:
         return Group(Text(f"Healthy: nothing wrong was found at {address}; {nodes} nodes were asked.", style="green"))
-    parts: list[RenderableType] = [Text(f"{len(found)} found at {address}, {nodes} nodes asked.", style="bold")]
+    parts: list[RenderableType] = [
+        Text(f"{len(found)} found at {address}, {nodes} {'node' if nodes == 1 else 'nodes'} asked.", style="bold")
+    ]
     for finding in found:
         parts += ["", Text(f"{finding.kind}: {finding.what}", style="yellow"), Text(f"  do: {finding.remedy}")]
     return Group(*parts)
+
+
+def versions_view(programs: Sequence[Mapping[str, str]], differ: Sequence[str]) -> Group:
+    """A row per program, then what doesn't fit together."""
+    rows = [[row["program"], row["callboard"] or "-", row["python"] or "-", row["ray"] or "-"] for row in programs]
+    told = [Text(f"{text}; install the same everywhere", style="red") for text in differ]
+    table = screen.table(("PROGRAM", "CALLBOARD", "PYTHON", "RAY"), rows)
+    return Group(table, *(told or [Text("All fit together.", style="green")]))
 
 
 def environment_view(job: Job, found: Sequence[tuple[Worker, Mapping[str, str]]], silent: Mapping[str, str]) -> Group:
@@ -142,7 +152,7 @@ def worker_list(workers: Sequence[tuple[Job, Worker]], *, wide: bool) -> Table:
         ]
         if wide:
             row += [str(worker.generation), str(worker.attempt), worker.allocation.placement_group_id]
-            row += [worker.actor_name, job.uid, worker.cold_reason]
+            row += [worker.actor_name, job.uid, worker.cold_reason or worker.preload_missed]
         rows.append(row)
     return screen.table(columns, rows, right=("RANK", "PID", "GENERATION", "ATTEMPT"))
 
@@ -151,4 +161,6 @@ def started(worker: Worker) -> str:
     """ "warm in 14 ms", "cold in 350 ms"; empty until it answers."""
     if not worker.start_ms:
         return ""
-    return f"{'warm' if worker.warm else 'cold'} in {words.duration(worker.start_ms)}"
+    return (
+        f"{'preloaded' if worker.preloaded else 'warm' if worker.warm else 'cold'} in {words.duration(worker.start_ms)}"
+    )

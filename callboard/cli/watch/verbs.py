@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions, completing
-from callboard.cli.options import JobOption, reads, takes
+from callboard.cli.options import JobOption, option, reads, takes
 
 app = typer.Typer()
 
@@ -20,10 +20,8 @@ app = typer.Typer()
 @takes("controller", "output")
 def top(
     job: JobOption = "",
-    once: Annotated[bool, typer.Option("--once", help="Show it once, then exit.", show_default=False)] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="Refresh interval.", min=0.5, max=3600)
-    ] = 2.0,
+    once: Annotated[bool, option("--once", "Show it once, then exit.")] = False,
+    interval: Annotated[float, option("--interval", "SECONDS", "Refresh interval.", min=0.5, max=3600)] = 2.0,
 ) -> None:
     """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
 
@@ -32,6 +30,18 @@ def top(
     it is shown once.
     """
     actions.looking.top(job=job, once=once, interval_s=interval)
+
+
+@app.command("page", epilog="Example: callboard page", short_help="Print a link to the web page, logged in.")
+@takes("controller", "quiet", "output")
+def page(
+    opens: Annotated[bool, option("--open", "Open it in this machine's browser instead.")] = False,
+) -> None:
+    """Print a link that opens the controller's web page as you: once, within two minutes.
+
+    Where a certificate says who you are, the page asks for a token.
+    """
+    actions.page.show(opens=opens)
 
 
 @app.command(
@@ -50,14 +60,33 @@ def doctor() -> None:
 
 
 @app.command(
+    "version",
+    epilog="Example: callboard version --check",
+    short_help="Show the version here, and whether those of the cluster fit.",
+)
+@takes("controller", "output")
+def version(
+    check: Annotated[bool, option("--check", "Compare with the controller and all agents.")] = False,
+) -> None:
+    """Show the version of callboard; with --check also those of the controller and of each agent, with their Python and
+    Ray.
+
+    Exit code 1: some differ. All of a cluster should have one callboard. Agents, and programs that call workers, need
+    the same Ray and the same minor version of Python.
+    """
+    actions.looking.version(check=check)
+
+
+@app.command(
     "ray-env",
     epilog="Example: callboard ray-env > ray.env && . ./ray.env && ray status",
     short_help="Print the variables by which Ray's own tools find the cluster.",
 )
 @takes("controller", "output")
 def ray_env() -> None:
-    """Print `export` lines for a shell, so that `ray status`, `ray list` and `ray.init()` use this cluster's Ray.
+    """Print `export` lines for a shell, so that `ray status` and `ray.init()` use the Ray of this cluster.
 
+    So do `ray list` and the dashboard where the head has the extra `head`.
     The token of a cluster that runs on this machine is found; elsewhere set RAY_AUTH_TOKEN_PATH yourself.
     """
     actions.looking.ray_env()
@@ -66,21 +95,11 @@ def ray_env() -> None:
 @app.command("events", epilog="Example: callboard events --follow --type preemption.")
 @takes("controller", "output")
 def events(
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", "--watch", help="Keep printing new events until Ctrl-C.", show_default=False),
-    ] = False,
-    last: Annotated[
-        int, typer.Option("--last", "-n", metavar="N", help="Start with the last N events.", min=0, max=1000)
-    ] = 20,
+    follow: Annotated[bool, option("--follow", "-f", "--watch", "Keep printing new events until Ctrl-C.")] = False,
+    last: Annotated[int, option("--last", "-n", "N", "Start with the last N events.", min=0, max=1000)] = 20,
     kind: Annotated[
         list[str] | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Only events of this type; a trailing dot selects a family (job.). May be repeated.",
-            show_default=False,
-        ),
+        option("--type", "TYPE", "Only events of this type; a trailing dot selects a family (job.). May be repeated."),
     ] = None,
     job: JobOption = "",
 ) -> None:
@@ -89,10 +108,10 @@ def events(
 
 
 @app.command("audit", epilog="Example: callboard audit --who alice")
-@takes("controller", "output")
+@reads
 def audit(
-    last: Annotated[int, typer.Option("--last", "-n", metavar="N", help="The last N.", min=1, max=1000)] = 20,
-    who: Annotated[str, typer.Option("--who", metavar="NAME", help="Only what this client did.")] = "",
+    last: Annotated[int, option("--last", "-n", "N", "The last N.", min=1, max=1000)] = 20,
+    who: Annotated[str, option("--who", "NAME", "Only what this client did.")] = "",
 ) -> None:
     """Show who changed what, when and from where."""
     actions.events.show_audit(last=last, who=who)
@@ -101,7 +120,10 @@ def audit(
 @app.command("status", epilog="Example: callboard status")
 @reads
 def status() -> None:
-    """Show nodes with their GPUs, pools, jobs and why they wait."""
+    """Show nodes with their GPUs, pools, jobs and why they wait.
+
+    Of a large cluster it shows 50 nodes, those that need attention first, and 50 jobs; `-o wide` shows everything.
+    """
     actions.status.show()
 
 
@@ -113,16 +135,7 @@ app.add_typer(worker_verbs, name="worker")
 @reads
 def list_workers(
     job: JobOption = "",
-    node: Annotated[
-        str,
-        typer.Option(
-            "--node",
-            metavar="NODE",
-            help="Only workers on this node.",
-            show_default=False,
-            autocompletion=completing.nodes,
-        ),
-    ] = "",
+    node: Annotated[str, option("--node", "NODE", "Only workers on this node.", autocompletion=completing.nodes)] = "",
 ) -> None:
     """List the workers of every job that has not ended.
 

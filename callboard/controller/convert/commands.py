@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 from callboard.controller.convert.workers import STOP_KINDS
-from callboard.model.environment import WORKER_PORTS
-from callboard.model.specs import ComponentSpec, WorkerPlace
+from callboard.model.names import WORKER_PORTS
+from callboard.model.specs import WorkerPlace
 from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
 from callboard.scheduler.records.job_records import CheckpointRecord, WorkerRecord
-from callboard.scheduler.records.node_record import DeviceShare
 from callboard.scheduler.records.pool_records import BundleRecord
 from callboard.v1 import agent_pb2, common_pb2
-from callboard.wire.amounts import resources_to_proto
+from callboard.wire.alike import message_of
 
 _ANYWHERE = WorkerPlace(node_id="")
 
@@ -49,28 +47,12 @@ def worker_key(worker: WorkerRecord) -> common_pb2.WorkerKey:
 
 def allocation(worker: WorkerRecord) -> common_pb2.Allocation:
     """What a worker holds."""
-    return common_pb2.Allocation(
-        node_id=worker.node_id,
-        placement_group_id=worker.group_id,
-        bundle_index=worker.bundle_index,
-        devices=shares(worker.devices),
-        resources=resources_to_proto(worker.resources),
-    )
-
-
-def shares(devices: Iterable[DeviceShare]) -> list[common_pb2.DeviceShare]:
-    """Parts of devices."""
-    return [common_pb2.DeviceShare(index=share.index, id=share.id, milli=share.milli) for share in devices]
+    return message_of(common_pb2.Allocation, worker, placement_group_id=worker.group_id)
 
 
 def bundle(record: BundleRecord, ray_node_id: str) -> agent_pb2.Bundle:
     """What one bundle books where."""
-    return agent_pb2.Bundle(
-        node_id=record.node_id,
-        ray_node_id=ray_node_id,
-        resources=resources_to_proto(record.resources),
-        devices=shares(record.devices),
-    )
+    return message_of(agent_pb2.Bundle, record, ray_node_id=ray_node_id)
 
 
 def rendezvous_port(job: str, component: str, attempt: int) -> int:
@@ -113,26 +95,20 @@ def _start_worker(command: StartWorker) -> agent_pb2.StartWorker:
         ports=component.ports,
         node_group=place.node_group or command.node_group,
         hardware_json=place.hardware_json,
-        members=[_member(member) for member in component.members],
+        members=[message_of(agent_pb2.WorkerMember, member) for member in component.members],
         secret_names=[name for name, _ in component.secret_env],
         stop_signal=component.stop_signal,
+        limit_gpu_memory=component.limit_gpu_memory,
+        cpu_affinity=component.cpu_affinity,
         working_dir=component.working_dir,
+        py_modules=component.py_modules,
+        environment=component.environment,
+        container=component.container,
+        preload=command.preload,
     )
     if command.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))
     return message
-
-
-def _member(member: ComponentSpec) -> agent_pb2.WorkerMember:
-    return agent_pb2.WorkerMember(
-        name=member.name,
-        role=member.role,
-        actor=member.actor,
-        args_json=member.args_json,
-        kwargs_json=member.kwargs_json,
-        entry=member.entry,
-        max_concurrency=member.max_concurrency,
-    )
 
 
 def _checkpoint(record: CheckpointRecord) -> agent_pb2.Checkpoint:
@@ -142,13 +118,10 @@ def _checkpoint(record: CheckpointRecord) -> agent_pb2.Checkpoint:
 
 
 def _stop_worker(command: StopWorker) -> agent_pb2.StopWorker:
-    return agent_pb2.StopWorker(
+    return message_of(
+        agent_pb2.StopWorker,
+        command,
         worker=common_pb2.WorkerKey(job_id=command.job, component=command.component, rank=command.rank),
-        generation=command.generation,
-        cancel_timeout_ms=command.cancel_timeout_ms,
-        kill_timeout_ms=command.kill_timeout_ms,
-        checkpoint=command.checkpoint,
-        reason=command.reason,
         kind=STOP_KINDS[command.stop_kind],
     )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from callboard._version import __version__
 from callboard.controller.convert.workers import WORKER_STATES
@@ -19,17 +20,22 @@ from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.scheduler.records.events import NodeJoined, RunningWorker
 from callboard.scheduler.records.node_record import DeviceInfo, HardwareInfo, RayInfo
 from callboard.v1 import agent_pb2, common_pb2
+from callboard.wire.alike import record_of
 from callboard.wire.amounts import labels_from_proto, resources_from_proto
 from callboard.wire.enums import from_wire
 from callboard.wire.refusals import InvalidRequest, VersionMismatch
 
 MAX_DEVICES = 1_024
+MAX_CONNECTED = 64
 MAX_CPU_MILLI = 100_000 * MILLI
 MAX_CUSTOM = 64
 MAX_LABELS = 64
 MAX_INTERPRETERS = 64
 MAX_RANK = 1_000_000
 MAX_WORKERS = 10_000
+MAX_FOREIGN = 8
+"""Processes of others that are kept of one device."""
+
 MAX_OUTPUT_JOBS = 10_000
 MAX_SPARES = 64
 MAX_HARDWARE = 256
@@ -65,18 +71,11 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, address: str, pre
         rank=hello.rank if hello.HasField("rank") else -1,
         labels=labels_from_proto(hello.labels),
         node_group=hello.node_group,
-        capacity=resources_from_proto(inventory.capacity) + pieces(item.type for item in hello.hardware),
-        devices=tuple(
-            DeviceInfo(
-                id=device.id,
-                uuid=device.uuid,
-                bus_id=device.bus_id,
-                model=device.model,
-                memory_bytes=device.memory_bytes,
-                numa_node=device.numa_node,
-            )
-            for device in inventory.devices
+        capacity=replace(
+            resources_from_proto(inventory.capacity) + pieces(item.type for item in hello.hardware),
+            gpu_memory_bytes=sum(device.memory_bytes for device in inventory.devices),
         ),
+        devices=tuple(record_of(DeviceInfo, device) for device in inventory.devices),
         simulated=inventory.simulated,
         visibility_variable=inventory.visibility_variable or "CUDA_VISIBLE_DEVICES",
         interpreters=tuple(inventory.interpreters),
@@ -85,40 +84,50 @@ def joined(hello: agent_pb2.Hello, now_ms: int, cause: str, *, address: str, pre
         version=hello.version,
         hostname=hello.hostname,
         address=address,
-        hardware=tuple(HardwareInfo(item.type, item.config_json) for item in hello.hardware),
+        hardware=tuple(record_of(HardwareInfo, item) for item in hello.hardware),
         ray_fault=ray_fault(hello.ray),
         ray_version=hello.ray_version,
         python_version=hello.python_version,
         agent_pid=max(hello.pid, 0),
         running=tuple(
-            RunningWorker(
-                generation=worker.generation,
+            record_of(
+                RunningWorker,
+                worker,
                 job=worker.worker.job_id,
                 component=worker.worker.component,
                 rank=worker.worker.rank,
                 state=WORKER_STATES[worker.state],
-                pid=worker.pid,
-                pid_start_ms=worker.pid_start_ms,
             )
             for worker in hello.workers
         ),
         previous_alive=previous_alive,
         hello_number=max(hello.number, 0),
         hello_clock_ms=max(hello.clock_ms, 0),
+        closed=closed_devices(hello.devices.states),
     )
+
+
+def device_states(states: Sequence[common_pb2.DeviceState]) -> dict[int, common_pb2.DeviceState]:
+    """What an agent reports of its devices, by index, as far as it can be meant."""
+    found = {}
+    for state in states[:MAX_DEVICES]:
+        if 0 <= state.index < MAX_DEVICES:
+            state.closed, state.warning = state.closed[:MAX_FAULT_TEXT], state.warning[:MAX_FAULT_TEXT]
+            del state.foreign[MAX_FOREIGN:]
+            found[state.index] = state
+    return found
+
+
+def closed_devices(states: Sequence[common_pb2.DeviceState]) -> tuple[tuple[int, str], ...]:
+    """(index, why) of the devices that take no new work, sorted."""
+    return tuple(sorted((index, state.closed) for index, state in device_states(states).items() if state.closed))
 
 
 def ray_info(ray: agent_pb2.RayNode) -> RayInfo | None:
     """A node's part in Ray without the token; None while it has none."""
     if not ray.gcs_address or not ray.ray_node_id:
         return None
-    return RayInfo(
-        gcs_address=ray.gcs_address,
-        session=ray.session,
-        ray_node_id=ray.ray_node_id,
-        head=ray.head,
-        node_ip=ray.node_ip,
-    )
+    return record_of(RayInfo, ray)
 
 
 def ray_fault(ray: agent_pb2.RayNode) -> RayFault | None:
@@ -149,7 +158,7 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if not hello.instance or len(hello.instance) > MAX_TEXT:
         yield Fault("instance", f"must have 1 to {MAX_TEXT} characters")
     if hello.HasField("rank") and not 0 <= hello.rank <= MAX_RANK:
-        yield Fault("rank", f"{hello.rank} is no rank; allowed is 0 to {MAX_RANK}")
+        yield Fault("rank", f"{hello.rank} is not a rank; 0 to {MAX_RANK} is allowed")
     if hello.runtime not in _RUNTIMES:
         yield Fault("runtime", "must be RUNTIME_RAY or RUNTIME_PROCESS")
     if not 0 <= hello.warm_spares <= MAX_SPARES:
@@ -167,21 +176,21 @@ def _identity_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
 
 def _label_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if len(hello.labels) > MAX_LABELS:
-        yield Fault("labels", f"{len(hello.labels)} labels; allowed are {MAX_LABELS}")
+        yield Fault("labels", f"{len(hello.labels)} labels; at most {MAX_LABELS} are allowed")
     for key, value in list(hello.labels.items())[:MAX_LABELS]:
         if not is_label(key) or (value and not is_label(value)):
-            yield Fault("labels", f"{key[:64]!r}: {value[:64]!r} is no label")
+            yield Fault("labels", f"{key[:64]!r}: {value[:64]!r} is not a label")
         if key in OWN_LABELS:
             yield Fault("labels", f"{key} is a label that every node has of its own")
 
 
 def _hardware_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if len(hello.hardware) > MAX_HARDWARE:
-        yield Fault("hardware", f"{len(hello.hardware)} pieces; allowed are {MAX_HARDWARE}")
+        yield Fault("hardware", f"{len(hello.hardware)} pieces; at most {MAX_HARDWARE} are allowed")
         return
     for index, item in enumerate(hello.hardware):
         if not is_custom_resource(item.type):
-            yield Fault(f"hardware[{index}].type", f"{item.type[:80]!r} is no type; allowed is {NAME_PATTERN}")
+            yield Fault(f"hardware[{index}].type", f"{item.type[:80]!r} is not a type; names match {NAME_PATTERN}")
         if not _is_settings(item.config_json):
             yield Fault(f"hardware[{index}].config_json", f"must be a JSON object of at most {MAX_SETTINGS} bytes")
 
@@ -206,12 +215,12 @@ def _inventory_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
     ):
         amount = getattr(capacity, field)
         if not 0 <= amount <= most:
-            yield Fault(f"inventory.capacity.{field}", f"{amount} is impossible; allowed is 0 to {most}")
+            yield Fault(f"inventory.capacity.{field}", f"{amount} is impossible; 0 to {most} is allowed")
     if len(capacity.custom_milli) > MAX_CUSTOM:
         yield Fault("inventory.capacity.custom_milli", f"more than {MAX_CUSTOM} resources")
     for name, milli in list(capacity.custom_milli.items())[:MAX_CUSTOM]:
         if not is_custom_resource(name) or not 0 <= milli <= MAX_CPU_MILLI:
-            yield Fault("inventory.capacity.custom_milli", f"{name[:64]!r}: {milli} is no amount of a resource")
+            yield Fault("inventory.capacity.custom_milli", f"{name[:64]!r}: {milli} is not an amount of a resource")
     yield from _device_faults(inventory)
     if inventory.visibility_variable and not _VARIABLE.fullmatch(inventory.visibility_variable):
         yield Fault("inventory.visibility_variable", "is not a valid name of an environment variable")
@@ -224,7 +233,7 @@ def _inventory_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
 def _device_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
     devices, gpu_milli = inventory.devices, inventory.capacity.gpu_milli
     if len(devices) > MAX_DEVICES:
-        yield Fault("inventory.devices", f"{len(devices)} devices; allowed are {MAX_DEVICES}")
+        yield Fault("inventory.devices", f"{len(devices)} devices; at most {MAX_DEVICES} are allowed")
         return
     if gpu_milli != len(devices) * MILLI:
         yield Fault("inventory.capacity.gpu_milli", f"{gpu_milli} is not 1000 for each of {len(devices)} devices")
@@ -233,13 +242,25 @@ def _device_faults(inventory: agent_pb2.Inventory) -> Iterator[Fault]:
     ids = [device.id for device in devices]
     if any(not name or len(name) > MAX_TEXT or "," in name for name in ids):
         yield Fault("inventory.devices", "every device needs an id, without a comma")
+    if any(not 0 <= device.memory_bytes <= MAX_MEMORY_BYTES for device in devices):
+        yield Fault("inventory.devices", f"memory of a device is 0 to {MAX_MEMORY_BYTES} bytes")
+    if any(len(device.model) > MAX_TEXT for device in devices):
+        yield Fault("inventory.devices", f"the model of a device has at most {MAX_TEXT} characters")
+    told = [device.distances for device in devices if device.distances]
+    if told and (
+        len(devices) > MAX_CONNECTED
+        or any(len(each) != len(devices) for each in told)
+        or any(each not in common_pb2.DeviceDistance.values() for distances in told for each in distances)
+    ):
+        why = f"a device has the distance of each device, or of none; of at most {MAX_CONNECTED} devices"
+        yield Fault("inventory.devices", why)
     if len(set(ids)) != len(ids):
         yield Fault("inventory.devices", "two devices have one id")
 
 
 def _worker_faults(hello: agent_pb2.Hello) -> Iterator[Fault]:
     if len(hello.workers) > MAX_WORKERS:
-        yield Fault("workers", f"{len(hello.workers)} workers; allowed are {MAX_WORKERS}")
+        yield Fault("workers", f"{len(hello.workers)} workers; at most {MAX_WORKERS} are allowed")
         return
     generations = [worker.generation for worker in hello.workers]
     if any(generation <= 0 for generation in generations) or len(set(generations)) != len(generations):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
+from zlib import crc32
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -29,7 +30,6 @@ from callboard.scheduler.records.job_records import (
     EventRecord,
     Key,
     Put,
-    Record,
     WorkerRecord,
 )
 from callboard.scheduler.records.refusals import Refusal
@@ -57,6 +57,12 @@ def _adapter(of: Any) -> TypeAdapter[Any]:
 _RECORDS: Mapping[str, TypeAdapter[Any]] = MappingProxyType({kind.kind: _adapter(kind) for kind in RECORD_TYPES})
 _KEY: TypeAdapter[Key] = _adapter(Key)
 _EVENT: TypeAdapter[EventRecord] = _adapter(EventRecord)
+DAMAGED = "malformed"
+"""Stands in every error about content that changed by itself; SQLite's word for it."""
+
+_SEAL = 8
+"""Characters of a checksum."""
+
 _PUT = re.compile(rf'\{{"v":{VERSION},"kind":"([a-z]+)","put":')
 """How a line of the present version begins: what follows is the record alone."""
 
@@ -66,11 +72,6 @@ def encode_change(change: Change) -> str:
     if isinstance(change, Put):
         return _line(change.record.kind, "put", _RECORDS[change.record.kind].dump_json(change.record))
     return _line(change.kind, "drop", _KEY.dump_json(change.key))
-
-
-def encode_record(record: Record) -> str:
-    """The line of a record in a snapshot: that of its :class:`Put`."""
-    return encode_change(Put(record))
 
 
 def decode_change(line: str) -> Change:
@@ -159,11 +160,19 @@ class Told:
             bare = outcome if outcome.about is None else (outcome.code.value, outcome.subject, outcome.field)
             return cls(0, digest_of(bare), refused=True)
         # Not in it: what is in the records, and the spec, whose secret values a journal doesn't have.
-        plain = [
-            (type(command).__name__, *[_plain(getattr(command, field.name)) for field in fields(command)])
-            for command in outcome.commands
-        ]
+        plain = [_plainly(command) for command in outcome.commands]
         return cls(len(plain), digest_of((plain, outcome.result)))
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    """Of a dataclass."""
+    return tuple(field.name for field in fields(kind))
+
+
+def _plainly(command: Any) -> tuple[Any, ...]:
+    kind: Any = type(command)
+    return (kind.__name__, *[_plain(getattr(command, name)) for name in _field_names(kind)])
 
 
 def _plain(value: Any) -> Any:
@@ -217,7 +226,8 @@ def encode_decision(decision: Decision) -> str:
     head = f'"v":{VERSION},"kind":"{kind}","changes":{decision.changes},"wake_ms":{wake}'
     # Here and not when it was decided: this runs beside the loop that decides.
     told = decision.told or (None if decision.outcome is None else Told.of(decision.outcome))
-    said = "" if told is None else f'"told":{json.dumps(asdict(told))},'
+    plain = None if told is None else {name: getattr(told, name) for name in _field_names(Told)}
+    said = "" if plain is None else f'"told":{json.dumps(plain)},'
     return f'{{{head},"ended_jobs":{decision.ended_jobs},{said}"event":{body}}}'
 
 
@@ -242,6 +252,27 @@ def decode_decision(text: str) -> Decision:
         )
     except (KeyError, TypeError, ValidationError, json.JSONDecodeError) as error:
         raise UnreadableChange(f"a decision can't be read ({error}): {text[:120]}") from error
+
+
+def sealed(place: int, text: str) -> str:
+    """A text as it is kept under a number: behind a checksum of both. Databases notice damage to their own structure,
+    and not that a letter of a text is another one now."""
+    return f"{crc32(text.encode(), place & 0xFFFFFFFF):08x}{text}"
+
+
+def unsealed(place: int, kept: object) -> str:
+    """The text that was kept under a number. Earlier versions kept it without a checksum.
+
+    Raises:
+        UnreadableChange: it is another one than was written there.
+    """
+    if not isinstance(kept, str):
+        raise UnreadableChange(f"{DAMAGED}: entry {place} is not text")
+    if kept.startswith("{"):
+        return kept
+    if sealed(place, kept[_SEAL:]) != kept:
+        raise UnreadableChange(f"{DAMAGED}: the checksum of entry {place} is another one: {kept[_SEAL:][:80]}")
+    return kept[_SEAL:]
 
 
 def _line(kind: str, what: str, body: bytes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from callboard.controller.journal.codec import Decision
-from callboard.controller.journal.journal import Journal
+from callboard.controller.journal.journal import Follower, Journal
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, EventRecord
@@ -27,6 +27,31 @@ class Commits:
         self._journal = journal
         self._on_its_way: asyncio.Future[None] | None = None
         self._no_snapshot_before = 0.0
+
+    async def lead(self, follower: Follower) -> bool:
+        """Returns True once this process may write; False: it is not wanted any more.
+
+        Raises:
+            StoreFailed: the journal can't be read.
+        """
+        return await self._journal.lead(follower)
+
+    def check_leading(self) -> None:
+        """
+        Raises:
+            StoreFailed: this process may not write any more.
+        """
+        self._journal.check()
+
+    def check(self) -> None:
+        """
+        Raises:
+            Unavailable: as above.
+        """
+        try:
+            self._journal.check()
+        except StoreFailed as failure:
+            raise store_failed(failure) from failure
 
     async def open(self, events: int) -> tuple[State, list[EventRecord]]:
         """The last good state and the newest ``events`` events.

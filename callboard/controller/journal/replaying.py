@@ -56,19 +56,28 @@ def rerun(path: Path, *, until: int | None = None, explain: int | None = None) -
     state = State()
     for change in history.base:
         state.apply(change)
+    last = 0
+    for number, decision, changes in decided(history):
+        if until is not None and state.meta.revision >= until:
+            return
+        for fruitless in history.fruitless.get(number, ()):
+            yield _step(state, fruitless, (), history, None)
+        yield _step(state, decision, changes, history, explain)
+        last = number + len(changes) - 1
+    if until is None or state.meta.revision < until:
+        for fruitless in history.fruitless.get(last + 1, ()):
+            yield _step(state, fruitless, (), history, None)
+
+
+def decided(history: History) -> Iterator[tuple[int, Decision | None, tuple[Change, ...]]]:
+    """What is written, decision by decision: the number of its first change, it if it is known, and its changes."""
     numbers = sorted(history.changes)
     at = 0
-    while until is None or state.meta.revision < until:
-        next_number = numbers[at] if at < len(numbers) else numbers[-1] + 1 if numbers else 1
-        for fruitless in history.fruitless.get(next_number, ()):
-            yield _step(state, fruitless, (), history, None)
-        if at >= len(numbers):
-            break
+    while at < len(numbers):
         decision = history.decisions.get(numbers[at])
         count = _undecided(history, numbers, at) if decision is None else decision.changes
-        changes = tuple(history.changes[number] for number in numbers[at : at + count])
+        yield numbers[at], decision, tuple(history.changes[number] for number in numbers[at : at + count])
         at += count
-        yield _step(state, decision, changes, history, explain)
 
 
 def _undecided(history: History, numbers: list[int], at: int) -> int:

@@ -49,10 +49,20 @@ class Seal:
         Raises:
             OSError: it can't be read or made.
         """
-        if not path.exists() or not (size := path.stat().st_size) or size % _KEY_BYTES:
+        if not path.exists() or not cls.is_key(path):
             _write_keys(path, secrets.token_bytes(_KEY_BYTES))
         data = path.read_bytes()
         return cls(*(data[at : at + _KEY_BYTES] for at in range(0, len(data), _KEY_BYTES)))
+
+    @staticmethod
+    def is_key(path: Path) -> bool:
+        """Whether a file holds keys.
+
+        Raises:
+            OSError: it can't be looked at.
+        """
+        size = path.stat().st_size
+        return size > 0 and not size % _KEY_BYTES
 
     def rotated(self, path: Path) -> Seal:
         """A seal with a new key, which still opens what this one sealed. Both keys lie at ``path`` until :meth:`only`:

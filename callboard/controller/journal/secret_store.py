@@ -1,29 +1,29 @@
 """The store of secret values: a file of their own, so that the journal can be copied, read and mailed.
 
 A controller must start workers again after a restart, so it has to remember the values of variables that look secret
-(:func:`callboard.model.environment.is_secret`) or are declared to be. The journal holds the names only. The values lie
+(:func:`callboard.model.names.is_secret`) or are declared to be. The journal holds the names only. The values lie
 in ``secrets.sqlite`` (mode 0600 in a directory of mode 0700, freed pages overwritten) until their job has ended and a
 snapshot is taken, sealed with the key in ``secrets.key``: a search of either file finds none of them.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from callboard.controller.journal.database import Database, SqliteDatabase
 from callboard.controller.journal.sealing import Seal, Unsealable
-from callboard.controller.journal.state_dir import KEY_NAME, make_private_file
-from callboard.model.environment import is_secret
+from callboard.controller.journal.state_dir import KEY_NAME
+from callboard.model.names import is_secret
 from callboard.model.specs import ComponentSpec, Labels
 from callboard.scheduler.records.job_records import SpecRecord
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS secret (
-    uid TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,
+    uid TEXT NOT NULL, component TEXT NOT NULL, name TEXT NOT NULL, value {data} NOT NULL,
     PRIMARY KEY (uid, component, name)
-) WITHOUT ROWID
+)
 """
 
 
@@ -34,21 +34,39 @@ class MissingSecrets(Exception):
 class SecretStore:
     """Values of secret variables by job, component and name. Used by the journal's thread only."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, database: Database, key_path: Path, *, seals_anew: bool) -> None:
         """
+        Args:
+            database: holds the sealed values.
+            key_path: file with the key.
+            seals_anew: with a new key, now: nobody else has the key.
+
         Raises:
-            OSError, sqlite3.Error: the file can't be used.
+            OSError, or one of the database: a file can't be used.
         """
-        make_private_file(path)
-        self._key_path = path.with_name(KEY_NAME)
-        self._seal = Seal.of(self._key_path)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA secure_delete=ON")
-        # No write-ahead log, in which overwritten values would stay readable for a while.
-        self._database.execute("PRAGMA journal_mode=DELETE")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.execute(_SCHEMA)
-        self._seal_again()
+        self._key_path = key_path
+        self._seal = Seal.of(key_path)
+        self._database = database
+        database.script(_SCHEMA.format(data=database.words.data))
+        if seals_anew:
+            self._seal_again()
+
+    @classmethod
+    def of(cls, path: Path) -> SecretStore:
+        """Those in a file of their own, sealed with the key beside it.
+
+        Raises:
+            OSError, sqlite3.Error: a file can't be used.
+        """
+        database = SqliteDatabase(path)
+        try:
+            # No write-ahead log, in which overwritten values would stay readable for a while.
+            for pragma in ("secure_delete=ON", "journal_mode=DELETE", "synchronous=FULL"):
+                database.pragma(pragma)
+            return cls(database, path.with_name(KEY_NAME), seals_anew=True)
+        except BaseException:
+            database.close()
+            raise
 
     def keep(self, record: SpecRecord) -> SpecRecord:
         """Stores the secrets of a spec, durably, and returns the spec without their values."""
@@ -76,14 +94,10 @@ class SecretStore:
         """Stores uid, component, name and sealed value: all rows, durably, or none."""
         if not rows:
             return
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            self._database.executemany("INSERT OR REPLACE INTO secret VALUES (?, ?, ?, ?)", rows)
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
+        replacing = "ON CONFLICT (uid, component, name) DO UPDATE SET value = excluded.value"
+        with self._database.exclusively():
+            for row in rows:
+                self._database.execute(f"INSERT INTO secret VALUES (?, ?, ?, ?) {replacing}", row)  # noqa: S608 - no input
 
     def restore(self, record: SpecRecord, *, needed: bool) -> SpecRecord:
         """The spec with its secret values.
@@ -115,7 +129,7 @@ class SecretStore:
         if isinstance(kept, str):
             return kept  # Of a version that sealed nothing.
         try:
-            return self._seal.open(kept)
+            return self._seal.open(bytes(kept))
         except Unsealable:
             return None
 

@@ -19,12 +19,12 @@ class StoreFailed(Exception):
     """The journal can't be read or written. What was acknowledged before is on disk.
 
     Attributes:
-        path: file or directory concerned.
+        path: file, directory or database concerned.
         why: what is wrong, as a sentence.
         remedy: what to do, as a sentence.
     """
 
-    def __init__(self, path: Path, why: str, remedy: str) -> None:
+    def __init__(self, path: Path | str, why: str, remedy: str) -> None:
         super().__init__(f"{path}: {why}. {remedy}")
         self.path = path
         self.why = why

@@ -1,22 +1,24 @@
-"""The store: the journal's SQLite file, with a log of changes, a snapshot they follow, and the newest events.
+"""The store: the tables of a journal, with a log of changes, a snapshot they follow, and the newest events.
 
 Beside them lies what was decided lately: the events that the changes are due to, and an older snapshot from which they
 can be decided again (:mod:`callboard.controller.journal.replaying`). No restart needs either.
 
-One transaction per batch, ``synchronous=FULL``: once :meth:`Store.commit` returns, the batch survives a power cut.
-A batch that was cut off leaves no trace (SQLite's write-ahead log has checksums), so there is no half state.
+The tables lie in SQLite or in PostgreSQL (`journal/database.py`). One transaction per batch,
+written through to disk: once :meth:`Store.commit` returns, the batch survives a power cut. A batch that was cut off
+leaves no trace, so there is no half state.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, chain
 from pathlib import Path
 
 from callboard.controller.journal.codec import (
+    DAMAGED,
     Decision,
     UnreadableChange,
     decode_change,
@@ -25,27 +27,32 @@ from callboard.controller.journal.codec import (
     encode_change,
     encode_decision,
     encode_event,
-    encode_record,
+    sealed,
+    unsealed,
 )
+from callboard.controller.journal.database import Database, SqliteDatabase, Where, failure
+from callboard.controller.journal.packs import Pack, changes_of, line_of, packed
 from callboard.controller.journal.secret_store import MissingSecrets, SecretStore, without_values
-from callboard.controller.journal.state_dir import StateDir, StoreFailed, make_private_file
+from callboard.controller.journal.state_dir import StateDir, StoreFailed
+from callboard.model.frozen import sleeps
 from callboard.scheduler import State
 from callboard.scheduler.records.events import JobSubmitted
 from callboard.scheduler.records.job_records import Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord
 from callboard.scheduler.records.states import ENDED
 
-FORMAT = 2
-"""Version of the tables. 2: decisions, and the past from which they can be rerun; the log begins there. The records in
-the tables have versions of their own (:mod:`callboard.controller.journal.codec`)."""
+FORMAT = 4
+"""Version of the tables. 2: decisions, and the past from which they can be rerun; the log begins there. 3: checksums of
+what is written from now on. 4: packs of jobs that have ended. The records in the tables have versions of their own
+(:mod:`callboard.controller.journal.codec`)."""
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS snapshot (position INTEGER PRIMARY KEY, line TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS log (sequence INTEGER PRIMARY KEY, line TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS mark (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS event (revision INTEGER PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS past (position INTEGER PRIMARY KEY, line TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS decision (sequence INTEGER PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS fruitless (number INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot (position {key}, line TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS log (sequence {key}, line TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS mark (name TEXT PRIMARY KEY, value {number} NOT NULL);
+CREATE TABLE IF NOT EXISTS event (revision {key}, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS past (position {key}, line TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS decision (sequence {key}, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS fruitless (number {counted_key}, sequence {number} NOT NULL, body TEXT NOT NULL);
 """
 """``fruitless``: decisions that changed nothing (refusals, mostly), by the change that came next. An earlier version
 of format 2 has no such table, and leaves it alone."""
@@ -57,8 +64,11 @@ REPLAYABLE = 10_000
 """Fewest changes that are kept with the events they are due to, once there were as many; at most there are three times
 as many, and those since the snapshot."""
 
-_BUSY_TIMEOUT_S = 5.0
-"""Readers of old events never block the writer (WAL); what remains is a person with sqlite3 open."""
+_TROUBLE = (UnreadableChange, UnicodeDecodeError)
+"""What content that can't be used raises; the second: SQLite quotes damaged text in its errors."""
+
+TABLES = ("snapshot", "log", "mark", "event", "past", "decision", "fruitless")
+"""All of a journal but its secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,62 +77,59 @@ class Kept:
 
     Attributes:
         changes: changes in the log since the snapshot.
-        records: records in the snapshot.
+        lines: of the snapshot.
     """
 
     changes: int
-    records: int
+    lines: int
 
 
 class Store:
-    """The open file. Used by one thread at a time."""
+    """The open journal. Used by one thread at a time."""
 
-    def __init__(self, directory: StateDir, *, events_kept: int) -> None:
+    def __init__(self, database: Database, secrets: SecretStore, *, events_kept: int) -> None:
         """
         Args:
-            directory: the locked state directory.
+            database: an open one, which the store closes.
+            secrets: the values of secret variables; closed with it.
             events_kept: newest events to keep.
 
         Raises:
             StoreFailed: unreadable, read-only, or of a newer version.
         """
-        self._path = directory.journal_path
+        self.decode: Callable[[str], Change] = decode_change
+        """Makes a change of its text."""
+        self._database = database
+        self._secrets = secrets
         self._events_kept = events_kept
+        self._packs: list[Pack] = []
         with self._translated():
-            make_private_file(self._path)
-            self._database = sqlite3.connect(
-                self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
             try:
-                self._prepare()
-                self._secrets = SecretStore(directory.secrets_path)
+                prepare(database)
+                # A write that needs no change shows a read-only file now rather than at the first submit.
+                with database.exclusively():
+                    self._set_mark("opened", self._mark("opened") + 1)
             except BaseException:
-                self._database.close()
+                self.close()
                 raise
-            (last,) = self._database.execute("SELECT coalesce(max(sequence), 0) FROM log").fetchone()
+            (last,) = database.execute("SELECT coalesce(max(sequence), 0) FROM log").fetchone()
             self._sequence = max(int(last), self._mark("snapshot"))
 
-    def _prepare(self) -> None:
-        database = self._database
-        (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found > FORMAT:
-            raise newer(self._path, found)
-        (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(f"malformed: {verdict}")
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        database.executescript(_SCHEMA)
-        if found != FORMAT:
-            database.execute("BEGIN IMMEDIATE")
-            if found == 1:
-                self._begin_past()
-            database.execute(f"PRAGMA user_version={FORMAT}")
-            database.execute("COMMIT")
-        # A write that needs no change shows a read-only file now rather than at the first submit.
-        database.execute("BEGIN IMMEDIATE")
-        database.execute("INSERT OR REPLACE INTO mark VALUES ('opened', ?)", (self._mark("opened") + 1,))
-        database.execute("COMMIT")
+    @classmethod
+    def of(cls, directory: StateDir, *, events_kept: int) -> Store:
+        """The store in a locked state directory.
+
+        Raises:
+            StoreFailed: as above.
+        """
+        with translated(directory.journal_path):
+            database = sqlite_journal(directory)
+            try:
+                secrets = SecretStore.of(directory.secrets_path)
+            except BaseException:
+                database.close()
+                raise
+        return cls(database, secrets, events_kept=events_kept)
 
     def load(self) -> list[Change]:
         """The changes that make the state: the snapshot's records, then the log.
@@ -131,16 +138,9 @@ class Store:
             StoreFailed: a line can't be read, or one is missing.
         """
         with self._translated():
-            snapshot = self._database.execute("SELECT line FROM snapshot ORDER BY position")
-            changes = [decode_change(line) for (line,) in snapshot]
-            expected = self._mark("snapshot") + 1
-            log = "SELECT sequence, line FROM log WHERE sequence >= ? ORDER BY sequence"
-            for sequence, line in self._database.execute(log, (expected,)):
-                if sequence != expected:
-                    raise UnreadableChange(f"change {expected} is missing")
-                changes.append(decode_change(line))
-                expected += 1
-            return self._with_secrets(changes)
+            self._packs.clear()
+            changes, _ = read_state(self._database, self._packs, self.decode)
+            return with_secrets(changes, self._secrets)
 
     def commit(
         self, changes: Sequence[Change], events: Sequence[EventRecord], decisions: Sequence[Decision] = ()
@@ -157,81 +157,81 @@ class Store:
         """
         with self._translated():
             # Secrets first: a crash between the two leaves values without a job, never a job without its values.
-            lines = [encode_change(self._without_secrets(change)) for change in changes]
-            bodies = [(event.revision, encode_event(event)) for event in events]
             first = self._sequence + 1
+            plain = (encode_change(self._without_secrets(change)) for change in changes)
+            lines = [(place, sealed(place, line)) for place, line in enumerate(plain, first)]
+            bodies = [(event.revision, sealed(event.revision, encode_event(event))) for event in events]
             places = accumulate((decision.changes for decision in decisions), initial=first)
             placed = list(zip(places, map(_without_values, decisions)))  # noqa: B905 - one place more
-            decided = [(place, encode_decision(each)) for place, each in placed if each.changes]
-            fruitless = [(place, encode_decision(each)) for place, each in placed if not each.changes and each.outcome]
-            with self._transaction():
-                self._database.executemany("INSERT INTO log VALUES (?, ?)", enumerate(lines, first))
-                self._database.executemany("INSERT INTO decision VALUES (?, ?)", decided)
+            decided = [(place, sealed(place, encode_decision(each))) for place, each in placed if each.changes]
+            fruitless = [
+                (place, sealed(place, encode_decision(each)))
+                for place, each in placed
+                if not each.changes and each.outcome
+            ]
+            with self._database.transaction():
+                self._database.insert("log", lines)
+                self._database.insert("decision", decided)
                 if fruitless:
-                    self._database.executemany("INSERT INTO fruitless (sequence, body) VALUES (?, ?)", fruitless)
+                    self._database.insert("fruitless (sequence, body)", fruitless)
                     newest = "(SELECT max(number) FROM fruitless)"
                     self._database.execute(f"DELETE FROM fruitless WHERE number <= {newest} - ?", (FRUITLESS,))  # noqa: S608 - no input
-                self._database.executemany("INSERT INTO event VALUES (?, ?)", bodies)
+                self._database.insert("event", bodies)
                 if events:
                     oldest = events[-1].revision - self._events_kept
                     self._database.execute("DELETE FROM event WHERE revision <= ?", (oldest,))
             self._sequence += len(lines)
 
-    def snapshot(self, records: Sequence[Record]) -> None:
+    def snapshot(self, records: Sequence[Record]) -> int:
         """Replaces the snapshot and the log by ``records``, which are the state after the last commit.
+
+        Returns:
+            How many lines the snapshot has.
 
         Raises:
             StoreFailed: nothing was replaced.
         """
         with self._translated():
-            with self._transaction():
-                self._database.execute("DELETE FROM snapshot")
-                self._database.executemany(
-                    "INSERT INTO snapshot VALUES (?, ?)",
-                    ((place, encode_record(_masked(record))) for place, record in enumerate(records)),
-                )
-                self._database.execute("INSERT OR REPLACE INTO mark VALUES ('snapshot', ?)", (self._sequence,))
+            with self._database.exclusively():
+                count, self._packs = write_state(self._database, "snapshot", records, self._packs)
+                self._set_mark("snapshot", self._sequence)
                 if self._sequence - self._mark("past") >= 2 * REPLAYABLE:
                     self._move_past(self._sequence - REPLAYABLE)
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._database.compact()
             self._secrets.forget_all_but(
                 record.uid for record in records if isinstance(record, JobRecord) and record.state not in ENDED
             )
-
-    def _begin_past(self) -> None:
-        """Lets the past begin at the present snapshot: what was before was never kept."""
-        self._database.execute("INSERT INTO past SELECT position, line FROM snapshot")
-        self._database.execute("INSERT OR REPLACE INTO mark VALUES ('past', ?)", (self._mark("snapshot"),))
+        return count
 
     def _move_past(self, most: int) -> None:
         """Forgets the oldest decisions, up to the change ``most``, and moves the past to where they led."""
         first = "SELECT max(sequence) FROM decision WHERE sequence <= ?"
         (begins,) = self._database.execute(first, (most + 1,)).fetchone()
         end = most if begins is None else int(begins) - 1
-        state = State()
-        for (line,) in self._database.execute("SELECT line FROM past ORDER BY position"):
-            state.apply(decode_change(line))
-        for (line,) in self._database.execute("SELECT line FROM log WHERE sequence <= ? ORDER BY sequence", (end,)):
-            state.apply(decode_change(line))
-        lines = enumerate(encode_record(record) for record in state.records())
-        self._database.execute("DELETE FROM past")
-        self._database.executemany("INSERT INTO past VALUES (?, ?)", lines)
+        state, packs = State(), list[Pack]()
+        for change in _read_table(self._database, "past", packs):
+            state.apply(change)
+        log = "SELECT sequence, line FROM log WHERE sequence <= ? ORDER BY sequence"
+        for row in self._database.execute(log, (end,)):
+            state.apply(decode_change(unsealed(*row)))
+        write_state(self._database, "past", state.records(), packs)
         self._database.execute("DELETE FROM log WHERE sequence <= ?", (end,))
         self._database.execute("DELETE FROM decision WHERE sequence <= ?", (end,))
         self._database.execute("DELETE FROM fruitless WHERE sequence <= ?", (end,))
-        self._database.execute("INSERT OR REPLACE INTO mark VALUES ('past', ?)", (end,))
+        self._set_mark("past", end)
 
     def kept(self) -> Kept:
         """How much there is to load."""
         with self._translated():
-            (records,) = self._database.execute("SELECT count(*) FROM snapshot").fetchone()
-            return Kept(self._sequence - self._mark("snapshot"), records)
+            (lines,) = self._database.execute("SELECT count(*) FROM snapshot").fetchone()
+            return Kept(self._sequence - self._mark("snapshot"), lines)
 
     def newest_events(self, limit: int) -> list[EventRecord]:
         """The newest events, oldest first."""
         with self._translated():
-            rows = self._database.execute("SELECT body FROM event ORDER BY revision DESC LIMIT ?", (limit,)).fetchall()
-            return [decode_event(body) for (body,) in reversed(rows)]
+            newest = "SELECT revision, body FROM event ORDER BY revision DESC LIMIT ?"
+            rows = self._database.execute(newest, (limit,)).fetchall()
+            return [decode_event(unsealed(*row)) for row in reversed(rows)]
 
     def close(self) -> None:
         """Closes the files."""
@@ -239,46 +239,188 @@ class Store:
         self._database.close()
 
     def _mark(self, name: str) -> int:
-        row = self._database.execute("SELECT value FROM mark WHERE name = ?", (name,)).fetchone()
-        return int(row[0]) if row else 0
+        return mark(self._database, name)
+
+    def _set_mark(self, name: str, value: int) -> None:
+        set_mark(self._database, name, value)
 
     def _without_secrets(self, change: Change) -> Change:
         if isinstance(change, Put) and isinstance(change.record, SpecRecord):
             return Put(self._secrets.keep(change.record))
         return change
 
-    def _with_secrets(self, changes: list[Change]) -> list[Change]:
-        live: set[str] = set()
-        for change in changes:
-            if isinstance(change, Put) and isinstance(change.record, JobRecord):
-                (live.discard if change.record.state in ENDED else live.add)(change.record.uid)
-            elif isinstance(change, Drop) and change.kind == JobRecord.kind:
-                live.discard(str(change.key))
-        return [
-            Put(self._secrets.restore(change.record, needed=change.record.uid in live))
-            if isinstance(change, Put) and isinstance(change.record, SpecRecord)
-            else change
-            for change in changes
-        ]
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            # SQLite rolls back by itself after some errors (a full disk among them).
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        expected: tuple[type[Exception], ...] = (*self._database.errors, *_TROUBLE, MissingSecrets)
         try:
             yield
-        except (sqlite3.Error, OSError, UnreadableChange, MissingSecrets) as error:
-            raise failure(self._path, error) from error
+        except expected as error:
+            raise _failure(self._database, error) from error
+
+
+def sqlite_journal(directory: StateDir, opened: Callable[[Path], SqliteDatabase] = SqliteDatabase) -> SqliteDatabase:
+    """The database in a locked state directory, ready to be written.
+
+    Args:
+        directory: which.
+        opened: opens the file.
+
+    Raises:
+        sqlite3.Error, OSError: it can't be used.
+        StoreFailed: it is of a newer version.
+    """
+    database = opened(directory.journal_path)
+    try:
+        # Before anything is written to it.
+        check_format(database)
+        for pragma in ("quick_check(1)", "journal_mode=WAL", "synchronous=FULL"):
+            database.pragma(pragma)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def prepare(database: Database) -> None:
+    """Makes the tables, or brings those of an earlier version up to date.
+
+    Raises:
+        StoreFailed: they are of a newer version.
+    """
+    found = check_format(database)
+    if found == FORMAT and database.has_table("fruitless"):
+        return
+    database.script(_SCHEMA.format(**asdict(database.words)))
+    if found != FORMAT:
+        with database.exclusively():
+            if found == 1:
+                # The past begins at the present snapshot: what was before was never kept.
+                database.execute("INSERT INTO past SELECT position, line FROM snapshot")
+                set_mark(database, "past", mark(database, "snapshot"))
+            database.set_format(FORMAT)
+
+
+def check_format(database: Database) -> int:
+    """Version of the tables; 0: there are none.
+
+    Raises:
+        StoreFailed: they are of a newer version.
+    """
+    found = database.format()
+    if found > FORMAT:
+        raise StoreFailed(
+            database.name,
+            f"has format {found} and this callboard reads up to {FORMAT}",
+            "Start the newer callboard that wrote it.",
+        )
+    return found
+
+
+def mark(database: Database, name: str) -> int:
+    """A number that is written down under a name; 0: none is.
+
+    Raises:
+        UnreadableChange: it is another one than was written.
+    """
+    found = dict(database.execute("SELECT name, value FROM mark WHERE name IN (?, ?)", (name, f"{name}~")).fetchall())
+    value = found.get(name, 0)
+    if f"{name}~" in found and found[f"{name}~"] != ~value:
+        raise UnreadableChange(f"{DAMAGED}: the mark {name!r} is another one: {value}")
+    return int(value)
+
+
+def set_mark(database: Database, name: str, value: int) -> None:
+    """Writes a number down under a name, and beside it what shows whether it is another one now."""
+    replacing = "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    for each in ((name, value), (f"{name}~", ~value)):
+        database.execute(f"INSERT INTO mark VALUES (?, ?) {replacing}", each)  # noqa: S608 - no input
+
+
+def write_state(
+    database: Database, table: str, records: Iterable[Record], known: Iterable[Pack] = ()
+) -> tuple[int, list[Pack]]:
+    """Replaces what a table holds of a state.
+
+    Args:
+        database: within a transaction.
+        table: "snapshot" or "past".
+        records: all of the state; secret values are left out.
+        known: packs of its jobs that were made or read before.
+
+    Returns:
+        How many lines it has now, and its packs.
+    """
+    packs, rest = packed(records, known)
+    # Most jobs that have ended are older than those that have not: tables are in order without being sorted.
+    lines = chain((pack.line for pack in packs), map(line_of, rest))
+    database.execute(f"DELETE FROM {table}")  # noqa: S608 - one of two words
+    database.insert(table, ((place, sealed(place, line)) for place, line in enumerate(lines)))
+    return len(rest) + len(packs), packs
+
+
+def _read_table(database: Database, table: str, packs: list[Pack] | None = None) -> list[Change]:
+    """What :func:`write_state` wrote.
+
+    Raises:
+        UnreadableChange: a line can't be read.
+    """
+    rows = database.execute(f"SELECT position, line FROM {table} ORDER BY position")  # noqa: S608 - one of two words
+    return [change for row in rows for change in changes_of(unsealed(*row), packs)]
+
+
+def read_state(
+    database: Database, packs: list[Pack] | None = None, decode: Callable[[str], Change] = decode_change
+) -> tuple[list[Change], int]:
+    """The changes that make the state, without secret values, and the number of the last one.
+
+    Args:
+        database: any.
+        packs: gets those of the snapshot.
+        decode: makes a change of its text in the log.
+
+    Raises:
+        UnreadableChange: a line can't be read, or one is missing.
+    """
+    changes = _read_table(database, "snapshot", packs)
+    last = mark(database, "snapshot")
+    log = "SELECT sequence, line FROM log WHERE sequence > ? ORDER BY sequence"
+    for sequence, line in database.execute(log, (last,)):
+        if sequence != last + 1:
+            raise UnreadableChange(f"change {last + 1} is missing")
+        changes.append(decode(unsealed(sequence, line)))
+        last = sequence
+    return changes, last
+
+
+def with_secrets(changes: Sequence[Change], secrets: SecretStore) -> list[Change]:
+    """The changes, with the values of secret variables.
+
+    Raises:
+        MissingSecrets: those of a job that has not ended are gone.
+    """
+    live: set[str] = set()
+    for change in changes:
+        if isinstance(change, Put) and isinstance(change.record, JobRecord):
+            (live.discard if change.record.state in ENDED else live.add)(change.record.uid)
+        elif isinstance(change, Drop) and change.kind == JobRecord.kind:
+            live.discard(str(change.key))
+    return [
+        Put(secrets.restore(change.record, needed=change.record.uid in live))
+        if isinstance(change, Put) and isinstance(change.record, SpecRecord) and not sleeps(change.record)
+        else change
+        for change in changes
+    ]
+
+
+@contextmanager
+def translated(where: Where) -> Iterator[None]:
+    """Turns what goes wrong while a journal is opened into words."""
+    try:
+        yield
+    except StoreFailed:
+        raise
+    except (sqlite3.Error, OSError, *_TROUBLE, MissingSecrets) as error:
+        raise _failure(where, error) from error
 
 
 def _without_values(decision: Decision) -> Decision:
@@ -293,30 +435,53 @@ def _without_values(decision: Decision) -> Decision:
     return replace(decision, event=replace(event, spec=spec), outcome=outcome)
 
 
-def _masked(record: Record) -> Record:
-    return without_values(record) if isinstance(record, SpecRecord) else record
-
-
-def read_events(path: Path, first_revision: int, limit: int) -> tuple[int, list[EventRecord]]:
-    """The oldest revision kept (0: none) and up to ``limit`` events from ``first_revision`` on, oldest first.
-
-    Opens the file for itself, so that it may run in any thread beside the writer.
+@contextmanager
+def reading(where: Where) -> Iterator[Database]:
+    """A journal, open for itself beside its writer, as it is at one moment; may be used in any thread.
 
     Raises:
-        StoreFailed: the file can't be read.
+        StoreFailed: it can't be read, or is of a newer version.
     """
+    database = open_to_read(where)
+    expected: tuple[type[Exception], ...] = (*database.errors, *_TROUBLE)
     try:
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-        try:
-            (oldest,) = database.execute("SELECT coalesce(min(revision), 0) FROM event").fetchone()
-            rows = database.execute(
-                "SELECT body FROM event WHERE revision >= ? ORDER BY revision LIMIT ?", (first_revision, limit)
-            ).fetchall()
-        finally:
-            database.close()
-        return oldest, [decode_event(body) for (body,) in rows]
-    except (sqlite3.Error, OSError, UnreadableChange) as error:
-        raise failure(path, error) from error
+        check_format(database)
+        with database.as_of_now():
+            yield database
+    except expected as error:
+        raise _failure(database, error) from error
+    finally:
+        database.close()
+
+
+def open_to_read(where: Where) -> Database:
+    """A connection that only reads.
+
+    Raises:
+        StoreFailed: there is none.
+    """
+    if isinstance(where, str):
+        from callboard.controller.journal.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
+
+        return PostgresDatabase(where, "reads")
+    try:
+        return SqliteDatabase(where, reads_only=True)
+    except SqliteDatabase.errors as error:
+        raise failure(where, error) from error
+
+
+def read_events(where: Where, first_revision: int, limit: int) -> tuple[int, list[EventRecord]]:
+    """The oldest revision kept (0: none) and up to ``limit`` events from ``first_revision`` on, oldest first.
+
+    Raises:
+        StoreFailed: the journal can't be read.
+    """
+    with reading(where) as database:
+        (oldest,) = database.execute("SELECT coalesce(min(revision), 0) FROM event").fetchone()
+        rows = database.execute(
+            "SELECT revision, body FROM event WHERE revision >= ? ORDER BY revision LIMIT ?", (first_revision, limit)
+        ).fetchall()
+        return oldest, [decode_event(unsealed(*row)) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,70 +503,44 @@ class History:
     events: Mapping[int, EventRecord]
 
 
-def read_history(path: Path) -> History:
+def read_history(where: Where) -> History:
     """Reads what can be rerun, beside a controller that may be running.
 
     Raises:
-        StoreFailed: the file can't be read, or is of a newer version.
+        StoreFailed: the journal can't be read, or is of a newer version.
     """
-    try:
-        if not path.is_file():
-            raise StoreFailed(path, "is not there", "Name the state directory of a controller.")
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-        try:
-            (found,) = database.execute("PRAGMA user_version").fetchone()
-            if found > FORMAT:
-                raise newer(path, found)
-            database.execute("BEGIN")  # all of it as it is at one moment
-            table, mark = ("snapshot", "snapshot") if found == 1 else ("past", "past")
-            row = database.execute("SELECT value FROM mark WHERE name = ?", (mark,)).fetchone()
-            base = [line for (line,) in database.execute(f"SELECT line FROM {table} ORDER BY position")]  # noqa: S608 - one of two words
-            log = database.execute(
-                "SELECT sequence, line FROM log WHERE sequence > ? ORDER BY sequence", (row[0] if row else 0,)
-            ).fetchall()
-            decided = [] if found == 1 else database.execute("SELECT sequence, body FROM decision").fetchall()
-            fruitless: dict[int, list[Decision]] = {}
-            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'fruitless'").fetchone():
-                for sequence, body in database.execute("SELECT sequence, body FROM fruitless ORDER BY number"):
-                    fruitless.setdefault(sequence, []).append(decode_decision(body))
-            events = [decode_event(body) for (body,) in database.execute("SELECT body FROM event")]
-        finally:
-            database.close()
-        return History(
-            tuple(map(decode_change, base)),
-            {sequence: decode_change(line) for sequence, line in log},
-            {sequence: decode_decision(body) for sequence, body in decided},
-            fruitless,
-            {event.revision: event for event in events},
-        )
-    except (sqlite3.Error, OSError, UnreadableChange) as error:
-        raise failure(path, error) from error
+    if isinstance(where, Path) and not where.is_file():
+        raise StoreFailed(where, "is not there", "Name the state directory of a controller.")
+    with reading(where) as database:
+        return history_of(database)
 
 
-def newer(path: Path, found: int) -> StoreFailed:
-    """The file was written by a newer version."""
-    return StoreFailed(
-        path,
-        f"has format {found} and this callboard reads up to {FORMAT}",
-        "Start the newer callboard that wrote it.",
+def history_of(database: Database) -> History:
+    """All that can be rerun, of a journal that is open."""
+    found = database.format()
+    table = "snapshot" if found == 1 else "past"
+    log = database.execute(
+        "SELECT sequence, line FROM log WHERE sequence > ? ORDER BY sequence", (mark(database, table),)
+    ).fetchall()
+    decided = [] if found == 1 else database.execute("SELECT sequence, body FROM decision").fetchall()
+    fruitless: dict[int, list[Decision]] = {}
+    if database.has_table("fruitless"):
+        for row in database.execute("SELECT sequence, body FROM fruitless ORDER BY number"):
+            fruitless.setdefault(row[0], []).append(decode_decision(unsealed(*row)))
+    events = [decode_event(unsealed(*row)) for row in database.execute("SELECT revision, body FROM event")]
+    return History(
+        tuple(_read_table(database, table)),
+        {row[0]: decode_change(unsealed(*row)) for row in log},
+        {row[0]: decode_decision(unsealed(*row)) for row in decided},
+        fruitless,
+        {event.revision: event for event in events},
     )
 
 
-def failure(path: Path, error: Exception) -> StoreFailed:
-    """What an error of SQLite or the disk means, in words."""
-    text = " ".join(str(error).split())
-    known: Iterable[tuple[str, str, str]] = (
-        ("full", "can't be written, the disk is full", "Free some space; the controller goes on by itself."),
-        ("disk I/O", "can't be read or written, the disk reports an error", "Check the disk and the system's log."),
-        ("readonly", "can't be written, it is read-only", "Make the file and its directory writable."),
-        ("unable to open", "can't be opened", "Check that the directory exists and is writable."),
-        ("locked", "is locked by another program", "End the program that has the file open."),
-        ("malformed", "is damaged", "Restore it from a backup; nothing was changed."),
-        ("not a database", "is damaged", "Restore it from a backup; nothing was changed."),
-    )
+def _failure(of: Database | Where, error: Exception) -> StoreFailed:
     if isinstance(error, MissingSecrets):
-        return StoreFailed(path, text, "Restore secrets.sqlite and secrets.key from the same backup.")
-    for mark, why, remedy in known:
-        if mark in text:
-            return StoreFailed(path, f"{why} ({text})", remedy)
-    return StoreFailed(path, f"can't be used ({text})", "Restore it from a backup, or start the version that wrote it.")
+        name = of if isinstance(of, (str, Path)) else of.name
+        return StoreFailed(name, str(error), "Restore secrets.sqlite and secrets.key from the same backup.")
+    if isinstance(of, str):
+        return StoreFailed(of, str(error), "Check the database.")
+    return failure(of, error) if isinstance(of, Path) else of.failure(error)

@@ -42,6 +42,18 @@ def sparing_what_is_made() -> Iterator[None]:
 
 
 @contextmanager
+def sparing_a_run() -> Iterator[None]:
+    """What is there already is spared inside, as in a controller that serves, and looked at again afterwards."""
+    before = gc.get_threshold()
+    spare_what_is_there()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+@contextmanager
 def sparing_the_loop() -> Iterator[None]:
     """For what takes long in another thread: a look at all that it makes would stop the loop, too, for half a second
     where that is a hundred thousand workers. Two may overlap: then the first that ends lets the collector go on."""

@@ -21,7 +21,7 @@ import structlog
 
 from callboard.controller.journal.codec import Decision
 from callboard.controller.journal.commits import Commits, store_failed
-from callboard.controller.journal.journal import Journal
+from callboard.controller.journal.journal import Followed, Following, Journal, not_leader
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop.clock import Clock
 from callboard.controller.loop.inbox import Ask, Inbox, Make, new_cause
@@ -32,7 +32,7 @@ from callboard.model.faults import InvalidInput
 from callboard.scheduler import Outcome, Scheduler, State
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import ControllerStarted, Event, Tick
-from callboard.scheduler.records.job_records import EventRecord
+from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.scheduler.records.refusals import ImpossibleTransition, Refusal
 from callboard.wire.refusals import CallboardError, ErrorReason, InternalError, LimitReached, Unavailable
 
@@ -113,11 +113,15 @@ class Driver:
         self._inbox = Inbox(inbox, self.now_ms, new_cause)
         self._inbox.closed = _stopping("starting")
         self._listeners: list[Listener] = []
+        self._changed: list[Callable[[Sequence[Change]], None]] = []
         self._to_journal: list[Decision] = []
         """What was decided since the last commit, in order."""
         self._scheduler = Scheduler()
         self._clock = new_clock(0)
         self._timer: asyncio.TimerHandle | None = None
+        self._following: Following | None = None
+        self.tell_followed: Callable[[Sequence[EventRecord], bool], None] = lambda _events, _anew: None
+        """Told what a leader added to the event log; True: its newest events, and those of before are void."""
         self._not_before_s = 0.0
         """Nothing is judged to be overdue before, by the loop's clock."""
         self._stop = asyncio.Event()
@@ -147,6 +151,10 @@ class Driver:
         """Adds somebody who is told what was decided. Those who came first are told first."""
         self._listeners.append(listener)
 
+    def follow_changes(self, changed: Callable[[Sequence[Change]], None]) -> None:
+        """Adds somebody who is told which records changed, after it was journaled."""
+        self._changed.append(changed)
+
     async def ask(self, make: Make, then: Callable[[Outcome], T], *, source: str) -> T:
         """Has an event decided and returns ``then(outcome)``, called once the outcome is journaled.
 
@@ -173,7 +181,7 @@ class Driver:
         Raises:
             Unavailable: not serving, or the journal failed meanwhile.
         """
-        self.check_serving()
+        self.check_readable()
         value = build(self.state)
         await self.journaled()
         return value
@@ -190,7 +198,7 @@ class Driver:
             LimitReached: too many questions wait.
         """
         while True:
-            self.check_serving()
+            self.check_readable()
             asked_of = self._scheduler
             value = await self._questions.ask(asked_of, build)
             await self.journaled()
@@ -217,14 +225,24 @@ class Driver:
             Unavailable: not serving, or the journal failed.
         """
         await self._commits.settled()
-        self.check_serving()
+        self.check_readable()
 
     def check_serving(self) -> None:
         """
         Raises:
+            NotLeader: another controller decides.
             Unavailable: starting, stopping, or the journal failed.
         """
         self._inbox.check_open()
+        self._commits.check()
+
+    def check_readable(self) -> None:
+        """
+        Raises:
+            Unavailable: there is nothing to be read: it does not decide, nor follow who does.
+        """
+        if self._following is None or self._stop.is_set():
+            self.check_serving()
 
     async def read_events(self, first_revision: int, limit: int) -> tuple[int, list[EventRecord]]:
         """The oldest revision kept on disk and events from a revision on, oldest first.
@@ -236,12 +254,17 @@ class Driver:
 
     # ---- life ----
 
-    async def start(self) -> None:
-        """Replays the journal and begins a new term.
+    async def start(self) -> bool:
+        """Replays the journal and begins a new term; where others share the journal, once this controller leads.
+
+        Returns:
+            False: it was stopped before.
 
         Raises:
             StoreFailed: the journal can't be read or written.
         """
+        if not await self._commits.lead(self):
+            return False
         state, events = await self._commits.open(self._newest_events)
         self._scheduler = self._new_scheduler(state, self._ended_jobs)
         self._questions.forget()
@@ -252,6 +275,7 @@ class Driver:
         self._handle(None, ControllerStarted(now_ms=self.now_ms(), cause=cause, grace_ms=grace_ms), decided)
         await self._write(decided)
         ((_, outcome),) = decided
+        self._following = None
         if not self._stop.is_set():
             self._inbox.closed = None
         for listener in self._listeners:
@@ -260,12 +284,18 @@ class Driver:
             listener.deliver(outcome.commands)
         self._arm()
         log.info("term begins", term=state.meta.term, jobs=len(state.jobs), nodes=len(state.nodes))
+        return True
 
-    async def run(self) -> None:
-        """Handles what arrives until :meth:`stop`, then takes a snapshot and closes the journal."""
+    async def run(self, *, started: bool = True) -> None:
+        """Handles what arrives until :meth:`stop`, then takes a snapshot and closes the journal.
+
+        Args:
+            started: False: it starts by itself, as soon as it leads.
+        """
         good = True
         try:
-            while not (self._stop.is_set() and self._inbox.empty()):
+            good = started or await self._begin()
+            while good and not (self._stop.is_set() and self._inbox.empty()):
                 try:
                     await self._batch(await self._inbox.get())
                 except StoreFailed as failure:
@@ -292,6 +322,7 @@ class Driver:
     # ---- the loop ----
 
     async def _batch(self, first: Ask[Any] | None) -> None:
+        self._check_leading(first)
         decided: Decided = []
         clock = asyncio.get_running_loop().time
         enough = clock() + BATCH_BUDGET_S
@@ -311,6 +342,14 @@ class Driver:
         self._publish(decided)
         await self._commits.compact(self.state)
         self._arm()
+
+    def _check_leading(self, first: Ask[Any] | None) -> None:
+        try:
+            self._commits.check_leading()
+        except StoreFailed as failure:
+            if first is not None:
+                first.fail(store_failed(failure))
+            raise
 
     def _notice_hold_up(self, now_s: float) -> None:
         """Lets nothing be overdue for a while after this program was held up (stopped, swapped out): the reports that
@@ -414,6 +453,9 @@ class Driver:
             self._measured("commit", time.perf_counter() - began)
 
     def _publish(self, decided: Decided) -> None:
+        for changed in self._changed:
+            for _, outcome in decided:
+                changed(outcome.changes)
         for listener in self._listeners:
             for _, outcome in decided:
                 listener.publish(outcome.events)
@@ -429,28 +471,84 @@ class Driver:
         """Returns True once the journal works again, False when told to stop before."""
         log.error("the journal failed; nothing is accepted until it works", why=str(failure))
         self._disarm()
+        self._following = None
         self._inbox.closed = store_failed(failure)
         for listener in self._listeners:
             listener.outage()
+        return await self._begin(Backoff(RETRY_FIRST_S, RETRY_LONGEST_S).next_s())
+
+    async def _begin(self, wait_s: float = 0.0) -> bool:
+        """Returns True once a term has begun, False when told to stop before."""
         backoff = Backoff(RETRY_FIRST_S, RETRY_LONGEST_S)
-        wait_s = backoff.next_s()
+        backoff.next_s()
         while not self._stop.is_set():
-            self._inbox.drop(self._inbox.closed)
+            self._inbox.drop(self._inbox.closed or _stopping("starting"))
             with contextlib.suppress(TimeoutError):
                 # Not `wait_for`: whether that makes a task depends on the version of Python, and so would simulations.
                 async with asyncio.timeout(wait_s):
                     await self._stop.wait()
                 break
             try:
-                await self.start()
+                if await self.start():
+                    log.info("the journal works")
+                    return True
             except StoreFailed as again:
                 wait_s = backoff.next_s()
                 self._inbox.closed = store_failed(again)
                 log.warning("the journal still fails", why=str(again), next_try_s=wait_s)
-            else:
-                log.info("the journal works again")
-                return True
         return False
+
+    # ---- another controller leads ----
+
+    @property
+    def following(self) -> Following | None:
+        """What is known of the leader; None: this controller leads, or nothing is known."""
+        return self._following
+
+    def age_ms(self) -> int:
+        """How long ago the state of a leader was read; 0: it is our own."""
+        known = self._following
+        return 0 if known is None else round((asyncio.get_running_loop().time() - known.heard_s) * 1000)
+
+    @property
+    def wants_to_lead(self) -> bool:
+        """Whether this controller goes on."""
+        return not self._stop.is_set()
+
+    def woken(self) -> None:
+        """The leadership is lost: the loop looks at once."""
+        self._inbox.wake()
+
+    def followed(self, seen: Followed) -> None:
+        """The leader wrote something, or nothing."""
+        known = self._following
+        if seen.anew:
+            state = State()
+            for change in seen.changes:
+                state.apply(change)
+            self._scheduler = self._new_scheduler(state, self._ended_jobs)
+            self._questions.forget()
+            self._clock = self._new_clock(state.meta.now_ms)
+        elif known is not None:
+            for change in seen.changes:
+                self.state.apply(change)
+            self._questions.follow(seen.changes)
+        if known is None and not seen.anew:
+            self._inbox.closed = (
+                _stopping("starting")
+                if not seen.trouble
+                else Unavailable(
+                    f"the controller can't use its journal: {seen.trouble}", reason=ErrorReason.STORE_FAILED
+                )
+            )
+            return
+        heard_s = known.heard_s if known is not None and seen.trouble else asyncio.get_running_loop().time()
+        self._following = Following(seen.leader, heard_s, seen.trouble)
+        self._inbox.closed = not_leader(seen.leader)
+        self._inbox.drop(self._inbox.closed)
+        self.tell_followed(seen.events, seen.anew)
+        if known is None or known.leader != seen.leader or known.trouble != seen.trouble:
+            log.info("follows", leader=seen.leader.address, revision=self.state.meta.revision, trouble=seen.trouble)
 
     # ---- time ----
 

@@ -16,7 +16,7 @@ from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import InvalidRequest, LimitReached, RevisionCompacted, Unavailable
 
-CHUNK = 256
+CHUNK = 64
 """Most events in one message of a watch, and most that are looked at before others get their turn."""
 
 ReadOld = Callable[[int, int], Awaitable[tuple[int, list[EventRecord]]]]
@@ -134,7 +134,7 @@ class EventLog:
                 if selected or first:
                     first = False
                     yield Progress(position - 1, selected)
-                elif not events and not await _happens(more, progress_s):
+                elif not events and not await happens(more, progress_s):
                     yield Progress(position - 1, ())
         finally:
             self._watchers -= 1
@@ -180,7 +180,8 @@ def _revision(event: EventRecord) -> int:
     return event.revision
 
 
-async def _happens(event: asyncio.Event, within_s: float) -> bool:
+async def happens(event: asyncio.Event, within_s: float) -> bool:
+    """Whether something happens within so many seconds."""
     try:
         async with asyncio.timeout(within_s):
             await event.wait()

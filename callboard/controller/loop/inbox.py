@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.events import Event
-from callboard.wire.refusals import LimitReached, Unavailable
+from callboard.wire.refusals import LimitReached, Unavailable, exception_for
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Inbox:
             Unavailable: nothing is accepted.
         """
         if self.closed is not None:
-            raise Unavailable(self.closed.error.message, reason=self.closed.error.reason)
+            raise exception_for(self.closed.error)  # a new one for each who asks: it gets a traceback
 
     def put(self, make: Make, then: Callable[[Outcome], T], source: str) -> asyncio.Future[T]:
         """Adds an ask.

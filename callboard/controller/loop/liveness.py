@@ -11,7 +11,8 @@ The inequalities behind the numbers (all in milliseconds):
   two machines drift: ``margin``. Only then may a strict job run elsewhere (R5).
 
 Silence counts only while somebody listens: the time for which this program was held up itself (stopped, swapped out, a
-machine that was moved) is taken off, or a minute of that would give up every node there is and restart every job.
+machine that was moved) is taken off, or a minute of that would give up every node there is and restart every job. So
+the timer never waits for longer than a second: what it is late by tells when the loop last ran.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ MARGIN_MS = 2_000
 log = structlog.get_logger(__name__)
 
 HELD_UP_S = 1.0
-"""A timer that is later than this tells that the loop was held up; below, it is a busy loop's ordinary lateness. As
-long again is waited before nodes are judged: what they said meanwhile is there, and is read first."""
+"""A timer that is later than this tells that the loop was held up; below, it is a busy loop's ordinary lateness. It is
+set for no longer, so that all of a hold-up is seen and at most as much again; and as long is waited afterwards before
+nodes are judged: what they said meanwhile is there, and is read first."""
 
 
 class Verdicts(Protocol):
@@ -72,7 +74,8 @@ class Liveness:
         self._nodes: dict[str, _Watched] = {}
         self._heap: list[tuple[float, str, int, int]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
+        self._set_s = self._due_s = 0.0
+        """When the timer was set, and for when."""
         self._not_before_s = 0.0
         """Nobody is judged before."""
 
@@ -131,21 +134,21 @@ class Liveness:
     def _arm(self) -> None:
         if not self._heap:
             return
+        now = asyncio.get_running_loop().time()
         # Never in the past, or the next look would take its own lateness for time that was not listened.
-        due_s = max(self._heap[0][0], self._not_before_s, asyncio.get_running_loop().time())
+        due_s = max(min(self._heap[0][0], now + HELD_UP_S), self._not_before_s, now)
         if self._timer is not None:
             if self._timer.when() <= due_s and not self._timer.cancelled():
                 return
             self._timer.cancel()
-        self._due_s = due_s
+        self._set_s, self._due_s = now, due_s
         self._timer = asyncio.get_running_loop().call_at(due_s, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
-        late_s = now - self._due_s
-        if late_s > HELD_UP_S:
-            self._take_off(late_s, now)
+        if now - self._due_s > HELD_UP_S:
+            self._take_off(now - self._set_s, now)
             self._not_before_s = now + HELD_UP_S
             self._arm()
             return
@@ -156,11 +159,11 @@ class Liveness:
                 self._look_at(node_id, node, now)
         self._arm()
 
-    def _take_off(self, late_s: float, now: float) -> None:
+    def _take_off(self, held_up_s: float, now: float) -> None:
         """Nobody listened for so long. Whatever is later than it must be is safe for the leases of agents (R5)."""
-        log.warning("held up: nodes are not judged by their silence meanwhile", seconds=round(late_s, 1))
+        log.warning("held up: nodes are not judged by their silence meanwhile", seconds=round(held_up_s, 1))
         for node in self._nodes.values():
-            node.heard_s = min(now, node.heard_s + late_s)
+            node.heard_s = min(now, node.heard_s + held_up_s)
 
     def _look_at(self, node_id: str, node: _Watched, now: float) -> None:
         # Sums as they stand in the heap: a difference may be rounded the other way, and the loop would never end.

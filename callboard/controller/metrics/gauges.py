@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from callboard.controller.views.nodes import counts_by_state
-from callboard.model.quantities import MILLI
+from callboard.model.quantities import IN_BYTES, MILLI
 from callboard.scheduler import State
 from callboard.scheduler.account.demand import demand
 from callboard.scheduler.plan.quota import borrowable
@@ -26,6 +26,7 @@ def gauges(state: State, now_ms: int) -> Iterator[Metric]:
     starts = CounterMetricFamily(
         "callboard_worker_starts", "Workers that started, by whether they took a warm spare.", labels=["spare"]
     )
+    starts.add_metric(["preloaded"], state.meta.preloaded_starts)
     starts.add_metric(["hit"], state.meta.warm_starts)
     starts.add_metric(["miss"], state.meta.cold_starts)
     yield starts
@@ -157,4 +158,4 @@ def _nodes(state: State) -> Iterator[Metric]:
 
 def in_units(resource: str, amount: int) -> float:
     """An amount as Prometheus counts: bytes as they are, everything else in whole units."""
-    return float(amount) if resource == "memory" else amount / MILLI
+    return float(amount) if resource in IN_BYTES else amount / MILLI

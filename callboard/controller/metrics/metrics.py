@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -16,6 +16,7 @@ from callboard.controller.metrics.observations import Observations
 from callboard.controller.metrics.server import Build, LoopCollector, MetricsServer
 from callboard.controller.options import split_address
 from callboard.security.tls import ServerTls
+from callboard.wire.refusals import LimitReached, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -77,21 +78,21 @@ class Metrics:
         self.address = f"{host}:{self._server.port}"
         log.info("metrics", url=f"http{'s' if tls else ''}://{self.address}/metrics")
 
-    def look(self) -> None:
-        """Reads the certificate again if it changed."""
-        if self._server is not None:
-            self._server.look()
-
     async def stop(self) -> None:
         """Listens no more."""
         if self._server is not None:
             await asyncio.to_thread(self._server.close)
             self._server = None
 
-    def _gauges(self) -> Iterator[Metric]:
+    async def _gauges(self) -> list[Metric]:
         self.observations.forget_gone()
-        yield from gauges(self._driver.state, self._driver.now_ms())
+        now_ms = self._driver.now_ms()
+        try:
+            found = await self._driver.question(lambda scheduler: list(gauges(scheduler.state, now_ms)))
+        except (Unavailable, LimitReached):
+            # Nothing is decided now, or others ask as many questions as may wait: then it is done here.
+            found = list(gauges(self._driver.state, now_ms))
         ages = GaugeMetricFamily("callboard_agent_heartbeat_age_seconds", "Since a node was heard of.", labels=["node"])
         for node_id, age_s in sorted(self._heard_ages_s().items()):
             ages.add_metric([node_id], age_s)
-        yield ages
+        return [*found, ages]

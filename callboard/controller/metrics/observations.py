@@ -135,7 +135,9 @@ class Observations:
         worker = self._state().workers.get(generation)
         if worker is None:
             return
-        self.worker_start.labels("hit" if worker.warm else "miss").observe(worker.start_ms / 1000)
+        self.worker_start.labels("preloaded" if worker.preloaded else "hit" if worker.warm else "miss").observe(
+            worker.start_ms / 1000
+        )
         if worker.attempt > 1:
             self.restarts.inc()
 

@@ -1,4 +1,4 @@
-"""The metrics port: ``http://127.0.0.1:8080/metrics``, served from a thread, with the state read on the driver's loop.
+"""The metrics port: ``http://127.0.0.1:8080/metrics``, served from a thread that asks the driver's loop.
 
 prometheus-client writes the format and serves it. Only GET, and nothing here changes anything.
 """
@@ -31,15 +31,15 @@ Build = Callable[[], Any]
 
 
 class LoopCollector(Collector):
-    """Metrics that are built on the loop whenever they are asked for."""
+    """Metrics that are asked of the loop whenever they are asked for."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, build: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, build: Build) -> None:
         self._loop = loop
         self._build = build
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, built on the loop."""
-        yield from on_loop(self._loop, lambda: list(self._build()))
+        """The metrics."""
+        yield from on_loop(self._loop, self._build)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names are known once there is something to show."""
@@ -62,7 +62,7 @@ def on_loop(loop: asyncio.AbstractEventLoop, build: Build) -> Any:
         return asked.result(READ_S)
     except LateError:
         asked.cancel()
-        raise TimeoutError("the controller's loop is busy") from None
+        raise TimeoutError("the controller is busy; ask again later") from None
 
 
 class MetricsServer:
@@ -102,18 +102,12 @@ class MetricsServer:
             {"certfile": str(tls.files.cert), "keyfile": str(tls.files.key)} if tls is not None else {}
         )
         self._server, self._thread = start_http_server(port, host, CollectorRegistry(), **files)
-        self._tls, self._versions = tls, tls.files.versions() if tls is not None else ()
+        if tls is not None:
+            socket: Any = self._server.socket
+            tls.keep_renewed(socket.context)
         self._server.RequestHandlerClass = _Patient
         self._server.set_app(self._answer)
         self.port = self._server.server_port
-
-    def look(self) -> None:
-        """Reads the certificate again if it changed; connections from now on see the new one."""
-        if self._tls is None or self._tls.files.versions() == self._versions or not self._tls.look():
-            return
-        self._versions = self._tls.files.versions()
-        socket: Any = self._server.socket
-        socket.context.load_cert_chain(self._tls.files.cert, self._tls.files.key)
 
     def close(self) -> None:
         """Stops listening. Not to be called on the loop, which a scrape may be waiting for."""

@@ -11,8 +11,7 @@ import json
 import sys
 from typing import Any
 
-from callboard.autoplace.answer.accepted import Answer, answer_for_job, answer_for_problem
-from callboard.autoplace.answer.report import as_plain, section_of
+from callboard.autoplace.answer.report import Answer, answer_for_job, answer_for_problem, as_plain, section_of
 from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.problem.problem import NoPlan, Problem
 from callboard.autoplace.rlinf.job import rlinf_job

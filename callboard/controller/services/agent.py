@@ -9,11 +9,13 @@ from typing import Any
 import grpc.aio
 import structlog
 
+from callboard.controller.convert.joining import device_states
 from callboard.controller.convert.reports import event_of, refused_event
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.inbox import Make
 from callboard.controller.options import ControllerOptions
 from callboard.controller.packages import Packages
+from callboard.controller.sessions.execs import Execs
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.session import AgentSession
 from callboard.controller.sessions.sessions import Sessions
@@ -51,6 +53,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     def __init__(self, driver: Driver, sessions: Sessions, outputs: OutputReads, options: ControllerOptions) -> None:
         self._driver = driver
         self._outputs = outputs
+        self.execs = Execs(driver, sessions.live)
         self._sessions = sessions
         self._options = options
         self.resend_first_s = RESEND_FIRST_S
@@ -73,6 +76,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             _host(context.peer()),
             queue=self._options.limits.session_queue,
             warm_spares=hello.warm_spares,
+            devices=list(device_states(hello.devices.states).values()),
         )
         try:
             await self._sessions.join(session, hello)
@@ -93,12 +97,20 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         """Output of workers that was asked for."""
         await self._outputs.take(request_iterator, context.write)
 
+    async def AttachExec(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[agent_pb2.AttachExecRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """A program in a worker's environment that was asked for."""
+        await self.execs.attach(request_iterator, context.write)
+
     async def GetPackage(
         self, request: agent_pb2.GetPackageRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> agent_pb2.GetPackageResponse:
         """A piece of code that a job brings along."""
         assert self.packages is not None, "this controller has no state directory"
-        size, data = self.packages.read(request.package, request.offset)
+        size, data = await self.packages.read(request.package, request.offset)
         return agent_pb2.GetPackageResponse(size_bytes=size, data=data)
 
     async def Join(
@@ -106,6 +118,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> agent_pb2.JoinResponse:
         """Credentials for an agent that has a join token."""
         assert self.joining is not None, "this controller has no state directory"
+        self._driver.check_serving()  # a standby's credentials are the leader's
         if not is_name(request.node_id):
             raise InvalidRequest.of(InvalidInput([Fault("node_id", f"{request.node_id[:63]!r} can't be a node's id")]))
         try:
@@ -158,6 +171,10 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self._sessions.heard(session)
         if heartbeat.HasField("ray"):
             self._sessions.ray_changed(session, heartbeat.ray)
+        if heartbeat.HasField("preloads"):
+            self._sessions.preloads_changed(session, heartbeat.preloads.states)
+        if heartbeat.HasField("devices"):
+            self._sessions.devices_changed(session, heartbeat.devices.states)
         if heartbeat.leaving:
             self._sessions.leaves(session, heartbeat.kill_within_ms if heartbeat.HasField("kill_within_ms") else None)
         reply = agent_pb2.HeartbeatReply(sequence=heartbeat.sequence)
@@ -189,7 +206,13 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         if not makes:
             self._settle(session, report.report_id, None)
         for place, make in enumerate(makes, 1):
-            answer = await self._driver.enqueue(make, _nothing, source="report")
+            await session.room.acquire()
+            try:
+                answer = await self._driver.enqueue(make, _nothing, source="report")
+            except BaseException:
+                session.room.release()
+                raise
+            answer.add_done_callback(lambda _: session.room.release())
             if place == len(makes):
                 answer.add_done_callback(lambda done: self._settle(session, report.report_id, done))
             else:

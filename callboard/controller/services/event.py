@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
 
+from callboard.controller.journal.journal import not_leader
 from callboard.controller.loop.driver import Driver
-from callboard.controller.loop.event_log import EventLog, Filter
+from callboard.controller.loop.event_log import CHUNK, EventLog, Filter, Progress
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, is_member, is_member_of
-from callboard.controller.views.common import timestamp
 from callboard.scheduler.records.job_records import EventRecord
-from callboard.security.roles import caller
+from callboard.security.roles import Identity, caller
 from callboard.v1 import event_pb2, event_pb2_grpc
+from callboard.wire.alike import message_of, timestamp
 
 MOST_TYPES = 32
 LOOKED_AT = 10_000
@@ -30,18 +32,29 @@ class EventService(event_pb2_grpc.EventServiceServicer):
         self._events = events
         self._driver = driver
         self._options = options
+        self._turn = asyncio.Lock()
 
     async def Watch(self, request: event_pb2.WatchRequest, context: Context) -> AsyncIterator[event_pb2.WatchResponse]:
         """Follows the log."""
+        self._driver.check_readable()  # a log that was not read yet has an end that says nothing
         wanted = self._filter(request.filter)
+        following = self._driver.following
+        if following is not None and request.start_revision > self._events.revision + 1:
+            raise not_leader(following.leader)  # it is not there yet; the leader is
         watch = self._events.watch(request.start_revision, wanted, progress_s=self._options.progress_ms / 1000)
         async for progress in watch:
-            yield event_pb2.WatchResponse(
-                revision=progress.revision, events=[event_message(event) for event in progress.events]
-            )
+            if len(progress.events) < CHUNK:
+                yield _response(progress)
+                continue
+            # It catches up. Of all who do, one makes a message at a time, and what else happens comes between.
+            async with self._turn:
+                response = _response(progress)
+                await asyncio.sleep(0)
+            yield response
 
     async def ListEvents(self, request: event_pb2.ListEventsRequest, context: Context) -> event_pb2.ListEventsResponse:
         """A page of the log."""
+        self._driver.check_readable()
         if not 0 <= request.page_size <= LARGEST_PAGE:
             raise invalid("page_size", f"{request.page_size} is out of bounds; use 1 to {LARGEST_PAGE}")
         if request.start_revision < 0:
@@ -76,35 +89,34 @@ class EventService(event_pb2_grpc.EventServiceServicer):
 
     def _filter(self, message: event_pb2.EventFilter) -> Filter:
         if len(message.types) > MOST_TYPES:
-            raise invalid("filter.types", f"{len(message.types)} types; allowed are {MOST_TYPES}")
+            raise invalid("filter.types", f"{len(message.types)} types; at most {MOST_TYPES} are allowed")
         if len(message.subject) > 512:
             raise invalid("filter.subject", "has more than 512 characters")
-        who = caller()
-        return Filter(tuple(message.types), message.subject, self._may_see(who.name) if who.in_pools_only else None)
+        return Filter(tuple(message.types), message.subject, may_see(self._driver, caller()))
 
-    def _may_see(self, name: str) -> Callable[[str], bool]:
-        """Subjects for a trainer: jobs of pools that name it, and those pools. Events of nodes and groups name jobs of
-        others."""
 
-        def may_see(subject: str) -> bool:
-            kind, _, rest = subject.partition("/")
-            state, key = self._driver.state, rest.partition("/")[0]
-            if kind == "pools":
-                return is_member(state, key, name)
-            return kind == "jobs" and is_member_of(state, key, name)
+def _response(progress: Progress) -> event_pb2.WatchResponse:
+    return event_pb2.WatchResponse(
+        revision=progress.revision, events=[event_message(event) for event in progress.events]
+    )
 
-        return may_see
+
+def may_see(driver: Driver, who: Identity) -> Callable[[str], bool] | None:
+    """Which subjects a reader may see; None: every one. For a trainer: jobs of pools that name it, and those pools.
+    Events of nodes and groups name jobs of others."""
+    if not who.in_pools_only:
+        return None
+
+    def sees(subject: str) -> bool:
+        kind, _, rest = subject.partition("/")
+        state, key = driver.state, rest.partition("/")[0]
+        if kind == "pools":
+            return is_member(state, key, who.name)
+        return kind == "jobs" and is_member_of(state, key, who.name)
+
+    return sees
 
 
 def event_message(event: EventRecord) -> event_pb2.Event:
     """One entry of the log."""
-    return event_pb2.Event(
-        revision=event.revision,
-        time=timestamp(event.at_ms),
-        type=event.type,
-        subject=event.subject,
-        state=event.state,
-        reason=event.reason,
-        cause=event.cause,
-        facts=dict(event.facts),
-    )
+    return message_of(event_pb2.Event, event, time=timestamp(event.at_ms))

@@ -26,24 +26,30 @@ import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
 
-from callboard.controller.services.answers import error_of
-from callboard.model.faults import InvalidInput
-from callboard.scheduler.records.refusals import Refusal
+from callboard.model.faults import Fault, InvalidInput
+from callboard.scheduler.records.refusals import Refusal, RefusalCode
 from callboard.security.gate import Gate, changes
 from callboard.security.roles import Identity, caller
 from callboard.wire.errors import status_of
 from callboard.wire.refusals import (
     CallboardError,
+    CallError,
     DeadlineExceeded,
     ErrorReason,
     InternalError,
     InvalidRequest,
     NotAuthenticated,
+    QuotaViolation,
     Unavailable,
+    code_of,
+    exception_for,
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Decode = Callable[[bytes], Any]
+
+STANDBY_KEY = "callboard-standby"
+"""Trailer of what a standby answers: as of which revision, how old, and who leads."""
 
 LOG_UNDECODABLE_S = 60.0
 """Shortest time between two lines about messages that can't be decoded: their sender may try again for ever."""
@@ -62,15 +68,33 @@ class _Messages:
     """The messages of a stream, each read by a function that may raise in its place. No generator: that would have to
     be closed."""
 
-    def __init__(self, messages: AsyncIterator[Any], read: Callable[[Any], Any]) -> None:
+    def __init__(self, messages: AsyncIterator[Any], read: Callable[[Any], Any], note: Callable[[str], None]) -> None:
         self._messages = messages
         self._read = read
+        self.note = note
+        self.name = ""
+        """What the call is about, once that is known."""
+        self.written = False
+        """Whether it is in the audit log already that the call was let in."""
 
     def __aiter__(self) -> _Messages:
         return self
 
     async def __anext__(self) -> Any:
         return self._read(await anext(self._messages))
+
+
+def concerns(messages: AsyncIterator[Any], subject: str) -> None:
+    """Says what a call with a stream of messages is about, for the audit log."""
+    if isinstance(messages, _Messages):
+        messages.name = subject
+
+
+def begun(messages: AsyncIterator[Any]) -> None:
+    """Writes down that a call was let in: now and not at its end, which may be days away."""
+    if isinstance(messages, _Messages):
+        messages.note(messages.name)
+        messages.written = True
 
 
 class _Writes:
@@ -129,16 +153,19 @@ class Guard(grpc.aio.ServerInterceptor):
         gate: Gate,
         call_timeout_s: float,
         called: Callable[[str, str, float], None] = lambda _method, _code, _seconds: None,
+        standby: Callable[[], str] = str,
     ) -> None:
         """
         Args:
             gate: lets calls in.
+            standby: what answers of a standby are marked with; empty: they are not those of one.
             call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
             called: is told the method, the status and the seconds of each unary call.
         """
         self._gate = gate
         self._call_timeout_s = call_timeout_s
         self._called = called
+        self._standby = standby
         self._running: set[asyncio.Task[Any]] = set()
         self._streams: dict[asyncio.Task[Any], tuple[Identity, Any, bytes]] = {}
         """Who opened each stream, and what they showed."""
@@ -202,6 +229,8 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 answer = await bounded(request, context)
                 code = "OK"
+                if mark := self._standby():
+                    context.set_trailing_metadata(((STANDBY_KEY, mark),))
             except asyncio.CancelledError:
                 code = "CANCELLED"
                 raise
@@ -246,16 +275,11 @@ class Guard(grpc.aio.ServerInterceptor):
             message: Any = None
 
             async def refuse(error: CallboardError) -> None:
-                self._gate.write_down(
-                    who, method, _subject(message), context.peer(), code=error.error.code, why=str(error)
-                )
-                self._refusals.note(error, name, context.peer())
-                status = status_of(error)
-                await context.abort(status.code, status.message, status.trailing_metadata)
+                await self._refuse(error, who, method, _subject(message), context)
 
             try:
                 who = self._gate.identify(method, context.invocation_metadata(), _certificate(context))
-                message = self._readable(request, context, method, decode)
+                message = self._readable(request, context, method, decode, who)
                 with self._gate.passing(who, method, stream=stream):
                     answer = await behaviour(message, context)
             except asyncio.CancelledError:
@@ -272,7 +296,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 log.exception("a defect: a handler failed", method=name)
                 await refuse(InternalError(f"{name} met a defect in the controller; see its log"))
             else:
-                if not getattr(message, "validate_only", False):
+                if not getattr(message, "written", False) and not getattr(message, "validate_only", False):
                     self._gate.write_down(who, method, _subject(message), context.peer(), code="OK")
                 if changes(name):
                     peer = context.peer()
@@ -284,6 +308,18 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return counted
 
+    async def _refuse(
+        self, error: CallboardError, who: Identity | None, method: str, subject: str, context: Context
+    ) -> None:
+        """Ends a call with an error; a mistake that comes again and again, after a while."""
+        self._gate.write_down(who, method, subject, context.peer(), code=error.error.code, why=str(error))
+        self._refusals.note(error, method.rpartition("/")[2], context.peer())
+        mistaken = isinstance(error, InvalidRequest | NotAuthenticated)
+        if mistaken and (wait_s := self._gate.patience_s(who, context.peer())) > 0:
+            await asyncio.sleep(wait_s)
+        status = status_of(error)
+        await context.abort(status.code, status.message, status.trailing_metadata)
+
     def _why_cut_off(self, task: asyncio.Task[Any]) -> CallboardError | None:
         """What to tell the caller of a call that was cancelled; None: it was the caller, who waits for no status."""
         if (error := self._ending.get(task)) is not None and task.cancelling() == 1:
@@ -291,7 +327,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return error
         return None if task.cancelling() else Unavailable("the call was cut off inside the controller; try again")
 
-    def _readable(self, request: Any, context: Context, method: str, decode: Decode) -> Any:
+    def _readable(self, request: Any, context: Context, method: str, decode: Decode, who: Identity) -> Any:
         """The request; for a stream its messages."""
 
         def read(data: bytes) -> Any:
@@ -305,7 +341,10 @@ class Guard(grpc.aio.ServerInterceptor):
                 "Install the same version of callboard on both machines, or call the port with a client of callboard"
             )
 
-        return _Messages(request, read) if isinstance(request, AsyncIterator) else read(request)
+        def note(subject: str) -> None:
+            self._gate.write_down(who, method, subject, context.peer(), code="OK")
+
+        return _Messages(request, read, note) if isinstance(request, AsyncIterator) else read(request)
 
     def _note_undecodable(self, method: str, peer: str, why: str) -> None:
         self._undecodable += 1
@@ -338,3 +377,33 @@ def _subject(request: Any) -> str:
     spec = getattr(request, "spec", None)
     stated = (getattr(request, field, "") for field in ("name", "pool_id", "node_id"))
     return next((str(text) for text in stated if text), str(getattr(spec, "name", "")))
+
+
+MAX_REASONS = 8
+"""Reasons that travel with an error; the whole account is what ExplainJob and validate_only are for."""
+
+
+def error_of(error: Refusal | InvalidInput) -> CallboardError:
+    """The error that says what ``error`` says."""
+    if isinstance(error, InvalidInput):
+        return InvalidRequest.of(error)
+    reason = ErrorReason(error.code.value)
+    metadata = {"subject": error.subject}
+    for place, why in enumerate(error.reasons[:MAX_REASONS]):
+        metadata[f"reason.{place}"] = f"{why.code} {why.message}"
+    for place, change in enumerate(error.unblock[:MAX_REASONS]):
+        metadata[f"unblock.{place}"] = change
+    quota: tuple[QuotaViolation, ...] = ()
+    if error.code is RefusalCode.QUOTA_EXCEEDED:
+        short = [QuotaViolation(why.subject, why.message) for why in error.reasons if why.code == "QUOTA_SHORT"]
+        quota = tuple(short) or (QuotaViolation(error.subject, error.message),)
+    return exception_for(
+        CallError(
+            code_of(reason),
+            reason,
+            error.message,
+            metadata,
+            faults=(Fault(error.field, error.message),) if error.field else (),
+            quota=quota,
+        )
+    )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc.aio
 
 from callboard.controller.loop.driver import Driver
+from callboard.controller.metrics.traces import Traces
 from callboard.controller.options import ControllerOptions
 from callboard.controller.packages import Packages
 from callboard.controller.searches.placements import resolving
+from callboard.controller.services.guard import begun, concerns
 from callboard.controller.services.job_gauges import GaugeBoard, gauges_of
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import (
@@ -20,12 +24,13 @@ from callboard.controller.services.requests import (
     check_member,
     id_of,
     invalid,
-    is_member,
     output_selection,
     page_of,
     pools_of,
+    sees_job,
     text_of,
 )
+from callboard.controller.sessions.execs import Execs, checked_command, checked_input, worker_meant
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.views.jobs import explanation_message, job_message
 from callboard.model.inputs.scalars import DAY_MS
@@ -42,9 +47,9 @@ from callboard.scheduler.records.events import (
     SignalsReported,
 )
 from callboard.scheduler.records.job_records import JobRecord
-from callboard.scheduler.records.states import JobState
+from callboard.scheduler.records.states import ENDED, JobState
 from callboard.security.roles import caller
-from callboard.v1 import job_pb2, job_pb2_grpc
+from callboard.v1 import common_pb2, job_pb2, job_pb2_grpc
 from callboard.wire.enums import from_wire
 from callboard.wire.refusals import DeadlineExceeded, LimitReached, NotFound
 from callboard.wire.specs import job_spec_from_proto
@@ -77,19 +82,21 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._new_uid = new_uid or _fresh_uid
         self._gauges = GaugeBoard()
         self.packages: Packages | None = None
+        self.traces: Traces | None = None
+        self.execs: Execs | None = None
 
     async def SubmitJob(self, request: job_pb2.SubmitJobRequest, context: Context) -> job_pb2.SubmitJobResponse:
         """Submits a job, or only says what would become of it."""
         spec = job_spec_from_proto(request.spec)
         request_id = text_of(request.request_id, "request_id", MAX_REQUEST_ID)
         self._check_submit(spec)
-        for place, component in enumerate(unfused(spec).components):
-            if component.working_dir and (self.packages is None or not self.packages.has(component.working_dir)):
-                why = "isn't kept here; submit with `callboard` or the SDK, which send it before"
-                raise invalid(f"spec.components[{place}].working_dir", why)
+        self._check_packages(spec)
         if request.validate_only:
             return job_pb2.SubmitJobResponse(plan=await self._plan(spec, request_id))
         uid = self._new_uid()
+        if self.traces is not None:
+            sent = dict(context.invocation_metadata() or ())
+            self.traces.submitted(uid, str(sent.get("traceparent", ""))[:128])
 
         async def submit(resolved: Callable[[], JobSpec]) -> job_pb2.Job:
             return await self._driver.ask(
@@ -103,6 +110,16 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = await self._resolving(spec, request_id, submit)
         return job_pb2.SubmitJobResponse(job=job)
 
+    def _check_packages(self, spec: JobSpec) -> None:
+        parts = unfused(spec).components
+        for place, component in enumerate(parts):
+            for package in component.packages:
+                if self.packages is None or not self.packages.has(package):
+                    why = f"{package} isn't kept here; submit with `callboard` or the SDK, which send it before"
+                    raise invalid(f"spec.components[{place}].{component.field_of(package)}", why)
+        if self.packages is not None and (needed := {each for part in parts for each in part.packages}):
+            self.packages.check_room(spec.pool, needed)
+
     async def PutPackage(self, request: job_pb2.PutPackageRequest, context: Context) -> job_pb2.PutPackageResponse:
         """Takes a piece of a package."""
         assert self.packages is not None, "this controller has no state directory"
@@ -113,7 +130,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """One job, with why it waits or is short of workers."""
         wanted = id_of(request.name, "jobs")
 
-        self._driver.check_serving()
+        self._driver.check_readable()
         state, now_ms = self._driver.state, self._driver.now_ms()
         uid = self._seen(state, wanted).uid
 
@@ -141,7 +158,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             if (after is None or job.order < after)
             and (not states or job.state in states)
             and (not request.pool or _is_in(state, job, request.pool))
-            and (not who.in_pools_only or all(is_member(state, pool, who.name) for pool in pools_of(state, job)))
+            and (not who.in_pools_only or sees_job(state, job, who.name))
         ]
         jobs.sort(key=lambda job: -job.order)
         shown, token = await build_page(
@@ -153,6 +170,34 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         )
         await self._driver.journaled()
         return job_pb2.ListJobsResponse(jobs=shown, next_page_token=token)
+
+    async def foremost(self, most: int) -> tuple[list[job_pb2.Job], int]:
+        """Jobs that have not ended, newest first, and how many there are beside them: the newest that hold something
+        and the first of the queue, half and half. What they say may not be journaled yet."""
+        state, who = self._driver.state, caller()
+        holding = sorted(
+            (
+                state.jobs[uid]
+                for kind, uids in state.jobs_by_state.items()
+                if kind is not JobState.PENDING and kind not in ENDED
+                for uid in uids
+            ),
+            key=lambda job: -job.order,
+        )
+        waiting = [state.jobs[key[-1]] for key in state.queue]
+        if who.in_pools_only:
+            holding = [job for job in holding if sees_job(state, job, who.name)]
+            waiting = [job for job in waiting if sees_job(state, job, who.name)]
+        taken = max(most - len(waiting), min(most - most // 2, len(holding)))
+        chosen = [*holding[:taken], *waiting[: most - min(taken, len(holding))]]
+        jobs, _ = await build_page(
+            sorted(chosen, key=lambda job: -job.order),
+            page_of(most, "", "jobs"),
+            key=lambda job: job.uid,
+            show=lambda job: self._shown(state, job.uid),
+            most_bytes=self._options.limits.page_bytes // 4,
+        )
+        return jobs, len(holding) + len(waiting) - len(jobs)
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.CancelJobResponse:
         """Cancels a job."""
@@ -257,7 +302,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     async def ExplainJob(self, request: job_pb2.ExplainJobRequest, context: Context) -> job_pb2.ExplainJobResponse:
         """Why a job is where it is."""
         wanted = id_of(request.name, "jobs")
-        self._driver.check_serving()
+        self._driver.check_readable()
         now_ms, uid = self._driver.now_ms(), self._seen(self._driver.state, wanted).uid
         account = await self._driver.question(lambda scheduler: explanation_message(scheduler.explain(uid, now_ms)))
         return job_pb2.ExplainJobResponse(explanation=account)
@@ -274,12 +319,43 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             kept = self._options.limits.ended_jobs
             why = f"one that ended is forgotten after its ttl_after_finished, or after {kept} others, with its output"
             raise NotFound(f"{error}; {why}", metadata=error.error.metadata) from None
+        self._driver.check_serving()  # agents are connected to the leader
         async for response in self._outputs.read(uid, selection, follow=request.follow):
             try:
                 async with asyncio.timeout(MOST_STALLED_S):
                     await context.write(response)
             except TimeoutError:
                 raise DeadlineExceeded(f"nothing was taken for {MOST_STALLED_S:.0f} s; read on from there") from None
+
+    async def ExecWorker(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[job_pb2.ExecWorkerRequest], context: Context
+    ) -> None:
+        """A program in the environment of a worker."""
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("start"):
+            raise invalid("start", "is what the first message says: which worker, and what to run")
+        start = first.start
+        wanted, command = id_of(start.name, "jobs"), checked_command(start.command)
+        component = text_of(start.component, "start.component", 63)
+        if start.rank < 0:
+            raise invalid("start.rank", f"{start.rank} is negative")
+        what = shlex.join(command.arguments) or "attach"
+        concerns(request_iterator, f"jobs/{wanted} {component or 'worker'}/{start.rank}: {what}")
+        job = await self._driver.read(lambda state: self._seen(state, wanted))
+        worker = worker_meant(self._driver, job, component, start.rank)
+        concerns(request_iterator, f"jobs/{job.name} {worker.component}/{worker.rank}: {what}")
+        begun(request_iterator)
+
+        async def inputs() -> AsyncGenerator[common_pb2.ExecInput, None]:
+            async for request in request_iterator:
+                yield checked_input(request.input)
+
+        async def tell(output: common_pb2.ExecOutput) -> None:
+            await context.write(job_pb2.ExecWorkerResponse(output=output))
+
+        assert self.execs is not None, "this controller has no agents"
+        async with aclosing(inputs()) as given:
+            await self.execs.run(worker, command, given, tell)
 
     async def _plan(self, spec: JobSpec, request_id: str) -> job_pb2.Explanation:
         """What would become of a job: its submission, decided and taken back."""
@@ -325,7 +401,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             return
         most = self._options.limits.client_waiting_jobs
         for pool in sorted(pools):
-            waiting = sum(job.state is JobState.PENDING and _is_in(state, job, pool) for job in state.jobs.values())
+            waiting = sum(len(keys) for shape, keys in state.waiting.items() if pool in shape.yield_class.pools)
             if waiting >= most:
                 raise LimitReached(
                     f"{waiting} jobs wait in pool {pool} already; wait until some have run, or cancel some"
@@ -367,6 +443,6 @@ def _states(request: job_pb2.ListJobsRequest) -> frozenset[JobState]:
         except ValueError:
             state = None
         if state is None:
-            raise invalid("states", f"{number} is no state of a job")
+            raise invalid("states", f"{number} is not a state of a job")
         found.add(state)
     return frozenset(found)

@@ -8,14 +8,17 @@ from typing import Any
 
 import grpc.aio
 
+from callboard.controller.convert.joining import MAX_DEVICES
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
 from callboard.controller.services.requests import id_of, invalid, is_member_of, page_of, text_of
 from callboard.controller.sessions.session import AgentSession
-from callboard.controller.views.nodes import node_message
+from callboard.controller.views.nodes import NodeMessages
 from callboard.scheduler import State
 from callboard.scheduler.records.events import NodeCordoned, NodeDrained, NodeRemoved
+from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.states import NodeState
 from callboard.security.roles import caller, check_node
 from callboard.v1 import node_pb2, node_pb2_grpc
 from callboard.wire.refusals import NotFound, Unavailable
@@ -44,6 +47,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._driver = driver
         self._options = options
         self._sessions = sessions
+        self._messages = NodeMessages()
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
         """One node."""
@@ -52,7 +56,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         def build(state: State) -> node_pb2.Node:
             if node_id not in state.nodes:
                 raise NotFound(f"there is no node {node_id}", metadata={"subject": f"nodes/{node_id}"})
-            return _for_caller(node_message(state.nodes[node_id], state), state)
+            return _for_caller(self._seen(self._messages.of(state.nodes[node_id], state)), state)
 
         return node_pb2.GetNodeResponse(node=await self._driver.read(build))
 
@@ -70,6 +74,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         )
         await self._driver.journaled()
         return node_pb2.ListNodesResponse(nodes=nodes, next_page_token=token)
+
+    async def foremost(self, most: int) -> tuple[list[node_pb2.Node], int]:
+        """Nodes that have not left, by rank, and how many there are beside them: first those that need attention, then
+        that of Ray's head. What they say may not be journaled yet."""
+        state = self._driver.state
+        there = [node for node in state.nodes.values() if node.state is not NodeState.LEFT]
+        there.sort(key=lambda node: (not self._needs_attention(node), node.ray is None or not node.ray.head, node.rank))
+        nodes, _ = await build_page(
+            sorted(there[:most], key=lambda node: node.rank),
+            page_of(most, "", "nodes"),
+            key=lambda node: node.node_id,
+            show=lambda node: self._shown(node.node_id),
+            most_bytes=self._options.limits.page_bytes // 4,
+        )
+        return nodes, len(there) - len(nodes)
 
     async def CordonNode(self, request: node_pb2.CordonNodeRequest, context: Context) -> node_pb2.CordonNodeResponse:
         """Nothing new starts on the node."""
@@ -98,8 +117,9 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     async def UncordonNode(
         self, request: node_pb2.UncordonNodeRequest, context: Context
     ) -> node_pb2.UncordonNodeResponse:
-        """Takes a cordon back."""
-        return node_pb2.UncordonNodeResponse(node=await self._cordon(request.name, cordoned=False))
+        """Takes a cordon back, or opens devices."""
+        devices = tuple(request.devices[: MAX_DEVICES + 1])
+        return node_pb2.UncordonNodeResponse(node=await self._cordon(request.name, cordoned=False, devices=devices))
 
     async def RemoveNode(self, request: node_pb2.RemoveNodeRequest, context: Context) -> node_pb2.RemoveNodeResponse:
         """Forgets a node that is gone."""
@@ -121,12 +141,30 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             raise Unavailable(f"the agent of node {node_id} is not connected")
         return node_pb2.InspectNodeResponse(inspection=await session.inspect(request.ask, within_s=INSPECTION_S))
 
-    async def _cordon(self, name: str, *, cordoned: bool) -> node_pb2.Node | None:
+    async def _cordon(self, name: str, *, cordoned: bool, devices: tuple[int, ...] = ()) -> node_pb2.Node | None:
         node_id = id_of(name, "nodes")
         return await self._driver.ask(
-            lambda now_ms, cause: NodeCordoned(now_ms=now_ms, cause=cause, node_id=node_id, cordoned=cordoned),
+            lambda now_ms, cause: NodeCordoned(
+                now_ms=now_ms, cause=cause, node_id=node_id, cordoned=cordoned, devices=devices
+            ),
             lambda _: self._message(node_id),
             source="node",
+        )
+
+    def _needs_attention(self, node: NodeRecord) -> bool:
+        """Whether it takes no work, or something of it does not work as it should."""
+        session = self._sessions.get(node.node_id)
+        return (
+            node.cordoned
+            or node.state is not NodeState.READY
+            or bool(node.closed)
+            or (
+                session is not None
+                and (
+                    any(each.closed or each.warning for each in session.devices.values())
+                    or any(each.refused for each in session.preloads)
+                )
+            )
         )
 
     def _shown(self, node_id: str) -> node_pb2.Node | None:
@@ -135,7 +173,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def _message(self, node_id: str) -> node_pb2.Node | None:
         state = self._driver.state
-        return node_message(state.nodes[node_id], state) if node_id in state.nodes else None
+        return self._seen(self._messages.of(state.nodes[node_id], state)) if node_id in state.nodes else None
+
+    def _seen(self, node: node_pb2.Node) -> node_pb2.Node:
+        """The node with what its agent reported of this moment."""
+        node_id = node.name.removeprefix("nodes/")
+        session = self._sessions.get(node_id)
+        if session is not None:
+            opened = dict(self._driver.state.nodes[node_id].opened) if node_id in self._driver.state.nodes else {}
+            node.preloads.extend(session.preloads)
+            for use in node.devices:
+                if use.device.index in session.devices:
+                    use.state.CopyFrom(session.devices[use.device.index])
+                if use.state.closed and use.device.index in opened:
+                    use.state.warning, use.state.closed = f"opened by hand although {use.state.closed}", ""
+        return node
 
 
 def _for_caller(node: node_pb2.Node, state: State) -> node_pb2.Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
@@ -9,9 +10,10 @@ import grpc.aio
 from callboard.controller.loop.driver import Driver
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.paging import build_page
-from callboard.controller.services.requests import id_of, invalid, page_of, version_of
+from callboard.controller.services.requests import LARGEST_PAGE, Page, id_of, invalid, page_of, version_of
 from callboard.controller.views.pools import pool_message
 from callboard.scheduler import Refusal, RefusalCode, State
+from callboard.scheduler.account.stats import jobs_in_pools
 from callboard.scheduler.records.events import PoolCreated, PoolDeleted, PoolUpdated
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.v1 import pool_pb2, pool_pb2_grpc
@@ -55,16 +57,14 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     async def ListPools(self, request: pool_pb2.ListPoolsRequest, context: Context) -> pool_pb2.ListPoolsResponse:
         """All pools, by name."""
         page = page_of(request.page_size, request.page_token, "pools")
-        state = self._driver.state
-        pools, token = await build_page(
-            [name for name in sorted(state.pools) if page.after is None or name > page.after],
-            page,
-            key=str,
-            show=self._message,
-            most_bytes=self._options.limits.page_bytes,
-        )
+        pools, token = await self._listed(page, self._options.limits.page_bytes)
         await self._driver.journaled()
         return pool_pb2.ListPoolsResponse(pools=pools, next_page_token=token)
+
+    async def foremost(self) -> tuple[list[pool_pb2.Pool], int]:
+        """The first pools, by name, and how many there are beside them. What they say may not be journaled yet."""
+        pools, _ = await self._listed(page_of(LARGEST_PAGE, "", "pools"), self._options.limits.page_bytes // 4)
+        return pools, len(self._driver.state.pools) - len(pools)
 
     async def UpdatePool(self, request: pool_pb2.UpdatePoolRequest, context: Context) -> pool_pb2.UpdatePoolResponse:
         """Changes a pool."""
@@ -101,9 +101,20 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         )
         return pool_pb2.DeletePoolResponse(pool=pool)
 
-    def _message(self, name: str) -> pool_pb2.Pool | None:
+    async def _listed(self, page: Page, most_bytes: int) -> tuple[list[pool_pb2.Pool], str]:
         state = self._driver.state
-        return pool_message(state.pools[name], state) if name in state.pools else None
+        inside = jobs_in_pools(state)
+        return await build_page(
+            [name for name in sorted(state.pools) if page.after is None or name > page.after],
+            page,
+            key=str,
+            show=lambda name: self._message(name, inside),
+            most_bytes=most_bytes,
+        )
+
+    def _message(self, name: str, inside: Mapping[str, tuple[int, int]] | None = None) -> pool_pb2.Pool | None:
+        state = self._driver.state
+        return pool_message(state.pools[name], state, inside) if name in state.pools else None
 
 
 def _planned(record: PoolRecord) -> pool_pb2.Pool:
@@ -115,7 +126,7 @@ def _checked_mask(request: pool_pb2.UpdatePoolRequest) -> tuple[str, ...]:
     fields = {field.name for field in pool_pb2.PoolSpec.DESCRIPTOR.fields}
     for path in request.update_mask.paths:
         if path not in fields:
-            raise invalid("update_mask", f"{path[:100]!r} is no top-level field of PoolSpec")
+            raise invalid("update_mask", f"{path[:100]!r} is not a top-level field of PoolSpec")
     paths = set(request.update_mask.paths)
     # An amount and the list of what it limits are one setting in two fields.
     for pair in ({"nominal", "limited"}, {"borrow_limit", "borrow_limited"}, {"lend_limit", "lend_limited"}):

@@ -65,7 +65,7 @@ def text_of(text: str, field: str, limit: int = MAX_REASON) -> str:
         InvalidRequest: too long.
     """
     if len(text) > limit:
-        raise invalid(field, f"has {len(text)} characters; allowed are {limit}")
+        raise invalid(field, f"has {len(text)} characters; at most {limit} are allowed")
     return text
 
 
@@ -88,7 +88,7 @@ def output_selection(selection: common_pb2.OutputSelection) -> common_pb2.Output
     if not set(selection.streams) <= known:
         raise invalid("selection.streams", "names a stream that there isn't")
     if len(selection.after) > MAX_PLACES:
-        raise invalid("selection.after", f"{len(selection.after)} places; allowed are {MAX_PLACES}")
+        raise invalid("selection.after", f"{len(selection.after)} places; at most {MAX_PLACES} are allowed")
     if any(place.offset < 0 or place.stream not in known for place in selection.after):
         raise invalid("selection.after", "an offset is negative, or a stream is none")
     return selection
@@ -114,7 +114,9 @@ class Page:
         return base64.urlsafe_b64encode(_checksum(body) + body).decode()
 
 
-def page_of(page_size: int, page_token: str, collection: str, filters: Iterable[object] = ()) -> Page:
+def page_of(
+    page_size: int, page_token: str, collection: str, filters: Iterable[object] = (), *, field: str = "page_size"
+) -> Page:
     """Reads the paging fields of a request.
 
     Args:
@@ -122,12 +124,13 @@ def page_of(page_size: int, page_token: str, collection: str, filters: Iterable[
         page_token: as the caller stated it.
         collection: name of the list.
         filters: everything else that selects its items.
+        field: of the request, that states the size.
 
     Raises:
         InvalidRequest: a size out of bounds, or (BAD_PAGE_TOKEN) a token that is not one of this list.
     """
     if not 0 <= page_size <= LARGEST_PAGE:
-        raise invalid("page_size", f"{page_size} is out of bounds; use 1 to {LARGEST_PAGE}, 0: the default")
+        raise invalid(field, f"{page_size} is out of bounds; use 1 to {LARGEST_PAGE}, 0: the default")
     list_id = json.dumps([collection, *(str(one) for one in filters)])
     after = _read_token(page_token, list_id) if page_token else None
     return Page(page_size or DEFAULT_PAGE, after, list_id)
@@ -139,7 +142,7 @@ def _read_token(token: str, list_id: str) -> str:
         body = raw[8:]
         found_list, last = json.loads(body)
     except (ValueError, binascii.Error, TypeError, RecursionError) as error:
-        raise _bad_token("is no page token") from error
+        raise _bad_token("is not a page token") from error
     if raw[:8] != _checksum(body) or not isinstance(last, str):
         raise _bad_token("is damaged or was made by another version")
     if found_list != list_id:
@@ -187,7 +190,12 @@ def pools_of(state: State, job: JobRecord) -> set[str]:
     return {spec.pool_of(component) for component in spec.components}
 
 
-def is_member_of(state: State, job_name: str, client: str) -> bool:
+def sees_job(state: State, job: JobRecord, client: str) -> bool:
     """Whether every pool of a job names a client as a member."""
+    return all(is_member(state, pool, client) for pool in pools_of(state, job))
+
+
+def is_member_of(state: State, job_name: str, client: str) -> bool:
+    """Whether every pool of the job of a name names a client as a member."""
     job = state.find_job(job_name)
-    return job is not None and all(is_member(state, pool, client) for pool in pools_of(state, job))
+    return job is not None and sees_job(state, job, client)

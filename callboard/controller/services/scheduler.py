@@ -2,33 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
 
+from callboard._version import __version__
+from callboard.controller.journal.journal import Member
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.event_log import EventLog
 from callboard.controller.metrics.metrics import Metrics
-from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, version_of
-from callboard.controller.views.common import timestamp
+from callboard.controller.services.job import JobService
+from callboard.controller.services.node import NodeService
+from callboard.controller.services.pool import PoolService
+from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, page_of, version_of
 from callboard.controller.views.demand import demand_messages
 from callboard.controller.views.stats import stats_message
 from callboard.scheduler.records.events import PolicySet
 from callboard.security.audit import AuditLog
 from callboard.v1 import scheduler_pb2, scheduler_pb2_grpc
+from callboard.wire.alike import message_of, timestamp
 from callboard.wire.specs import policy_from_proto, policy_to_proto
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The services that have the long lists."""
+
+    pools: PoolService
+    nodes: NodeService
+    jobs: JobService
+
+
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Policy and figures."""
 
-    def __init__(self, driver: Driver, events: EventLog, metrics: Metrics, audit: AuditLog) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        events: EventLog,
+        metrics: Metrics,
+        audit: AuditLog,
+        lists: Lists,
+        *,
+        page_address: Callable[[], str] = lambda: "",
+        members: Callable[[], Sequence[Member]] = tuple,
+    ) -> None:
+        """
+        Args:
+            driver: decides.
+            events: the log.
+            metrics: where the figures for Prometheus are.
+            audit: who changed what.
+            lists: the services whose lists an overview begins.
+            page_address: where the web page is; empty: nowhere.
+            members: the controllers that share the journal; none: nobody else could.
+        """
+        self._page_address = page_address
+        self._members = members
         self._driver = driver
         self._events = events
         self._metrics = metrics
         self._audit = audit
+        self._lists = lists
         self._summed: tuple[int, int, scheduler_pb2.Stats] | None = None
 
     async def GetPolicy(
@@ -64,7 +103,33 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetStatsRequest, context: Context
     ) -> scheduler_pb2.GetStatsResponse:
         """Figures, from memory: they wait for nothing, not even for a commit that is on its way (R7)."""
-        self._driver.check_serving()
+        return scheduler_pb2.GetStatsResponse(stats=self._stats())
+
+    async def GetOverview(
+        self, request: scheduler_pb2.GetOverviewRequest, context: Context
+    ) -> scheduler_pb2.GetOverviewResponse:
+        """What one screen shows; its size doesn't depend on that of the cluster, but for the names of Ray's nodes."""
+        most_nodes = page_of(request.max_nodes, "", "nodes", field="max_nodes").size
+        most_jobs = page_of(request.max_jobs, "", "jobs", field="max_jobs").size
+        stats, state = self._stats(), self._driver.state
+        ray_nodes = {node.ray.ray_node_id: node.node_id for node in state.nodes.values() if node.ray is not None}
+        pools, more_pools = await self._lists.pools.foremost()
+        nodes, more_nodes = await self._lists.nodes.foremost(most_nodes)
+        jobs, more_jobs = await self._lists.jobs.foremost(most_jobs)
+        await self._driver.journaled()
+        return scheduler_pb2.GetOverviewResponse(
+            stats=stats,
+            pools=pools,
+            more_pools=more_pools,
+            nodes=nodes,
+            more_nodes=more_nodes,
+            jobs=jobs,
+            more_jobs=more_jobs,
+            ray_nodes=ray_nodes,
+        )
+
+    def _stats(self) -> scheduler_pb2.Stats:
+        self._driver.check_readable()
         state = self._driver.state
         # Every change moves the revision on, so the sums of a revision are made once, however many ask.
         if self._summed is None or self._summed[:2] != (state.meta.term, state.meta.revision):
@@ -72,8 +137,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         stats = self._summed[2]
         stats.revision = self._events.revision
         stats.metrics_address = self._metrics.address
+        stats.version = __version__
+        stats.page_address = self._page_address()
         stats.uptime_ms = self._driver.now_ms() - self._driver.started_ms
-        return scheduler_pb2.GetStatsResponse(stats=stats)
+        del stats.controllers[:]
+        stats.controllers.extend(
+            scheduler_pb2.ControllerMember(address=each.address, leads=each.leads) for each in self._members()
+        )
+        following = self._driver.following
+        stats.standby, stats.age_ms = following is not None, self._driver.age_ms()
+        return stats
 
     async def GetDemand(
         self, request: scheduler_pb2.GetDemandRequest, context: Context
@@ -88,23 +161,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ListAuditResponse:
         """Who changed what."""
         if not 0 <= request.page_size <= LARGEST_PAGE:
-            raise invalid("page_size", f"{request.page_size} is out of bounds; allowed is 1 to {LARGEST_PAGE}")
+            raise invalid("page_size", f"{request.page_size} is out of bounds; 1 to {LARGEST_PAGE} is allowed")
         if request.before < 0:
             raise invalid("before", "must not be negative")
         found = self._audit.newest(request.page_size or DEFAULT_PAGE, before=request.before, who=request.who)
         return scheduler_pb2.ListAuditResponse(
-            entries=[
-                scheduler_pb2.AuditEntry(
-                    number=entry.number,
-                    time=timestamp(entry.at_ms),
-                    who=entry.who,
-                    role=entry.role,
-                    method=entry.method,
-                    subject=entry.subject,
-                    peer=entry.peer,
-                    code=entry.code,
-                    why=entry.why,
-                )
-                for entry in found
-            ]
+            entries=[message_of(scheduler_pb2.AuditEntry, entry, time=timestamp(entry.at_ms)) for entry in found]
         )

@@ -221,7 +221,7 @@ class OutputReads:
         job = self.driver.state.jobs[uid]
         asked = common_pb2.OutputSelection()
         asked.CopyFrom(selection)
-        subject = {"subject": f"jobs/{job.name}"}
+        subject = {"subject": f"workers/{job.name}"}
         if not job.attempt and not follow:
             raise WrongState(f"job {job.name} has not started yet (it is {job.state.value}), so it printed nothing")
         for attempt in (asked.first_attempt, asked.last_attempt):
@@ -249,7 +249,7 @@ class OutputReads:
             known += [each.name, *member_names(each)]
         raise NotFound(
             f"job {job.name} has no component {component}; it has {', '.join(known)}",
-            metadata={"subject": f"jobs/{job.name}"},
+            metadata={"subject": f"workers/{job.name}"},
         )
 
     def ran(self, job: JobRecord, asked: common_pb2.OutputSelection) -> list[Ran]:

@@ -6,16 +6,20 @@ The writer is a task of its own: an agent that stops reading fills its own queue
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from callboard.model.durations import Backoff
 from callboard.scheduler.records.commands import Command
-from callboard.v1 import agent_pb2, inspection_pb2
+from callboard.v1 import agent_pb2, common_pb2, inspection_pb2
 from callboard.wire.refusals import CallboardError, LimitReached, Unavailable
 
 MOST_INQUIRIES = 4
 """Inspections of one node at one time; its agent answers no more."""
+
+MOST_UNDECIDED = 64
+"""Events of one agent that wait to be decided; its stream is read no further meanwhile, so that a flood of reports
+holds up its own sender and nobody else's calls."""
 
 FLUSH_S = 1.0
 """How long a stream that ends may take to send what is queued."""
@@ -32,24 +36,39 @@ class AgentSession:
         address: address the stream comes from, without the port.
         epoch: number of the session; 0 until it is admitted.
         awaited: commands that were sent and not answered, by id.
+        room: for events that wait to be decided.
         refusals: pauses before a command that was refused is sent again, by its id.
         leaving: the agent said that it is about to go.
         warm_spares: how many its node keeps while work is about, by its own setting.
         warnings: what is unusual about the node and does not keep it out.
-        spare_target: how many it was told to keep; -1: nothing yet.
+        spare_target: what it was told to keep; None: nothing yet.
+        preloads: what became of the modules that it was told.
+        devices: what the driver of its devices says of each, by index.
     """
 
-    def __init__(self, node_id: str, instance: str, address: str, *, queue: int, warm_spares: int = 0) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        instance: str,
+        address: str,
+        *,
+        queue: int,
+        warm_spares: int = 0,
+        devices: Sequence[common_pb2.DeviceState] = (),
+    ) -> None:
         self.node_id = node_id
         self.instance = instance
         self.address = address
         self.epoch = 0
         self.awaited: dict[str, Command] = {}
+        self.room = asyncio.Semaphore(MOST_UNDECIDED)
         self.refusals: dict[str, Backoff] = {}
         self.leaving = False
         self.warm_spares = warm_spares
         # What an earlier session was told isn't known; an agent that keeps none needn't hear of it.
-        self.spare_target = -1 if warm_spares else 0
+        self.spare_target = None if warm_spares else agent_pb2.SpareTarget()
+        self.preloads: Sequence[common_pb2.PreloadState] = ()
+        self.devices: Mapping[int, common_pb2.DeviceState] = {state.index: state for state in devices}
         self.warnings: list[str] = []
         self._inquiries: dict[str, asyncio.Future[inspection_pb2.NodeInspection]] = {}
         self._asked = 0

@@ -8,13 +8,23 @@ joins.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
 from callboard.controller.convert.commands import command_message
-from callboard.controller.convert.joining import check_hello, check_version, joined, ray_fault, ray_info
+from callboard.controller.convert.joining import (
+    check_hello,
+    check_version,
+    closed_devices,
+    device_states,
+    joined,
+    ray_fault,
+    ray_info,
+)
 from callboard.controller.loop.driver import Driver
 from callboard.controller.loop.inbox import Make
 from callboard.controller.loop.liveness import Liveness
@@ -22,20 +32,21 @@ from callboard.controller.options import ControllerOptions
 from callboard.controller.sessions.admission import GONE, check_epoch, check_order, check_peers, unusual, welcome
 from callboard.controller.sessions.ray_board import RayBoard
 from callboard.controller.sessions.session import AgentSession
-from callboard.controller.sessions.spares import tell_spares
+from callboard.controller.sessions.spares import MAX_PRELOADS, tell_spares
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import (
     Admission,
     NodeJoined,
     NodeLost,
+    NodeObserved,
     NodeRayChanged,
     NodeSuspected,
     RaySessionLost,
 )
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.refusals import Refusal
-from callboard.v1 import agent_pb2
+from callboard.v1 import agent_pb2, common_pb2
 from callboard.wire.refusals import AlreadyExists, CallboardError, ErrorReason, LimitReached, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -166,6 +177,37 @@ class Sessions:
         """The node's part in Ray is another than before."""
         for make in self.ray_events(session, ray):
             self._tell(make, source="ray")
+
+    def preloads_changed(self, session: AgentSession, states: Sequence[common_pb2.PreloadState]) -> None:
+        """What became of the node's spares with modules."""
+        session.preloads = states[:MAX_PRELOADS]
+        refused = tuple(
+            sorted((", ".join(each.modules)[:512], each.refused[:512]) for each in session.preloads if each.refused)
+        )
+        self._observed(session, refused_preloads=refused)
+
+    def devices_changed(self, session: AgentSession, states: Sequence[common_pb2.DeviceState]) -> None:
+        """What the driver of the node's devices says of them."""
+        before, session.devices = session.devices, device_states(states)
+        node = self._driver.state.nodes.get(session.node_id)
+        known = {} if node is None else dict((*node.closed, *node.opened))
+        said = tuple((index, _kept(known.get(index, ""), why)) for index, why in closed_devices(states))
+        warned = {index for index, state in before.items() if state.warning}
+        warnings = tuple(
+            (index, state.warning) for index, state in session.devices.items() if state.warning and index not in warned
+        )
+        self._observed(session, warnings=warnings, **({} if dict(said) == known else {"closed": said}))
+
+    def _observed(self, session: AgentSession, **seen: Any) -> None:
+        node = self._driver.state.nodes.get(session.node_id)
+        if node is None or all(getattr(node, name, ()) == value for name, value in seen.items()):
+            return
+        self._tell(
+            lambda now_ms, cause: NodeObserved(
+                now_ms=now_ms, cause=cause, node_id=session.node_id, epoch=session.epoch, **seen
+            ),
+            source="heartbeat",
+        )
 
     def ray_events(self, session: AgentSession, ray: agent_pb2.RayNode) -> list[Make]:
         """What it means that a node's part in Ray is now ``ray`` (empty: none); other agents are told where Ray is."""
@@ -333,3 +375,12 @@ def _session_lost(ray_session: str) -> Make:
 
 def _nothing(_outcome: Outcome) -> None:
     """Nobody waits for an answer."""
+
+
+_AMOUNT = re.compile(r"[0-9.]+ GiB")
+
+
+def _kept(known: str, why: str) -> str:
+    """Why a device is closed: as it is known, where it is the same but for amounts of memory. Those change all the
+    time."""
+    return known if _AMOUNT.sub("", known) == _AMOUNT.sub("", why) else why

@@ -1,6 +1,8 @@
-"""Warm spares: how many each node keeps: its own setting while work is about, else none (docs/agents.md).
+"""Warm spares: how many each node keeps, and what they import: its own setting while work is about, else none
+(docs/agents.md).
 
 Work is any job that has not ended and any placement group: a reserved one gets its spares before its first job comes.
+The modules that a pool preloads are told to the nodes that the pool may use, while there is work of the pool.
 Told after the commands of the same commit, so that a start never waits behind the making of a spare.
 """
 
@@ -9,11 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from callboard.controller.sessions.session import AgentSession
+from callboard.model.names import Labels
 from callboard.scheduler import State
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.states import ENDED, JobState
 from callboard.v1 import agent_pb2
+
+MAX_PRELOADS = 64
+"""Lists of modules that one agent is told."""
 
 _UNENDED = tuple(state for state in JobState if state not in ENDED)
 
@@ -21,6 +27,16 @@ _UNENDED = tuple(state for state in JobState if state not in ENDED)
 def is_work_about(state: State) -> bool:
     """Whether a start may come soon."""
     return bool(state.groups) or any(state.jobs_by_state[each] for each in _UNENDED)
+
+
+def preloads_about(state: State) -> tuple[tuple[Labels, tuple[str, ...]], ...]:
+    """What pools with work preload, each with the labels of the nodes that it may use."""
+    preloading = [pool.spec for pool in state.pools.values() if pool.spec.preload]
+    if not preloading:
+        return ()  # of most clusters, after every event
+    waiting = {pool for shape in state.waiting for pool in shape.yield_class.pools}
+    busy = [spec for spec in preloading if spec.name in waiting or state.group_index.of_pool.get(spec.name)]
+    return tuple(dict.fromkeys((spec.node_selector, spec.preload) for spec in busy))
 
 
 class SpareTargets:
@@ -34,8 +50,8 @@ class SpareTargets:
         """
         self._live = live
         self._state = state
-        self._told: bool | None = None
-        """Whether work is about, as every connected agent was told last; None: not known."""
+        self._told: object = None
+        """Whether work is about and what is preloaded, as every connected agent was told last; None: not known."""
 
     def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - only the state counts
         """Sessions end with a term; each agent is told anew when it joins."""
@@ -51,21 +67,26 @@ class SpareTargets:
         """What is about never changes without an entry in the log."""
         if not events:
             return
-        about = is_work_about(self._state())
-        if about is self._told:
+        state = self._state()
+        about = is_work_about(state), preloads_about(state)
+        if about == self._told:
             return  # whoever joined meanwhile was told then: a walk through every session for each join is one too many
         self._told = about
         for session in self._live.values():
-            _tell(session, about=about)
+            tell_spares(session, state)
 
 
 def tell_spares(session: AgentSession, state: State) -> None:
-    """Tells one agent, which has just joined."""
-    _tell(session, about=is_work_about(state))
-
-
-def _tell(session: AgentSession, *, about: bool) -> None:
-    count = session.warm_spares if about else 0
-    if count != session.spare_target:
-        session.spare_target = count
-        session.send(agent_pb2.SessionResponse(spare_target=agent_pb2.SpareTarget(count=count)))
+    """Tells one agent what it should keep, if that is something else than before."""
+    count = session.warm_spares if is_work_about(state) else 0
+    node = state.nodes.get(session.node_id)
+    own = dict(node.labels) if node is not None else {}
+    lists = [
+        modules for selector, modules in preloads_about(state) if all(own.get(key) == value for key, value in selector)
+    ]
+    target = agent_pb2.SpareTarget(
+        count=count, preloads=[agent_pb2.Preload(modules=each) for each in lists[:MAX_PRELOADS] if count]
+    )
+    if target != session.spare_target:
+        session.spare_target = target
+        session.send(agent_pb2.SessionResponse(spare_target=target))

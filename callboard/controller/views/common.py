@@ -1,4 +1,4 @@
-"""Parts that several messages share: times, reasons, planned and preempted."""
+"""Parts that several messages share: the last moment of what is being stopped, and who was preempted."""
 
 from __future__ import annotations
 
@@ -7,29 +7,9 @@ from collections.abc import Iterable
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from callboard.scheduler.records.job_records import PreemptionRecord, WorkerRecord
-from callboard.scheduler.records.refusals import Reason
 from callboard.scheduler.records.states import WorkerState
-from callboard.v1 import common_pb2, job_pb2
-
-
-def timestamp(ms: int) -> Timestamp | None:
-    """A time in milliseconds since 1970; None for 0, which means "never"."""
-    if ms == 0:
-        return None
-    seconds, rest = divmod(ms, 1000)
-    return Timestamp(seconds=seconds, nanos=rest * 1_000_000)
-
-
-def reason_message(reason: Reason) -> common_pb2.Reason:
-    """One statement of why."""
-    return common_pb2.Reason(
-        code=reason.code,
-        subject=reason.subject,
-        resource=reason.resource,
-        asked=reason.asked,
-        available=reason.available,
-        message=reason.message,
-    )
+from callboard.v1 import job_pb2
+from callboard.wire.alike import message_of, timestamp
 
 
 def kill_time(workers: Iterable[WorkerRecord]) -> Timestamp | None:
@@ -46,14 +26,13 @@ def _outcome(record: PreemptionRecord) -> str:
 
 def preemption_message(record: PreemptionRecord) -> job_pb2.Preemption:
     """One victim that yields or yielded."""
-    return job_pb2.Preemption(
+    return message_of(
+        job_pb2.Preemption,
+        record,
         victim=record.victim_name,
         preemptor=record.preemptor_name,
         rule=record.rule.value,
-        reason=record.reason,
         decide_time=timestamp(record.decided_ms),
         yield_ms=record.yield_ms if record.yield_ms >= 0 else None,
         outcome=_outcome(record),
-        checkpoint_lost=record.checkpoint_lost,
-        lost_work_ms=record.lost_work_ms,
     )

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from callboard.controller.views.common import timestamp
 from callboard.scheduler import State
 from callboard.scheduler.account.demand import demand
 from callboard.v1 import scheduler_pb2
-from callboard.wire.amounts import labels_to_proto, resources_to_proto
+from callboard.wire.alike import message_of
 
 
 def demand_messages(state: State) -> list[scheduler_pb2.Demand]:
     """What is wanted beyond what there is, oldest first."""
     return [
-        scheduler_pb2.Demand(
-            pool=entry.pool,
-            shape=resources_to_proto(entry.shape),
-            count=entry.count,
+        message_of(
+            scheduler_pb2.Demand,
+            entry,
             optional_count=entry.optional,
-            node_selector=labels_to_proto(entry.selector),
-            jobs=entry.jobs,
-            since_time=timestamp(entry.since_ms),
-            quota_blocked=entry.quota_blocked,
+            node_selector=dict(entry.selector),
         )
         for entry in demand(state)
     ]
@@ -37,6 +32,9 @@ def demand_page(state: State) -> list[dict[str, Any]]:
                 "cpu_milli": message.shape.cpu_milli,
                 "gpu_milli": message.shape.gpu_milli,
                 "memory_bytes": message.shape.memory_bytes,
+                "gpu_memory_bytes": message.shape.gpu_memory_bytes,
+                "gpu_model": message.shape.gpu_model,
+                "gpu_memory_min_bytes": message.shape.gpu_memory_min_bytes,
                 "custom_milli": dict(sorted(message.shape.custom_milli.items())),
             },
             "count": message.count,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import is_
 
-from callboard.controller.views.common import kill_time, timestamp
-from callboard.model.ray_fault import RayFault
+from callboard.controller.views.common import kill_time
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.states import NodeState, WorkerState
 from callboard.v1 import common_pb2, node_pb2
-from callboard.wire.amounts import labels_to_proto, resources_to_proto
+from callboard.wire.alike import message_of, timestamp
+from callboard.wire.amounts import resources_to_proto
 from callboard.wire.enums import to_wire
 
 
@@ -19,67 +20,61 @@ def node_message(node: NodeRecord, state: State) -> node_pb2.Node:
     """One node with what it is used for."""
     use = state.node_use(node.node_id)
     users = _users_of_devices(node, state)
-    return node_pb2.Node(
+    return message_of(
+        node_pb2.Node,
+        node,
         name=f"nodes/{node.node_id}",
-        rank=node.rank,
+        preloads=None,  # the service of nodes adds them: no record has them
         state=to_wire(node_pb2.NodeState, shown_state(node)),
         state_reason=_reason(node),
-        labels=labels_to_proto(node.labels),
-        node_group=node.node_group,
-        capacity=resources_to_proto(node.capacity),
         used=resources_to_proto(use.used),
         held=resources_to_proto(use.held),
         free=resources_to_proto(use.free),
         quarantined=resources_to_proto(use.quarantined),
         devices=[
-            node_pb2.DeviceUse(
-                device=common_pb2.Device(
-                    index=index,
-                    id=device.id,
-                    uuid=device.uuid,
-                    bus_id=device.bus_id,
-                    model=device.model,
-                    memory_bytes=device.memory_bytes,
-                    numa_node=device.numa_node,
-                ),
-                used_milli=use.devices[index].used_milli,
-                held_milli=use.devices[index].held_milli,
-                quarantined_milli=use.devices[index].quarantined_milli,
+            message_of(
+                node_pb2.DeviceUse,
+                use.devices[index],
+                device=message_of(common_pb2.Device, device, index=index),
+                state=None,  # as its preloads
                 workers=users[index],
+                promised_memory_bytes=use.devices[index].promised_bytes,
             )
             for index, device in enumerate(node.devices)
         ],
-        simulated=node.simulated,
-        epoch=node.epoch,
-        version=node.version,
-        hostname=node.hostname,
         address=node.ray.node_ip if node.ray is not None else "",
         ray_node_id=node.ray.ray_node_id if node.ray is not None else "",
         ray_head=node.ray is not None and node.ray.head,
-        revision=node.revision,
         join_time=timestamp(node.joined_ms),
-        runtime=node.runtime,
-        lost_devices=node.lost_devices,
-        interpreters=node.interpreters,
-        ray_fault=_fault(node.ray_fault),
-        ray_version=node.ray_version,
-        python_version=node.python_version,
-        agent_pid=node.agent_pid,
         quarantined_workers=[
-            node_pb2.QuarantinedWorker(worker=_name_of(worker, state), pid=worker.pid, reason=worker.reason)
+            message_of(node_pb2.QuarantinedWorker, worker, worker=_name_of(worker, state))
             for worker in state.workers_on(node.node_id)
             if worker.state is WorkerState.QUARANTINED
         ],
         kill_time=kill_time(state.workers_on(node.node_id)),
-        hardware=[common_pb2.Hardware(type=item.type, config_json=item.config_json) for item in node.hardware],
     )
 
 
-def _fault(fault: RayFault | None) -> common_pb2.RayFault | None:
-    if fault is None:
-        return None
-    code = to_wire(common_pb2.RayFaultCode, fault.code)
-    return common_pb2.RayFault(code=code, message=fault.message, permanent=fault.permanent)
+class NodeMessages:
+    """Messages of nodes, each made once per change of what it says: a screen, a picture and an autoscaler read a
+    thousand nodes again and again, and most are as they were."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[tuple[object, ...], bytes]] = {}
+
+    def of(self, node: NodeRecord, state: State) -> node_pb2.Node:
+        """As :func:`node_message`; a message of the caller's own."""
+        # Records are never changed, only replaced: the same ones say the same. The key keeps them, so that none of them
+        # makes room for another at the same place.
+        key = (node, state.ledger.nodes[node.node_id].changes, *state.workers_on(node.node_id))
+        made = self._made.get(node.node_id)
+        if made is not None and len(made[0]) == len(key) and all(map(is_, made[0], key)):
+            return node_pb2.Node.FromString(made[1])
+        message = node_message(node, state)
+        if len(self._made) > 2 * len(state.nodes):
+            self._made.clear()  # most are of nodes that are gone
+        self._made[node.node_id] = (key, message.SerializeToString())
+        return message
 
 
 def _reason(node: NodeRecord) -> str:
@@ -107,9 +102,7 @@ def counts_by_state(state: State) -> dict[str, int]:
 
 def _name_of(worker: WorkerRecord, state: State) -> node_pb2.WorkerName:
     job = state.jobs.get(worker.job)
-    return node_pb2.WorkerName(
-        job=job.name if job is not None else worker.job, component=worker.component, rank=worker.rank
-    )
+    return message_of(node_pb2.WorkerName, worker, job=job.name if job is not None else worker.job)
 
 
 def _users_of_devices(node: NodeRecord, state: State) -> dict[int, list[node_pb2.WorkerName]]:

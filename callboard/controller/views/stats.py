@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 
 from callboard.controller.views.nodes import counts_by_state
 from callboard.controller.views.pools import group_stats_message
@@ -35,6 +36,7 @@ def stats_message(state: State) -> scheduler_pb2.Stats:
         reconciling=bool(state.meta.reconcile_until_ms),
         warm_starts=state.meta.warm_starts,
         cold_starts=state.meta.cold_starts,
+        preloaded_starts=state.meta.preloaded_starts,
         free_whole_gpus=use.free_gpus.whole,
         free_gpu_parts_milli=use.free_gpus.parts_milli,
     )
@@ -44,18 +46,9 @@ def _all_groups(state: State) -> pool_pb2.PlacementGroupPoolStats:
     stats = [group_stats(state, name) for name in state.pools]
     counts = [pool.counts for pool in state.pools.values()]
     return group_stats_message(
-        GroupStats(
-            total=sum(one.total for one in stats),
-            reserved=sum(one.reserved for one in stats),
-            reserved_idle=sum(one.reserved_idle for one in stats),
-            dynamic=sum(one.dynamic for one in stats),
-            dynamic_idle=sum(one.dynamic_idle for one in stats),
-        ),
+        GroupStats(**{each.name: sum(getattr(one, each.name) for one in stats) for each in fields(GroupStats)}),
         GroupCounts(
-            creations=sum(one.creations for one in counts),
-            reuses=sum(one.reuses for one in counts),
-            hits=sum(one.hits for one in counts),
-            misses=sum(one.misses for one in counts),
+            **{name: sum(getattr(one, name) for one in counts) for name in ("creations", "reuses", "hits", "misses")},
             removals=_summed(one.removals for one in counts),
         ),
     )

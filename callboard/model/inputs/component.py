@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from callboard.model.inputs.compounds import MAX_ARGUMENTS_BYTES, Amounts, list_of
 from callboard.model.inputs.located import Misfit, Misfits, Refused, shown_text
 from callboard.model.inputs.reading import Input, check
-from callboard.model.inputs.scalars import Actor, Concurrency, Flag, Name, Workers, text
+from callboard.model.inputs.scalars import ENVIRONMENTS, Actor, Concurrency, Flag, Name, Workers, environment, text
 from callboard.model.quantities import NOTHING, Resources
 from callboard.model.schema import ANY, Kind, Written, part
 from callboard.model.specs import (
@@ -116,17 +116,18 @@ class ComponentInput(Input, of=ComponentSpec):
             **dict.fromkeys(("replicas", "num_workers", "num_replicas", "world_size", "parallelism"), "workers"),
             **dict.fromkeys(("min_replicas", "minReplicas"), "min_workers"),
             **dict.fromkeys(("max_replicas", "maxReplicas"), "max_workers"),
-            **dict.fromkeys(("class", "cls", "actor_class", "class_name", "image"), "actor"),
+            **dict.fromkeys(("class", "cls", "actor_class", "class_name"), "actor"),
+            **dict.fromkeys(("image", "image_uri", "docker_image"), "container"),
             **dict.fromkeys(("entrypoint", "main", "run"), "entry"),
-            **dict.fromkeys(("env_vars", "environment"), "env"),
+            "env_vars": "env",
+            **dict.fromkeys(("pip", "conda", "uv", "requirements"), "env: {requirements: …}"),
             **dict.fromkeys(("arguments", "init_kwargs"), "kwargs"),
             **dict.fromkeys(("nodeSelector", "node_affinity", "affinity"), "node_selector"),
             **dict.fromkeys(("scheduling_strategy", "strategy"), "placement"),
-            "runtime_env": "env (variables) and interpreter",
+            "runtime_env": "working_dir, py_modules, env and container",
         }
     )
 
-    later = frozenset({"py_modules"})
     internal = frozenset({"places"})
 
     before = MappingProxyType({"ray_options": _own_options})
@@ -135,6 +136,7 @@ class ComponentInput(Input, of=ComponentSpec):
     command: Command | None = None
     script: Script | None = None
     ray: Flag | None = None
+    tty: Flag | None = None
     workers: Workers | None = None
     ray_options: Annotated[RayOptions, part(RayOptions)] | None = None
     component_placement: Annotated[Any, ANY] = None  # became a part of placement_config before a model sees it
@@ -147,6 +149,7 @@ class ComponentInput(Input, of=ComponentSpec):
             *self._wrong_options(),
             *self._wrong_places(),
             *self._wrong_variables(),
+            *self._wrong_environment(),
             *self._wrong_rules(),
         ]
 
@@ -158,10 +161,10 @@ class ComponentInput(Input, of=ComponentSpec):
         misfits = [Misfit((key,), f"is stated beside {stated[0]}; state one of them") for key in stated[1:]]
         if self.ray and self.actor is not None:
             misfits.append(Misfit(("ray",), "is for a command or script: a Ray cluster of its own"))
+        if self.tty and self.actor is not None:
+            misfits.append(Misfit(("tty",), "is for a command or script: a terminal of its own"))
         if self.ray and self.stop_signal is not None:
             misfits.append(Misfit(("stop_signal",), "is SIGTERM for a command with ray: true, and sent to it alone"))
-        if self.ray and self.min_workers != self.max_workers:
-            misfits.append(Misfit(("ray",), "needs a fixed number of workers"))
         if self.actor in (PROGRAM, RAY_PROGRAM):
             misfits.append(Misfit(("actor",), "runs a command; state command: [PROGRAM, ARGUMENT, …] instead"))
         if self.command is not None and not (self.command and self.command[0]):
@@ -224,12 +227,38 @@ class ComponentInput(Input, of=ComponentSpec):
         message = "is in env too; state it in one of them"
         return [Misfit(("secret_env", name), message) for name, _ in self.secret_env or () if name in plain]
 
+    def _wrong_environment(self) -> list[Misfit]:
+        """One thing decides which Python runs."""
+        misfits = []
+        stated = [("env", kind) for kind, _ in self.env or () if kind in ENVIRONMENTS]
+        for place in stated:
+            try:
+                environment({place[1]: dict(self.env)[place[1]]})
+            except Refused as error:
+                misfits.append(Misfit(place, str(error)))
+        places: list[tuple[str, ...]] = [*stated]
+        places += [(key,) for key in ("environment", "interpreter", "container") if getattr(self, key) is not None]
+        misfits += [Misfit(place, f"is stated beside {'.'.join(places[0])}; state one of them") for place in places[1:]]
+        if self.container is not None and (self.actor is not None or self.ray):
+            why = (
+                "is for a command or script without ray: what hosts an actor is the node's own Python, and its Ray. "
+                "Leave container out, and say with env or interpreter which Python packages there are"
+            )
+            misfits.append(Misfit(("container",), why))
+        return misfits
+
     def _wrong_rules(self) -> list[Misfit]:
         misfits = []
         if self.scaling and (self.min_workers is None or self.min_workers == self.max_workers):
             misfits.append(Misfit(("scaling",), "needs min_workers and max_workers, between which the rules scale"))
         if self.colocation_total is not None and self.colocation_group is None:
             misfits.append(Misfit(("colocation_total",), "is for members of a colocation_group; state resources"))
+        if self.limit_gpu_memory and not self._amounts.gpu_memory_bytes:
+            why = "needs an amount that PyTorch then keeps to: resources: {gpu_memory: …}"
+            misfits.append(Misfit(("limit_gpu_memory",), why))
+        if self.limit_gpu_memory and self.actor is None:
+            why = "is for an actor; a command reads CALLBOARD_GPU_MEMORY_BYTES and limits itself"
+            misfits.append(Misfit(("limit_gpu_memory",), why))
         return misfits
 
     @property
@@ -238,15 +267,21 @@ class ComponentInput(Input, of=ComponentSpec):
 
     def spec(self) -> ComponentSpec:
         """The frozen form. What is not stated and has a preset is left open, for the controller to fill in."""
-        stated = self.stated("workers", "ray_options", "component_placement", "command", "script", "ray")
+        stated = self.stated("workers", "ray_options", "component_placement", "command", "script", "ray", "tty")
         if self.actor is None:
             command = self.command or ("/bin/sh", "-ec", self.script or "")
             actor = RAY_PROGRAM if self.ray else PROGRAM
             work = {"actor": actor, "args_json": json.dumps([command], separators=(",", ":")), "entry": "run"}
             # One call at a time: that of the command, on the main thread of its host.
             stated |= work | {"max_concurrency": 1}
+            more = {"tty": bool(self.tty), "elastic": bool(self.ray and self.min_workers != self.max_workers)}
+            if said := {name: True for name, is_so in more.items() if is_so}:
+                stated["kwargs_json"] = json.dumps(said, separators=(",", ":"))
             if not self.ray:
                 stated.setdefault("stop_signal", PROGRAM_SIGNAL)
+        named = [(kind, what) for kind, what in self.env or () if kind in ENVIRONMENTS]
+        if named:
+            stated |= {"environment": environment(dict(named)), "env": tuple(e for e in self.env if e not in named)}
         if self.resources is not None:
             stated["resources"] = self.resources.amounts
             # Which zeros were written matters to presets alone.

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from callboard.model import environment, names
+from callboard.model import names
+from callboard.model import names as environment
 from callboard.model.inputs.located import Misfit, Place, Refused, each, raise_any, shown, shown_text
-from callboard.model.inputs.scalars import Exact, JsonText, label, name, plain_number, text, whole
+from callboard.model.inputs.scalars import Exact, JsonText, label, module, name, plain_number, text, whole
 from callboard.model.quantities import (
+    IN_BYTES,
     MAX_MEMORY_BYTES,
     MAX_MILLI,
     MILLI,
@@ -62,8 +65,8 @@ def entries(value: object, what: str, most: int = MAX_ENTRIES) -> list[tuple[str
 
 
 def resources(value: object) -> Resources:
-    """Amounts of one worker or bundle: not negative, whole devices above one."""
-    return Resources.from_items(_amounts(value, whole_devices=True))
+    """Amounts of one worker or bundle: not negative, whole devices above one. And which GPUs they are for."""
+    return _stated(value).amounts
 
 
 def shape(value: object) -> Resources:
@@ -76,7 +79,7 @@ def shape(value: object) -> Resources:
 
 def quota(value: object) -> tuple[tuple[str, int], ...]:
     """A limit per resource, sorted by name; unlike in an ask, zero is a limit too."""
-    return tuple(sorted(_amounts(value, whole_devices=False)))
+    return tuple(sorted(_amounts(_entries(value), [], whole_devices=False)))
 
 
 def labels(value: object) -> names.Labels:
@@ -166,10 +169,13 @@ def list_of(item: Callable[[object], Any], what: str, most: int, *, distinct: bo
     return Kind(read, show=list)
 
 
-def _amounts(value: object, *, whole_devices: bool) -> list[tuple[str, int]]:
-    misfits: list[Misfit] = []
+def _entries(value: object) -> list[tuple[str, Any]]:
+    return entries(value, "e.g. {cpu: 2, memory: 2GiB, gpu: 1}")
+
+
+def _amounts(stated: Iterable[tuple[str, Any]], misfits: list[Misfit], *, whole_devices: bool) -> list[tuple[str, int]]:
     read: list[tuple[str, int]] = []
-    for resource, found in entries(value, "e.g. {cpu: 2, memory: 2GiB, gpu: 1}"):
+    for resource, found in stated:
         each(resource, _resource_name, resource, misfits)
         amount = each(resource, partial(_amount, resource), found, misfits)
         if amount is None:
@@ -189,15 +195,21 @@ def _amounts(value: object, *, whole_devices: bool) -> list[tuple[str, int]]:
 
 def _resource_name(resource: str) -> str:
     if not names.is_name(resource):
-        raise Refused(f"{shown_text(resource)} is not a resource; use cpu, gpu, memory or {names.NAME_PATTERN}")
+        raise Refused(
+            f"{shown_text(resource)} is not a resource; use cpu, gpu, memory, gpu_memory or {names.NAME_PATTERN}"
+        )
     if resource.lower() in names.OWN_RESOURCES and resource != resource.lower():
         raise Refused(f"{resource} is not a resource; did you mean {resource.lower()}?")
+    if resource in names.GPU_SELECTORS:
+        raise Refused(f"{resource} says which GPUs a worker may have; only the resources of workers can have it")
     return name(resource)
 
 
 def _amount(resource: str, value: object) -> int:
+    if resource.lower() in names.GPU_SELECTORS:
+        return 0  # refused by its name
     amount = value.amount if isinstance(value, Exact) else _parsed_amount(resource, value)
-    most = MAX_MEMORY_BYTES if resource == "memory" else MAX_MILLI
+    most = MAX_MEMORY_BYTES if resource in IN_BYTES else MAX_MILLI
     if amount < 0:
         raise Refused(f"{format_amount(resource, amount)} is negative; 0 or more is allowed")
     if amount > most:
@@ -207,15 +219,15 @@ def _amount(resource: str, value: object) -> int:
 
 def _parsed_amount(resource: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise Refused(f"{shown(value)} is not an amount; write e.g. {'2GiB' if resource == 'memory' else '1.5'}")
+        raise Refused(f"{shown(value)} is not an amount; write e.g. {'2GiB' if resource in IN_BYTES else '1.5'}")
     if isinstance(value, str) and len(value) > 64:
         raise Refused(f"{shown(value)} is not an amount")
     if isinstance(value, int) and value.bit_length() > 128:
         raise Refused(f"{shown(value)} is out of bounds")
-    if resource == "memory" and isinstance(value, int | float) and value < 0:
+    if resource in IN_BYTES and isinstance(value, int | float) and value < 0:
         raise Refused(f"{value} is negative; 0 or more is allowed")
     try:
-        return parse_memory(value) if resource == "memory" else parse_milli(value)
+        return parse_memory(value) if resource in IN_BYTES else parse_milli(value)
     except QuantityError as error:
         raise Refused(str(error)) from None
 
@@ -229,13 +241,29 @@ class Stated:
 
 
 def _stated(value: object) -> Stated:
-    read = _amounts(value, whole_devices=True)
-    return Stated(Resources.from_items(read), tuple(sorted(name for name, amount in read if not amount)))
+    stated, misfits = dict(_entries(value)), list[Misfit]()
+    model = each("gpu_model", _model, stated.pop("gpu_model"), misfits) if "gpu_model" in stated else ""
+    least = stated.pop("gpu_memory_min", None)
+    least_bytes = 0 if least is None else each("gpu_memory_min", partial(_amount, "gpu_memory"), least, misfits)
+    read = _amounts(stated.items(), misfits, whole_devices=True)
+    amounts = replace(Resources.from_items(read), gpu_model=model or "", gpu_memory_min_bytes=least_bytes or 0)
+    return Stated(amounts, tuple(sorted(name for name, amount in read if not amount)))
+
+
+_MODEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._+()/-]{0,98}[A-Za-z0-9)])?")
+
+
+def _model(value: object) -> str:
+    """Words of the model of a GPU."""
+    read = text(value).strip()
+    if not _MODEL.fullmatch(read):
+        raise Refused(f"{shown_text(read)} is not the model of a GPU; write words of it, such as H200 or A100 80GB")
+    return read
 
 
 def amounts_to_mapping(amounts: Iterable[tuple[str, int]]) -> dict[str, int | float | str]:
     """Amounts as people write them: ``{"cpu": 1.5, "memory": "2GiB"}``, exact."""
-    return {name: _memory(amount) if name == "memory" else plain_number(amount) for name, amount in amounts}
+    return {name: _memory(amount) if name in IN_BYTES else plain_number(amount) for name, amount in amounts}
 
 
 def _memory(amount_bytes: int) -> str:
@@ -244,7 +272,12 @@ def _memory(amount_bytes: int) -> str:
 
 
 def _resources_to_mapping(amounts: Resources) -> dict[str, int | float | str]:
-    return amounts_to_mapping(amounts.items())
+    found = amounts_to_mapping(amounts.items())
+    if amounts.gpu_model:
+        found["gpu_model"] = amounts.gpu_model
+    if amounts.gpu_memory_min_bytes:
+        found["gpu_memory_min"] = _memory(amounts.gpu_memory_min_bytes)
+    return found
 
 
 def _device(value: object) -> tuple[int, int]:
@@ -277,7 +310,7 @@ def _hardware(value: object) -> str:
     try:
         settings = json.loads(read)
     except (ValueError, RecursionError):
-        raise Refused("is no JSON; write a JSON array of settings") from None
+        raise Refused("is not JSON; write a JSON array of settings") from None
     if not isinstance(settings, list):
         raise Refused("is not a JSON array of settings")
     return read
@@ -290,7 +323,9 @@ def _pieces(value: object) -> tuple[tuple[str, int], ...]:
     for piece, milli in entries(value, 'e.g. {"Franka/0": 1000}'):
         kind, _, position = piece.partition("/")
         if not (names.is_name(kind) and position.isascii() and position.isdigit()):
-            misfits.append(Misfit((piece,), "is no piece of hardware; write its type and its number, as in Franka/0"))
+            misfits.append(
+                Misfit((piece,), "is not a piece of hardware; write its type and its number, as in Franka/0")
+            )
         elif (share := each(piece, whole(1, MILLI).read, milli, misfits)) is not None:
             read.append((piece, share))
     raise_any(misfits)
@@ -313,6 +348,7 @@ Quota = Annotated[tuple[tuple[str, int], ...], Kind(quota, amounts_to_mapping, F
 LabelMap = Annotated[names.Labels, Kind(labels, dict, Form.PAIRS)]
 Env = Annotated[names.Labels, Kind(env, dict, Form.PAIRS, secrecy=Secrecy.BY_NAME)]
 SecretEnv = Annotated[names.Labels, Kind(env, dict, Form.PAIRS, secrecy=Secrecy.ALL)]
+Modules = Annotated[tuple[str, ...], list_of(module, "e.g. [torch, transformers]", 16)]
 PassEnv = Annotated[tuple[str, ...], list_of(passed, "e.g. [HF_TOKEN, NEXRL_*]", 256, distinct=True)]
 Devices = Annotated[
     tuple[tuple[int, int], ...],

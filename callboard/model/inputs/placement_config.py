@@ -91,7 +91,7 @@ def _plain(value: object, place: Place, misfits: list[Misfit]) -> Any:
             Misfit(place, f'{value} may be what a YAML reader made of {pair}; quote it: "{value}" or {pair}')
         )
     elif value is not None and not isinstance(value, str | bool | int | float):
-        misfits.append(Misfit(place, f"{shown(value)} is no text, number, list or mapping"))
+        misfits.append(Misfit(place, f"{shown(value)} is not a text, number, list or mapping"))
         return None
     return value
 

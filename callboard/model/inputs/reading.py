@@ -55,7 +55,7 @@ class Input:
     """Key → what a short form of its value stands for."""
 
     example: ClassVar[str] = ""
-    """What to write instead of something that is no mapping."""
+    """What to write instead of something that is not a mapping."""
 
     inner: ClassVar[Mapping[str, Declared] | None] = None
     """The fields of a mapping that holds several fields of the spec around it."""

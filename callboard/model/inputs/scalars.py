@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -130,6 +130,14 @@ def method(value: object) -> str:
     return read
 
 
+def module(value: object) -> str:
+    """The name of a module. It is never imported here."""
+    read = text(value)
+    if not names.is_module(read):
+        raise Refused(f"{shown(read)} is not the name of a module; write e.g. torch or transformers.models.qwen3")
+    return read
+
+
 def interpreter(value: object) -> str:
     """An absolute path; whether a node allows it is the node's to say."""
     read = text(value)
@@ -143,7 +151,36 @@ def package(value: object) -> str:
     """Code that travelled: a directory becomes a package where a job is submitted."""
     read = text(value)
     if not PACKAGE.fullmatch(read):
-        raise Refused(f"{shown(read)} is no package; a client packs and sends the directory that a job names here")
+        raise Refused(f"{shown(read)} is not a package; a client packs and sends the directory that a job names here")
+    return read
+
+
+ENVIRONMENTS = ("requirements", "uv", "conda")
+"""What a Python environment may be made of."""
+
+
+def environment(value: object) -> str:
+    """A Python environment: one of ``ENVIRONMENTS`` and what it says, ``kind:what`` or as a mapping of one entry."""
+    if isinstance(value, Mapping):
+        if len(value) != 1 or next(iter(value)) not in ENVIRONMENTS:
+            raise Refused(f"one of {', '.join(ENVIRONMENTS)} is named here; variables belong in env")
+        ((kind, what),) = value.items()
+    else:
+        kind, _, what = text(value).partition(":")
+    if kind not in ENVIRONMENTS:
+        raise Refused(f"{shown(value)} is not an environment; write e.g. {{requirements: requirements.txt}}")
+    if kind != "conda":
+        return f"{kind}:{package(what)}"
+    if not re.fullmatch(r"\w[\w.+-]{0,127}", text(what)):
+        raise Refused(f"{shown(what)} is not the name of a conda environment; a path goes into interpreter")
+    return f"conda:{what}"
+
+
+def image(value: object) -> str:
+    """A container image, by a name or a path as the runtime of the node understands it."""
+    read = text(value)
+    if not re.fullmatch(r"[\w./][\w./:@+~-]{0,511}", read):
+        raise Refused(f"{shown(read)} is not the name of an image; write e.g. docker.io/library/python:3.11")
     return read
 
 
@@ -229,7 +266,7 @@ def stop_signal(value: object) -> str:
     word = value.strip().upper() if isinstance(value, str) else ""
     name = word if word.startswith("SIG") else f"SIG{word}"
     if name not in STOP_SIGNALS:
-        raise Refused(f"{shown(value)} is no signal that a stop may begin with; use {' or '.join(STOP_SIGNALS)}")
+        raise Refused(f"{shown(value)} is not a signal that a stop may begin with; use {' or '.join(STOP_SIGNALS)}")
     return name
 
 
@@ -269,6 +306,8 @@ Actor = Annotated[str, Kind(actor, unsaid="")]
 Method = Annotated[str, Kind(method, unsaid="")]
 Interpreter = Annotated[str, Kind(interpreter, unsaid="")]
 Package = Annotated[str, Kind(package, unsaid="")]
+Environment = Annotated[str, Kind(environment, show=lambda value: dict([value.split(":", 1)]), unsaid="")]
+Image = Annotated[str, Kind(image, unsaid="")]
 StopSignal = Annotated[str, Kind(stop_signal, unsaid="")]
 Flag = Annotated[bool, Kind(flag)]
 Workers = Annotated[int, whole(1, MAX_WORKERS)]

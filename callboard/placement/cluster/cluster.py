@@ -153,7 +153,7 @@ class Cluster:
             InvalidInput: every fault of the text.
         """
         if not isinstance(text, str):
-            raise InvalidInput([Fault(field, f"{shown(text)} is no text; write e.g. '8+8'")])
+            raise InvalidInput([Fault(field, f"{shown(text)} is not a text; write e.g. '8+8'")])
         nodes: list[Node] = []
         made: dict[tuple[int, str], tuple[Accelerator, ...]] = {}
         for rank, found in enumerate(parse_cluster(text, field)):
@@ -228,7 +228,7 @@ def need_cluster(value: object) -> None:
         TypeError: it is no cluster.
     """
     if not isinstance(value, Cluster):
-        raise TypeError(f"{shown(value)} is no Cluster; write e.g. Cluster.from_nodes('8+8')")
+        raise TypeError(f"{shown(value)} is not a Cluster; write e.g. Cluster.from_nodes('8+8')")
 
 
 def joined_group(label: str, nodes: Iterable[Node]) -> NodeGroup:

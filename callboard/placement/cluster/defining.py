@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from callboard.model.describe import MASK
-from callboard.model.environment import why_refused
 from callboard.model.inputs.located import shown_text
-from callboard.model.names import ENV_NAME_PATTERN, is_env_name
+from callboard.model.names import ENV_NAME_PATTERN, is_env_name, why_refused
 from callboard.model.specs import Labels
 from callboard.placement.cluster.cluster import (
     RESERVED_LABELS,
@@ -182,7 +181,7 @@ class _Group:
         report = self._report
         if not isinstance(configs, Items) or not configs.items:
             empty = isinstance(configs, Items)
-            said = "the list of configs is empty" if empty else f"{kind_of(configs)} is no list of configs"
+            said = "the list of configs is empty" if empty else f"{kind_of(configs)} is not a list of configs"
             report.fault(configs.where, f"{said}; write e.g. [{{node_rank: 0}}]", allowed="[{node_rank: 0}]")
             return ()
         units: list[tuple[int, HardwareUnit]] = []
@@ -302,7 +301,7 @@ def _variable(key: Leaf, inner: Value, env: dict[str, str], report: Report) -> N
     name = key.text
     why = why_refused(name)
     if not is_env_name(name):
-        report.fault(key.where, f"{shown_text(name)} is no variable; names match {ENV_NAME_PATTERN}", read=name[:80])
+        report.fault(key.where, f"{shown_text(name)} is not a variable; names match {ENV_NAME_PATTERN}", read=name[:80])
     elif why:
         report.fault(key.where, f"{name} can't be set from a config: {why}", read=name)
     elif name in env:

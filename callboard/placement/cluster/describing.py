@@ -107,7 +107,9 @@ def _accelerators(found: Table, report: Report) -> tuple[Accelerator, ...]:
         count = fields.whole(value, 0, MAX_ACCELERATORS, "number of accelerators", report)
         return tuple(Accelerator(str(index), kind) for index in range(count or 0))
     if isinstance(value, Table) or len(value.items) > MAX_ACCELERATORS:
-        report.fault(value.where, f"{kind_of(value)} of this size is no list of accelerators; write 8 or a list of ids")
+        report.fault(
+            value.where, f"{kind_of(value)} of this size is not a list of accelerators; write 8 or a list of ids"
+        )
         return ()
     devices: dict[str, Accelerator] = {}
     for item in value.items:
@@ -154,7 +156,7 @@ def _labels(value: Value | None, report: Report) -> Labels:
         if leaf is not None and is_label(key.text) and is_label(leaf.text):
             pairs.append((key.text, leaf.text))
         elif leaf is not None:
-            report.fault(key.where, f"{shown_text(key.text)}: {shown_text(leaf.text)} is no label", read=key.text)
+            report.fault(key.where, f"{shown_text(key.text)}: {shown_text(leaf.text)} is not a label", read=key.text)
     return tuple(sorted(pairs))
 
 
@@ -169,7 +171,7 @@ def _amount(value: Value | None, report: Report, *, memory: bool) -> int | None:
     if value is None:
         return None
     if not isinstance(value, Leaf) or len(value.text) > 64:
-        report.fault(value.where, f"{kind_of(value)} is no amount")
+        report.fault(value.where, f"{kind_of(value)} is not an amount")
         return None
     try:
         return parse_memory(value.text) if memory else parse_milli(value.text)
@@ -187,7 +189,7 @@ def _declared(value: Value | None, report: Report) -> tuple[HardwareUnit, ...]:
     if value is None:
         return ()
     if not isinstance(value, Items):
-        report.fault(value.where, f"{kind_of(value)} is no list of hardware; write e.g. [{{type: Franka}}]")
+        report.fault(value.where, f"{kind_of(value)} is not a list of hardware; write e.g. [{{type: Franka}}]")
         return ()
     units = []
     for item in value.items:

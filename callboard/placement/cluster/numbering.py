@@ -118,7 +118,7 @@ def labels_of(node_group: str | int | Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(node_group, str):
         node_group = node_group.split(",")
     if not isinstance(node_group, Sequence) or not all(isinstance(label, str) for label in node_group):
-        raise InvalidInput([Fault("node_group", f"{shown(node_group)} is no label, and no list of labels")])
+        raise InvalidInput([Fault("node_group", f"{shown(node_group)} is neither a label nor a list of labels")])
     return tuple(label.strip() for label in node_group)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from callboard.model.inputs.located import shown_text
 from callboard.model.names import NAME_PATTERN, is_name
 from callboard.placement.cluster.cluster import WHOLE_CLUSTER
-from callboard.placement.config.config import KEY, Entry
+from callboard.placement.config.config import CLUSTER_KEYS, KEY, Entry, Section
 from callboard.placement.config.grammar import Segment, parse_segments
-from callboard.placement.config.section import CLUSTER_KEYS, Section
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where, nearest_of
 from callboard.placement.source.source import Document

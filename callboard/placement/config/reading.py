@@ -12,18 +12,20 @@ from callboard.placement.cluster.cluster import Cluster, need_cluster
 from callboard.placement.cluster.defining import node_groups
 from callboard.placement.cluster.describing import described_nodes
 from callboard.placement.config.config import (
+    CLUSTER_KEYS,
     KEY,
     MODEL_PARALLEL,
     OLD_NAMES,
+    PASSED_OVER,
     REASONING,
     TASKS,
     Entry,
     PlacementConfig,
+    Section,
     components_of,
     is_further_rollout,
 )
 from callboard.placement.config.entries import EntryReader
-from callboard.placement.config.section import CLUSTER_KEYS, PASSED_OVER, Section
 from callboard.placement.source import fields
 from callboard.placement.source.diagnostics import Report, Where, capped
 from callboard.placement.source.source import Document, open_document
@@ -205,7 +207,7 @@ class _Reader:
             read = value.text.strip()
         else:
             if value is not None:
-                self._report.fault(value.where, f"{kind_of(value)} is no task type", allowed=", ".join(TASKS))
+                self._report.fault(value.where, f"{kind_of(value)} is not a task type", allowed=", ".join(TASKS))
             elif reasoning is None:
                 self._warn_of_defaults()
             read = ""

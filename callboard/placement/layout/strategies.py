@@ -238,7 +238,7 @@ def _listed_in(value: object, field: str, what: str, *, index: int = -1) -> Iter
 def _rank(value: object, field: str) -> int:
     """A whole number of a caller, of whichever library."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        _raise(field, [f"{shown(value)} is no whole number"])
+        _raise(field, [f"{shown(value)} is not a whole number"])
     assert isinstance(value, SupportsIndex)
     return whole_number(value)
 

@@ -131,7 +131,9 @@ def share_milli(value: Value, report: Report, component: str) -> int | None:
     hint = "write milli-GPU per worker, 2 to 1000, or a part of a GPU such as 0.5"
     match = _SHARE.fullmatch(value.text.strip()) if isinstance(value, Leaf) else None
     if match is None:
-        report.fault(where, f"{kind_of(value)} is no share; {hint}", read=kind_of(value), allowed="1 to 1000 milli-GPU")
+        report.fault(
+            where, f"{kind_of(value)} is not a share; {hint}", read=kind_of(value), allowed="1 to 1000 milli-GPU"
+        )
         return None
     if match["part"] is not None:
         whole_part, _, decimals = match["part"].partition(".")
@@ -187,7 +189,7 @@ def _take_ranks(part: str, where: Where, there: frozenset[int], ranks: list[int]
     match = _RANGE.fullmatch(part)
     if match is None or any(digits and digits[0] == "0" and digits != "0" for digits in match.groups()):
         said = shown_text(part.strip())
-        report.fault(where, f"{said} is no node rank or range; write e.g. 0-3, 0,2 or all", read=part.strip())
+        report.fault(where, f"{said} is not a node rank or range; write e.g. 0-3, 0,2 or all", read=part.strip())
         return False
     low, high = int(match[1]), int(match[2] or match[1])
     if low > high:
@@ -268,5 +270,5 @@ def _json(value: Value, report: Report) -> Any:
         report.fault(value.where, value.problem)
     odd = value.value is None if value.lost else False
     if odd or (isinstance(value.value, float) and not math.isfinite(value.value)):
-        report.fault(value.where, f"{value.lost or value.text} is no text, number, list or mapping")
+        report.fault(value.where, f"{value.lost or value.text} is not a text, number, list or mapping")
     return value.value

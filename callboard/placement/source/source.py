@@ -29,10 +29,10 @@ def open_document(source: object, report: Report) -> Document:
     """The document of a YAML text, a mapping or an OmegaConf config.
 
     Raises:
-        InvalidInput: the text is no YAML, or ``source`` is no mapping.
+        InvalidInput: the text is no YAML, or ``source`` is not a mapping.
     """
     if isinstance(source, str):
         return Document(YamlReader(report), composed_text(source))
     if isinstance(source, Mapping):
         return Document(MappingReader(report), source)
-    raise InvalidInput([Fault("", f"{shown(source)} is no placement config; give a YAML text or a mapping")])
+    raise InvalidInput([Fault("", f"{shown(source)} is not a placement config; give a YAML text or a mapping")])

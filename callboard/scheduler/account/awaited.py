@@ -121,7 +121,10 @@ class _Needs:
             (node_id, name) for node_id, room in rooms.items() for name, amount in _overdrawn(room) if name != "gpu"
         }
         self._devices &= {
-            (node_id, i) for node_id, room in rooms.items() for i, milli in enumerate(room.device_milli) if milli < 0
+            (node_id, i)
+            for node_id, room in rooms.items()
+            for i, milli in enumerate(room.device_milli)
+            if milli < 0 or room.free_bytes(i) < 0
         }
         spec = state.specs[job.uid].spec
         view = View(state, Assumption(subject=job.uid))

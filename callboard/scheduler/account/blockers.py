@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from callboard.model.quantities import MILLI, format_amount
+from callboard.model.quantities import MILLI, format_amount, format_memory
 from callboard.model.specs import JobSpec, Labels, StopPolicy, Strategy
 from callboard.scheduler.account.shortfall import Lack, Shortfall, Together, lacks, lacks_for_all, shortfall
 from callboard.scheduler.plan.grouping import charged_beside, new_kind, reuse, together
@@ -13,15 +14,21 @@ from callboard.scheduler.plan.quota import shortages
 from callboard.scheduler.plan.rooms import NodeFilter, could_return
 from callboard.scheduler.plan.view import Room, View
 from callboard.scheduler.records.asks import INTERPRETER, Ask, Slot, asks_of
-from callboard.scheduler.records.node_record import NodeRecord
+from callboard.scheduler.records.node_record import DeviceInfo, NodeRecord
 from callboard.scheduler.records.refusals import Reason
 from callboard.scheduler.records.states import GroupKind
-from callboard.scheduler.records.wording import asked, join, labelled, missing
+from callboard.scheduler.records.wording import a_card, asked, join, labelled, missing
 from callboard.scheduler.records.wording import workers as words_of
 from callboard.scheduler.state.state import State
 
 MAX_SUBJECTS = 50
 """Most nodes or victims named one by one in an account; the rest is counted."""
+
+_SHOWN_CARDS = 4
+"""GPUs of a node of which is told how much memory is free."""
+
+_SHOWN_CLOSED = 2
+"""Devices of a node whose reason for taking no work is told."""
 
 
 def blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
@@ -51,15 +58,19 @@ def _quota_reasons(view: View, state: State, asks: Sequence[Ask], ask: Ask) -> l
     reasons = []
     for short in shortages(state.pools, charged_beside(view, asks, ask), spec, ask.resources):
         resource, nominal = short.resource, dict(spec.nominal)[short.resource]
-        lent = f" and {format_amount(resource, short.limit - nominal)} that others may lend" if spec.cohort else ""
-        own = f"{format_amount(resource, nominal)} {resource}"
-        held = (
-            f"its quota is {own}" if view.assumption.empty else f"{format_amount(resource, short.used)} of {own} used"
-        )
+        own, used = format_amount(resource, nominal), format_amount(resource, short.used)
+        lent = f"other pools lend at most {format_amount(resource, short.limit - nominal)}"
+        if view.assumption.empty:
+            held = f"its quota is {own} {resource}{f' and {lent}' if spec.cohort else ''}"
+        elif spec.cohort:
+            left = format_amount(resource, short.available)
+            held = f"{used} {resource} used (its own quota is {own}, {lent}); {left} left"
+        else:
+            held = f"{used} of {own} {resource} used"
         each = [slot.resources.get(resource) for slot in ask.slots]
         several = sum(amount > 0 for amount in each) > 1
         wants = f"asks for {asked(resource, each)}" if several else f"asks {format_amount(resource, short.asked)}"
-        message = f"pool {ask.pool}: {held}{lent}, {wants}"
+        message = f"pool {ask.pool}: {held}, {wants}"
         reasons.append(Reason("QUOTA_SHORT", f"pools/{ask.pool}", message, resource, short.asked, short.available))
     return reasons
 
@@ -157,6 +168,8 @@ def _lacks_what(view: View, room: Room, workers: Together, lack: Lack) -> str:
     """What a node lacks, with the need and what is free where the one figure doesn't say it all: for several workers,
     and for GPUs that are free in parts only."""
     resource, need, have = lack
+    if resource == "gpu_memory":
+        return _lacks_memory(view, room, workers, need - have)
     several = words_of(resource, [slot.resources.get(resource) for slot in workers.slots])
     short = f"{room.node.node_id} lacks {missing(resource, need, have)}{f' for {several}' if several else ''}"
     held = _quarantined(view, room.node, resource)
@@ -173,13 +186,58 @@ def _lacks_what(view: View, room: Room, workers: Together, lack: Lack) -> str:
         elif free > whole * MILLI:
             parts = format_amount("gpu", free - whole * MILLI)
             details = [f"needs {format_amount('gpu', need)}", f"{whole} whole free and {parts} in parts"]
+    selecting = dict.fromkeys(slot.resources.card for slot in workers.slots if slot.resources.selects)
+    if resource == "gpu" and selecting:
+        details = [f"only {' and '.join(selecting)} will do", f"its GPUs: {_cards(room.node)}"]
     return f"{short}{held}{f' ({join(details)})' if details else ''}"
+
+
+def _lacks_memory(view: View, room: Room, workers: Together, short_bytes: int) -> str:
+    """What a node lacks of its GPUs' memory, with what each of them has."""
+    node, (first, *more) = room.node, [slot.resources for slot in workers.slots if slot.resources.gpu_memory_bytes]
+    each = format_memory(first.each_gpu_memory_bytes)
+    if not any(ask.gpu_milli for ask in (first, *more)):
+        return f"a worker asks {each} gpu_memory and no GPU"
+    if not node.capacity.gpu_memory_bytes:
+        what = "has no GPU" if not node.devices else "does not report how much memory its GPUs have"
+        return f"{node.node_id} {what} ({each} asked)"
+    cards = sorted(enumerate(node.devices), key=lambda card: (-room.free_bytes(card[0]), card[0]))
+    told = [_card(view, room, index, device) for index, device in cards[:_SHOWN_CARDS]]
+    if len(cards) > _SHOWN_CARDS:
+        told.append(f"{len(cards) - _SHOWN_CARDS} more have no more")
+    count = max(1, first.gpu_milli // MILLI)
+    needs = f"{f'{1 + len(more)} workers need' if more else 'needs'} {each}{' each' if more else ''}"
+    needs += " on one GPU" if count == 1 else f" on each of {count} GPUs"
+    return f"{node.node_id} lacks {format_memory(short_bytes)} gpu_memory ({needs}; {', '.join(told)})"
+
+
+def _card(view: View, room: Room, index: int, device: DeviceInfo) -> str:
+    """What is free of one GPU and its memory."""
+    model = f" ({device.model})" if device.model else ""
+    if view.assumption.empty:
+        return f"GPU {device.id}{model} has {format_memory(device.memory_bytes)}"
+    free = format_memory(max(0, room.free_bytes(index)))
+    part = max(0, room.device_milli[index])
+    held = "" if part == MILLI else f" and {format_amount('gpu', part)} of the GPU"
+    return f"GPU {device.id}{model} has {free} of {format_memory(device.memory_bytes)}{held} free"
+
+
+def _cards(node: NodeRecord) -> str:
+    """What the GPUs of a node are: "4 × NVIDIA H200 with 141GiB"."""
+    counts = Counter(a_card(device.model, device.memory_bytes) for device in node.devices)
+    told = [f"{count} × {what}" for what, count in counts.most_common(_SHOWN_CARDS)]
+    return " and ".join(told) if told else "none"
 
 
 def _quarantined(view: View, node: NodeRecord, resource: str) -> str:
     """That some of what a node lacks is there, but held by a process that can't be proved gone."""
     amount = 0 if view.assumption.empty else view.state.node_use(node.node_id).quarantined.get(resource)
-    return f" ({format_amount(resource, amount)} quarantined)" if amount else ""
+    if not amount:
+        return ""
+    closed = node.closed if resource == "gpu" else ()
+    whys = [f"GPU {node.devices[index].id} takes no new work: {why}" for index, why in closed[:_SHOWN_CLOSED]]
+    more = [f"{len(closed) - _SHOWN_CLOSED} more take none"] if len(closed) > _SHOWN_CLOSED else []
+    return f" ({'; '.join([f'{format_amount(resource, amount)} quarantined', *whys, *more])})"
 
 
 def _largest(state: State, view: View, slots: Sequence[Slot]) -> Reason | None:

@@ -185,7 +185,9 @@ def described_state(spec: JobSpec, nodes: Sequence[DescribedNode], pools: Sequen
             labels=node.labels,
             node_group=node.node_group,
             capacity=_capacity(node),
-            devices=tuple(DeviceInfo(id=str(i), model=node.gpu_model) for i in range(node.gpus)),
+            devices=tuple(
+                DeviceInfo(id=str(i), model=node.gpu_model, memory_bytes=UNBOUNDED_MEMORY) for i in range(node.gpus)
+            ),
             simulated=True,
             runtime="process",
             epoch=1,
@@ -199,6 +201,7 @@ def _capacity(node: DescribedNode) -> Resources:
         cpu_milli=UNBOUNDED_CPU_MILLI if node.cpu_milli is None else node.cpu_milli,
         gpu_milli=node.gpus * MILLI,
         memory_bytes=UNBOUNDED_MEMORY if node.memory_bytes is None else node.memory_bytes,
+        gpu_memory_bytes=node.gpus * UNBOUNDED_MEMORY,
     )
     return amounts + pieces(node.hardware)
 
@@ -209,6 +212,7 @@ def _stated(node: DescribedNode, left: Resources) -> Resources:
         left,
         cpu_milli=0 if node.cpu_milli is None else left.cpu_milli,
         memory_bytes=0 if node.memory_bytes is None else left.memory_bytes,
+        gpu_memory_bytes=0,
     )
 
 

@@ -232,8 +232,8 @@ def _on_their_way(state: State) -> list[Reason]:
 
 def _held_for_others(state: State, uid: str, spec: JobSpec, now_ms: int) -> list[Reason]:
     """Nominated jobs whose room this one may not take."""
-    mine = overtakable(state, spec, uid, now_ms)
     claims = claims_of(state, spec, uid)
+    mine = overtakable(state, spec, uid, now_ms, claims)
     reasons = []
     for other in [other for other in state.nominated if other != uid and other not in mine][:MAX_SUBJECTS]:
         job = state.jobs[other]

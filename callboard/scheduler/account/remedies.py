@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from callboard.model.quantities import MILLI, Resources, format_amount, total
@@ -20,6 +21,7 @@ from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.pool_records import PoolRecord
 from callboard.scheduler.records.states import NodeState
 from callboard.scheduler.records.wording import change, shown
+from callboard.scheduler.state.node_kinds import cards
 from callboard.scheduler.state.state import State
 
 MAX_STEPS = 64
@@ -109,6 +111,8 @@ def _node_change(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -
         opened = _fewest(short, closed)
         if opened:
             return [change for node in opened for change in opening(node)]
+        if effort == 0 and not view.assumption.empty and (shut_devices := _devices_to_open(short, here)):
+            return shut_devices
     return _grown(short, here, wanted)
 
 
@@ -136,17 +140,53 @@ def _fewest(short: Shortfall, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
     return needed
 
 
+def _devices_to_open(short: Shortfall, nodes: Sequence[NodeRecord]) -> list[str]:
+    """Devices that take no new work now and are all that is missing, each with what its agent says of it; empty: there
+    are none."""
+    shut = [node for node in nodes if node.closed][:MAX_STEPS]
+    for some in [*([node] for node in shut), shut]:
+        rooms = [_unclosed(short.room(node), node) for node in some]
+        if rooms and (used := _held(short, rooms)) is not None:
+            return [
+                f"open GPU {node.devices[index].id} of {node.node_id}: {why}"
+                for node in some
+                for index, why in node.closed
+                if (node.node_id, index) in used
+            ]
+    return []
+
+
+def _unclosed(room: Room, node: NodeRecord) -> Room:
+    """What would be free on a node if all its devices took work."""
+    found = copy(room)
+    found.device_milli, found.custom_milli, found.taken_bytes = (
+        list(room.device_milli),
+        dict(room.custom_milli),
+        dict(room.taken_bytes),
+    )
+    for index, _ in node.closed:
+        if index < len(found.device_milli):
+            found.device_milli[index] += MILLI
+    return found
+
+
 def _hold(short: Shortfall, nodes: Sequence[NodeRecord]) -> bool:
-    rooms = [short.view.room(node) for node in nodes]
+    return _held(short, [short.view.room(node) for node in nodes]) is not None
+
+
+def _held(short: Shortfall, rooms: list[Room]) -> set[tuple[str, int]] | None:
+    """(node, device) of what the workers that find no room would use of these rooms, first fit; None: they don't fit.
+    Uses up the rooms."""
+    used: set[tuple[str, int]] = set()
     for slot in short.rest.slots:
         admits = NodeFilter(slot.selector).admits
         room = next((room for room in rooms if admits(room.node) and room.fits(slot.resources)), None)
         if room is None:
-            return False
-        room.take(slot.resources)
+            return None
+        used |= {(room.node.node_id, share.index) for share in room.take(slot.resources)}
         if short.strategy is Strategy.STRICT_SPREAD:
             rooms.remove(room)
-    return True
+    return used
 
 
 def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter) -> list[str]:
@@ -156,6 +196,7 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter) ->
     steps = [short.rest] if at_once else [Together.of([slot]) for slot in short.rest.slots]
     rooms = [short.room(node) for node in nodes if not spread or node.node_id not in short.apart]
     grown: dict[tuple[str, str], int] = {}
+    advised: dict[str, None] = {}
     added: dict[Labels, list[Resources]] = {}
     nearest = heapq.nsmallest(MAX_STEPS, rooms, key=lambda room: _distance(room, steps[0]))
     for step in steps:
@@ -170,6 +211,12 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter) ->
             continue
         best = min(open_rooms, key=lambda room: _distance(room, step))
         for resource, asked, have in lacks_for_all(best, step):
+            if resource == "gpu" and (advice := _card_advice(best, step)):
+                advised.setdefault(advice)
+                continue
+            if resource == "gpu_memory" and (advice := _memory_advice(best, step)):
+                advised.setdefault(advice)
+                continue
             key = (best.node.node_id, resource)
             missing = asked - have
             grown[key] = grown.get(key, 0) + (-(-missing // MILLI) * MILLI if resource == "gpu" else missing)
@@ -179,6 +226,7 @@ def _grown(short: Shortfall, nodes: Sequence[NodeRecord], wanted: NodeFilter) ->
             rooms.remove(best)
             nearest = [room for room in nearest if room is not best]
     return [
+        *advised,
         *(f"{change(resource, amount)} more {shown(resource)} on {node}" for (node, resource), amount in grown.items()),
         *(_added(labels, asks, short.strategy) for labels, asks in added.items()),
     ]
@@ -193,21 +241,58 @@ def _added(labels: Labels, asks: Sequence[Resources], placement: Strategy) -> st
     if twice:
         return f"ask for one of {' and '.join(twice)}, since no node can have both"
     labelled = "".join(f" with the label {key}={value}" for key, value in labels) + allowing
+    selecting = dict.fromkeys(ask.card for ask in asks if ask.selects)
+    gpus = f" with GPUs of {' and '.join(selecting)}" if selecting else ""
     if placement is Strategy.STRICT_SPREAD and len(asks) > 1:
         names = dict.fromkeys(name for ask in asks for name, _ in ask.items())
         each = Resources.from_items([(name, max(ask.get(name) for ask in asks)) for name in names])
-        return f"add {len(asks)} nodes{labelled}, each with {_amounts(each)} free"
-    return f"add a node{labelled}, with {_amounts(total(asks))} free"
+        return f"add {len(asks)} nodes{labelled}{gpus}, each with {_amounts(each)} free"
+    return f"add a node{labelled}{gpus}, with {_amounts(total(asks))} free"
 
 
 def _amounts(ask: Resources) -> str:
     return ", ".join(f"{format_amount(name, amount)} {shown(name)}" for name, amount in ask.items()) or "anything"
 
 
-def _distance(room: Room, workers: Together) -> tuple[int, int, int]:
-    """How far a node is from holding some workers."""
+def _distance(room: Room, workers: Together) -> tuple[bool, int, int, int]:
+    """How far a node is from holding some workers; farthest if it has no GPU of those they are for."""
     short = lacks_for_all(room, workers)
-    return (len(short), sum(asked - have for _, asked, have in short), room.node.rank)
+    return (
+        bool(_card_advice(room, workers)),
+        len(short),
+        sum(asked - have for _, asked, have in short),
+        room.node.rank,
+    )
+
+
+def _card_advice(room: Room, workers: Together) -> str:
+    """What helps where a node has too few GPUs of those that workers are for, whoever uses them; empty: it has
+    enough."""
+    for ask in dict.fromkeys(slot.resources for slot in workers.slots if slot.resources.selects):
+        count = max(1, ask.gpu_milli // MILLI)
+        if sum(device.suits(ask) for device in room.node.devices) < count:
+            if not ask.gpu_milli:
+                return f"state gpu beside what GPU it is to be ({ask.card}): `gpu: 1` for a whole one"
+            here = dict.fromkeys(device.model for device in room.node.devices if device.model)
+            other = f" ({', '.join(list(here)[:4])})" if here else ""
+            return f"ask for other GPUs{other}, or add a node with {count} of {ask.card}"
+    return ""
+
+
+def _memory_advice(room: Room, workers: Together) -> str:
+    """What helps where a node's GPUs could not have the memory even while nobody uses them; empty: they could."""
+    asks = [slot.resources for slot in workers.slots if slot.resources.gpu_memory_bytes]
+    biggest = max(asks, key=lambda ask: ask.each_gpu_memory_bytes)
+    each = biggest.each_gpu_memory_bytes
+    if not biggest.gpu_milli:
+        return "state gpu beside gpu_memory: `gpu: 0.5` for a part of one, `gpu: 1` for a whole one"
+    if not room.node.capacity.gpu_memory_bytes:
+        return f"leave gpu_memory out, or add a node whose GPUs report {format_amount('gpu_memory', each)}"
+    most = max(device.memory_bytes for device in room.node.devices)
+    if each <= most:
+        return ""
+    largest, asked = format_amount("gpu_memory", most), format_amount("gpu_memory", each)
+    return f"ask for at most {largest} of gpu_memory on each GPU, or add a node whose GPUs have {asked}"
 
 
 def _use_up(room: Room, ask: Resources) -> None:
@@ -217,6 +302,10 @@ def _use_up(room: Room, ask: Resources) -> None:
     for name, milli in ask.custom_milli:
         room.custom_milli[name] = max(0, room.custom_milli.get(name, 0) - milli)
     free = room.device_milli
+    gpus = Resources(gpu_milli=ask.gpu_milli, gpu_memory_bytes=ask.gpu_memory_bytes).on_gpus_of(ask)
+    if (ask.gpu_memory_bytes or ask.selects) and room.fits(gpus):
+        room.take(gpus)
+        return
     if ask.gpu_milli >= MILLI:
         whole = [index for index, milli in enumerate(free) if milli >= MILLI]
         for index in whole[: ask.gpu_milli // MILLI]:
@@ -234,7 +323,7 @@ def _unlike(nodes: Sequence[NodeRecord], most: int) -> list[NodeRecord]:
     counts: dict[tuple[object, ...], int] = {}
     few = []
     for node in nodes:
-        kind = (node.capacity, len(node.devices), node.labels, node.node_group)
+        kind = (node.capacity, cards(node), node.labels, node.node_group)
         count = counts.get(kind, 0)
         if count < min(most, MAX_STEPS):
             counts[kind] = count + 1

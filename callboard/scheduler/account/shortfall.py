@@ -39,6 +39,10 @@ class Together:
     def of(cls, slots: Iterable[Slot]) -> Together:
         """These workers."""
         kept = tuple(slots)
+        if len(kept) == 1:
+            ask = kept[0].resources
+            share_milli = ask.gpu_milli if ask.gpu_milli < MILLI else 0
+            return cls(kept, ask, share_milli, bool(share_milli))
         asks = [slot.resources.gpu_milli for slot in kept if slot.resources.gpu_milli]
         shares = [milli for milli in asks if milli < MILLI]
         alike = len(shares) == len(asks) and len(set(shares)) == 1
@@ -128,8 +132,12 @@ def _counted(state: State, view: View, wanted: NodeFilter, slots: Sequence[Slot]
 
 def lacks(room: Room, ask: Resources) -> list[Lack]:
     """Everything a node is short of for one worker."""
-    have_gpu = room.whole_devices() * MILLI if ask.gpu_milli >= MILLI else max([0, *room.device_milli])
-    return _short_of(room, ask, have_gpu)
+    free = room.device_milli
+    if ask.selects:
+        free = [milli for index, milli in enumerate(free) if room.suits(index, ask)]
+    have_gpu = sum(milli >= MILLI for milli in free) * MILLI if ask.gpu_milli >= MILLI else max([0, *free])
+    have_bytes = _most_memory(room, ask) if ask.gpu_memory_bytes else 0
+    return _short_of(room, ask, have_gpu, have_bytes)
 
 
 def lacks_for_all(room: Room, workers: Together) -> list[Lack]:
@@ -137,20 +145,46 @@ def lacks_for_all(room: Room, workers: Together) -> list[Lack]:
     if len(workers.slots) == 1:
         return lacks(room, workers.ask)
     share_milli = workers.least_share_milli
-    if not share_milli:
+    if any(slot.resources.selects for slot in workers.slots):
+        have_gpu = _placed(room, workers).gpu_milli
+    elif not share_milli:
         have_gpu = room.whole_devices() * MILLI
     elif workers.alike:
         have_gpu = sum(free // share_milli * share_milli for free in room.device_milli if free > 0)
     else:  # a share never straddles two devices, so what is left of one may be too little for any
         have_gpu = sum(free for free in room.device_milli if free >= share_milli)
-    return _short_of(room, workers.ask, have_gpu)
+    have_bytes = _placed(room, workers).gpu_memory_bytes if workers.ask.gpu_memory_bytes else 0
+    return _short_of(room, workers.ask, have_gpu, have_bytes)
 
 
-def _short_of(room: Room, ask: Resources, have_gpu: int) -> list[Lack]:
+def _most_memory(room: Room, ask: Resources) -> int:
+    """How much memory a worker could have on as many devices as it asks for, an equal part on each. Devices that are
+    too few are a lack of their own: then all there are count."""
+    need, count = min(ask.gpu_milli, MILLI), max(1, ask.gpu_milli // MILLI)
+    having = [index for index, free in enumerate(room.device_milli) if free >= need > 0 and room.suits(index, ask)]
+    if len(having) < count and need:
+        having = list(range(len(room.device_milli)))
+    free_bytes = sorted((max(0, room.free_bytes(index)) for index in having), reverse=True)
+    if len(free_bytes) < count:
+        return 0
+    return min(ask.gpu_memory_bytes, free_bytes[count - 1] * count)
+
+
+def _placed(room: Room, workers: Together) -> Resources:
+    """What several workers would have of GPUs and their memory, each put on a node in turn if its GPUs are there."""
+    asks = sorted((slot.resources for slot in workers.slots), key=lambda ask: not ask.selects)
+    parts = [Resources(gpu_milli=ask.gpu_milli, gpu_memory_bytes=ask.gpu_memory_bytes).on_gpus_of(ask) for ask in asks]
+    taken = [(ask, room.take(ask)) for ask in parts if room.fits(ask)]
+    for ask, devices in taken:
+        room.untake(ask, devices)
+    return total(ask for ask, _ in taken)
+
+
+def _short_of(room: Room, ask: Resources, have_gpu: int, have_bytes: int) -> list[Lack]:
     free = room.free()
-    found = []
+    found = [("gpu", MILLI, 0)] if ask.selects and not ask.gpu_milli else []
     for resource, asked in ask.items():
-        have = have_gpu if resource == "gpu" else max(0, free.get(resource))
+        have = have_gpu if resource == "gpu" else have_bytes if resource == "gpu_memory" else max(0, free.get(resource))
         if have < asked:
             found.append((resource, asked, have))
     return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from callboard.model.quantities import Resources
 from callboard.scheduler.plan.quota import usable
 from callboard.scheduler.records.states import ENDED, GroupKind, GroupState, JobState
 from callboard.scheduler.state.ledger import PoolUse
+from callboard.scheduler.state.shapes import Shape
 from callboard.scheduler.state.state import State
 
 
@@ -37,8 +40,33 @@ def group_stats(state: State, pool: str) -> GroupStats:
     return GroupStats(reserved[0] + dynamic[0] + private[0], reserved[0], reserved[1], dynamic[0], dynamic[1])
 
 
-def pool_use(state: State, name: str) -> PoolUse:
-    """The account of one pool."""
+def jobs_in_pools(state: State) -> dict[str, tuple[int, int]]:
+    """How many jobs wait in each pool, and how many hold something; pools that have neither are left out. Jobs that
+    wait are many and of few shapes, so they are counted by shape."""
+    pending: Counter[str] = Counter()
+    active: Counter[str] = Counter()
+    for shape, queue in state.waiting.items():
+        for pool in _pools_of(shape):
+            pending[pool] += len(queue)
+    for state_name, uids in state.jobs_by_state.items():
+        if state_name not in ENDED and state_name is not JobState.PENDING:
+            for uid in uids:
+                active.update(_pools_of(state.shapes[uid]))
+    return {pool: (pending[pool], active[pool]) for pool in {*pending, *active}}
+
+
+def _pools_of(shape: Shape) -> set[str]:
+    return {shape.yield_class.pool, *shape.yield_class.pools}
+
+
+def pool_use(state: State, name: str, inside: Mapping[str, tuple[int, int]] | None = None) -> PoolUse:
+    """The account of one pool.
+
+    Args:
+        state: the state.
+        name: of the pool.
+        inside: what :func:`jobs_in_pools` counted, if several pools are asked for.
+    """
     spec = state.pools[name].spec
     used, nominated = state.charged(name), state.nominated_ask(name)
 
@@ -52,20 +80,7 @@ def pool_use(state: State, name: str) -> PoolUse:
         for resource, _ in spec.nominal
     }
     over = {resource: max(0, used.get(resource) - nominal) for resource, nominal in spec.nominal}
-    pending = active = 0
-    for state_name, uids in state.jobs_by_state.items():
-        if state_name in ENDED:
-            continue
-        inside = sum(1 for uid in uids if _is_in(state, uid, name))
-        if state_name is JobState.PENDING:
-            pending += inside
-        else:
-            active += inside
+    pending, active = (jobs_in_pools(state) if inside is None else inside).get(name, (0, 0))
     return PoolUse(
         used, nominated, Resources.from_items(available.items()), Resources.from_items(over.items()), pending, active
     )
-
-
-def _is_in(state: State, uid: str, pool: str) -> bool:
-    spec = state.specs[uid].spec
-    return spec.pool == pool or any(component.pool == pool for component in spec.components)

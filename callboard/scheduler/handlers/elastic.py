@@ -88,22 +88,33 @@ def set_target(
     grow(tx, job.uid)
 
 
-def grow(tx: Transaction, uid: str) -> None:
-    """Adds workers to a running job, as many as are wanted and find free room."""
+def grow(tx: Transaction, uid: str) -> bool:
+    """Adds workers to a running job, as many as are wanted, find free room, and one event may look for;
+    returns whether there are more than that."""
     job = tx.state.jobs[uid]
     if job.state is not JOB_RUNNING or job.eligible_ms > tx.now_ms or job.cause_ms:
-        return
+        return False
     # Nothing new before running work is counted (QL-03), nor beside a copy that may live (R5).
     if tx.state.meta.reconcile_until_ms or starting.a_copy_may_live(tx, uid):
-        return
+        return False
     spec = tx.state.specs[uid].spec
+    # The first job that an event looks for is gone through until something is added: else the next event, which begins
+    # with it again, would find what this one found, and so would all after it.
+    must_go_on = not tx.growth_looked
     for component in spec.components:
         while (component.elastic or spec.replaces) and len(live := live_of(tx.state, job, component)) < wanted(
             job, component
         ):
             rank = next_rank(live)
-            if is_leaving(tx.state, job, component, rank) or not _add(tx, uid, spec, component, rank):
+            if is_leaving(tx.state, job, component, rank):
                 break
+            if tx.growth_left <= 0 and not must_go_on:
+                tx.growth_cut = True
+                return True
+            if not _add(tx, uid, spec, component, rank):
+                break
+            must_go_on = False
+    return False
 
 
 def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, counts: bool) -> None:
@@ -117,7 +128,7 @@ def lose(tx: Transaction, uid: str, gone: list[WorkerRecord], reason: str, *, co
     gone = [worker for worker in gone if worker.attempt == job.attempt]
     base = [worker for worker in gone if not worker.extra]
     spec = tx.state.specs[uid].spec
-    goes_on = job.state is JOB_RUNNING and not job.cause_ms
+    goes_on = job.state is JOB_RUNNING and not job.cause_ms and not any(_leads(tx, worker) for worker in gone)
     if not goes_on or not (_promote(tx, job, base) or _replaces(tx, job, base)):
         stopping.recover(tx, uid, reason, counts=counts)
         return
@@ -147,7 +158,7 @@ def _named(absent: Mapping[str, Sequence[int]]) -> str:
 def await_replacement(tx: Transaction, uid: str, reason: str) -> None:
     """A job runs on without some worker. If that is not replaced within the time of a start, all of it starts again."""
     job, spec = tx.state.jobs[uid], tx.state.specs[uid].spec
-    until_ms = max(tx.now_ms, job.eligible_ms) + spec.start_timeout_ms
+    until_ms = max(tx.now_ms, job.eligible_ms) + spec.longest_start_ms
     tx.move_job(uid, JOB_RUNNING, f"{_named(missing(tx.state, uid))} is being replaced: {reason}", deadline_ms=until_ms)
 
 
@@ -176,7 +187,7 @@ def replace_living(
     """Ends one worker of a running job and replaces it, if its job is such that the others keep running meanwhile."""
     job, spec = tx.state.jobs[worker.job], tx.state.specs[worker.job].spec
     counts = kind is StopKind.FAILURE
-    if job.state is not JOB_RUNNING or job.cause_ms or not _replaces(tx, job, [worker]):
+    if job.state is not JOB_RUNNING or job.cause_ms or _leads(tx, worker) or not _replaces(tx, job, [worker]):
         return False
     if counts and not stopping.may_restart(tx, job.uid):
         return False
@@ -190,6 +201,13 @@ def replace_living(
     await_replacement(tx, job.uid, reason)
     starting.announce(tx, job.uid, reason)
     return True
+
+
+def _leads(tx: Transaction, worker: WorkerRecord) -> bool:
+    """Whether the others of a component can't go on without this one: it runs their command, and the head of their
+    Ray cluster."""
+    components = tx.state.specs[worker.job].spec.components
+    return worker.rank == 0 and any(each.ray for each in components if each.name == worker.component)
 
 
 def _survive(tx: Transaction, uid: str) -> None:
@@ -242,6 +260,8 @@ def _shrink(tx: Transaction, uid: str, component: ComponentSpec, count: int) -> 
 
 
 def _add(tx: Transaction, uid: str, spec: JobSpec, component: ComponentSpec, rank: int) -> bool:
+    tx.growth_left -= 1
+    tx.growth_looked = True
     ask = Ask(spec.pool_of(component), [(component, range(rank, rank + 1))])
     if spec.replaces and _add_in_place(tx, uid, spec, ask):
         return True
@@ -266,7 +286,11 @@ def _add_in_place(tx: Transaction, uid: str, spec: JobSpec, ask: Ask) -> bool:
             continue
         held = {worker.bundle_index for worker in state.workers_in(group_id)}
         for index, bundle in enumerate(group.bundles):
-            if index in held or not state.nodes[bundle.node_id].usable or not takes(state, group, index, slot):
+            if (
+                index in held
+                or not state.nodes[bundle.node_id].takes(bundle.devices)
+                or not takes(state, group, index, slot)
+            ):
                 continue
             placed = [(slot, bundle.node_id), *_placed(tx, uid, spec)]
             if keeps_strategy(placed, spec.placement):

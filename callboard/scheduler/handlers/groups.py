@@ -319,7 +319,7 @@ def let_go(tx: Transaction, group_id: str) -> None:
         remove(tx, group_id, Removal.POOL_DELETED, "its pool is being deleted")
     elif group.group_kind is KIND_PRIVATE:
         remove(tx, group_id, Removal.JOB_ENDED, "its job let go of it")
-    elif group.group_kind is KIND_DYNAMIC and not pool.spec.pg_pool.reuse:
+    elif group.group_kind is KIND_DYNAMIC and not (pool.spec.pg_pool.reuse and pool.spec.pg_pool.enable):
         remove(tx, group_id, Removal.JOB_ENDED, "its pool reuses no groups")
     elif group.job:
         idle_since_ms = tx.now_ms if group.state is GROUP_READY else 0
@@ -350,13 +350,18 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
         for group_id in tx.state.group_index.of_pool.get(pool.spec.name, ())
         if (group := tx.state.groups[group_id]).group_kind is KIND_RESERVED
     }
+    wanted = NodeFilter(pool.spec.node_selector)
     for index, shape in enumerate(pool.spec.pg_pool.reserved):
         if index in pool.destroyed_reserved:
             continue
         planned = existing.get(index)
+        if planned is not None and planned.state in _TAKEN_APART and not planned.destroy:
+            if not all(wanted.admits(tx.state.nodes[bundle.node_id]) for bundle in planned.bundles):
+                doom(tx, planned.group_id, Removal.REQUESTED, "its node is not one of its pool's any more")
+            continue
         if planned is not None and (planned.state is not GROUP_BACKOFF or planned.deadline_ms > tx.now_ms):
             continue
-        rooms = Rooms(tx.state, View(tx.state, Assumption()), NodeFilter(pool.spec.node_selector))
+        rooms = Rooms(tx.state, View(tx.state, Assumption()), wanted)
         bundles = fit(rooms, [Slot("", 0, shape)], Strategy.PACK)
         if bundles is not None:
             if planned is None:
@@ -369,6 +374,28 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
             new_group(tx, pool.spec.name, KIND_RESERVED, GROUP_BACKOFF, (), reserved_index=index, reason=reason)
         elif planned.reason != reason or planned.deadline_ms:
             tx.change_group(planned.group_id, reason=reason, deadline_ms=0)
+
+
+def follow_pool(tx: Transaction, name: str, before: PgPoolSpec) -> None:
+    """Has the groups of a pool follow its new settings: what it would not make or keep now goes once nobody holds it,
+    and what waits for another try has it at once."""
+    now = tx.state.pools[name].spec.pg_pool
+    for group_id in list(tx.state.group_index.of_pool.get(name, ())):
+        group, index = tx.state.groups[group_id], tx.state.groups[group_id].reserved_index
+        if group.group_kind is KIND_RESERVED and (
+            not now.enable
+            or index >= min(len(now.reserved), len(before.reserved))
+            or now.reserved[index] != before.reserved[index]
+        ):
+            doom(tx, group_id, Removal.REQUESTED, "its pool was changed")
+        elif group.state is GROUP_BACKOFF and group.deadline_ms:
+            tx.change_group(group_id, deadline_ms=0)
+        elif group.group_kind is KIND_DYNAMIC:
+            let_go(tx, group_id)
+    view = View(tx.state, Assumption())
+    idle = [group_id for group_id in view.trimmable() if tx.state.groups[group_id].pool == name]
+    for group_id in idle[: max(0, view.dynamic_groups(name) - now.max_dynamic)]:
+        trim(tx, group_id, "its pool may have fewer groups")
 
 
 def lose_node(tx: Transaction, node_id: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from callboard.model.ray_fault import RayFault
@@ -15,6 +16,7 @@ from callboard.scheduler.records.events import (
     NodeJoined,
     NodeLeft,
     NodeLost,
+    NodeObserved,
     NodeRayChanged,
     NodeRemoved,
     NodeSuspected,
@@ -50,7 +52,8 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         replaced = event.ray is None or event.ray.ray_node_id != old.ray.ray_node_id
         if replaced:
             _lose_groups(tx, event.node_id, "its Ray node was replaced")
-    expected = {worker.generation for worker in tx.state.workers_on(event.node_id)}
+    there = tx.state.workers_on(event.node_id)
+    expected = {worker.generation for worker in there}
     ghosts = [running for running in event.running if running.generation not in expected]
     fields: dict[str, Any] = {
         "rank": rank,
@@ -76,6 +79,8 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "hello_clock_ms": event.hello_clock_ms,
         "address": event.address,
         "lost_devices": _lost_devices(old, event),
+        **_devices_open(old.opened if old is not None else (), event.closed),
+        "refused_preloads": (),  # of the agent's run; it tells of what it refuses with a heartbeat
         "joined_ms": tx.now_ms,
         "ghosts": tuple(ghost.generation for ghost in ghosts),
     }
@@ -89,7 +94,7 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         tx.add_node(event.node_id, state, why, **fields)
     else:
         tx.move_node(event.node_id, state, why, **fields)
-    keep = _compare(tx, event)
+    keep = _compare(tx, event, there)
     for ghost in ghosts:
         tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
     for command in orders.owed(tx.state, event.node_id, tx.now_ms):
@@ -154,6 +159,39 @@ def suspected(tx: Transaction, event: NodeSuspected) -> None:
         tx.move_node(node.node_id, NodeState.READY if up else NodeState.JOINING, why)
 
 
+def observed(tx: Transaction, event: NodeObserved) -> None:
+    """What an agent sees on its node, as far as it decides where work is placed or is worth an event."""
+    node = _current(tx, event.node_id, event.epoch)
+    if node is None or node.state in GONE:
+        return
+    subject = f"nodes/{node.node_id}"
+    fields: dict[str, Any] = {}
+
+    def tell(what: str, index: int, why: str) -> None:
+        name = node.devices[index].id if index < len(node.devices) else str(index)
+        fields["revision"] = tx.event(what, subject, node.state.value, f"GPU {name}{why}")
+
+    if event.closed is not None:
+        opening = _devices_open(node.opened, event.closed)
+        before, now = dict(node.closed), dict(opening["closed"])
+        for index, why in opening["closed"]:
+            if before.get(index) != why:
+                tell("node.device_closed", index, f" takes no new work: {why}")
+        for index in sorted(before.keys() - now.keys()):
+            tell("node.device_open", index, " takes work again")
+        fields |= opening
+    for index, what in event.warnings:
+        tell("node.device_warning", index, f": {what}")
+    if event.refused_preloads is not None:
+        for modules, why in event.refused_preloads:
+            if dict(node.refused_preloads).get(modules) != why:
+                what = f"spares here do not import {modules}: {why}"
+                fields["revision"] = tx.event("node.preload_refused", subject, node.state.value, what)
+        fields["refused_preloads"] = event.refused_preloads
+    if fields:
+        tx.put(evolve(node, **fields))
+
+
 def lost(tx: Transaction, event: NodeLost) -> None:
     """A node is given up. What ran there no longer charges its pools, but the devices stay taken until it is back."""
     node = _current(tx, event.node_id, event.epoch)
@@ -213,11 +251,45 @@ def drained(tx: Transaction, event: NodeDrained) -> None:
         groups.doom(tx, group_id, Removal.NODE_LOST, reason)
 
 
+_Whys = tuple[tuple[int, str], ...]
+
+
+def _devices_open(opened: _Whys, said: _Whys) -> dict[str, _Whys]:
+    """Which devices are closed, of those of which an agent says why they should be. What an operator opened stays open
+    for as long as the same is said of it."""
+    if not opened:
+        return {"closed": said, "opened": ()}
+    return {
+        "closed": tuple(each for each in said if each not in opened),
+        "opened": tuple(each for each in opened if each in said),
+    }
+
+
+def _open_devices(tx: Transaction, node: NodeRecord, devices: tuple[int, ...]) -> None:
+    """An operator lets devices take work whose agent says that they are closed. Idempotent."""
+    subject = f"nodes/{node.node_id}"
+    unknown = [index for index in devices if not 0 <= index < len(node.devices)]
+    if unknown:
+        why = f"{node.node_id} has no GPU {unknown[0]}; it has {len(node.devices)}, counted from 0"
+        raise Refusal(RefusalCode.INVALID_FIELD, subject, why, "devices")
+    revision = node.revision
+    for index in sorted({index for index, _ in node.closed}.intersection(devices)):
+        what = f"GPU {node.devices[index].id} takes work again: opened by hand"
+        revision = tx.event("node.device_open", subject, node.state.value, what)
+    opened = tuple(each for each in node.closed if each[0] in devices)
+    closed = tuple(each for each in node.closed if each[0] not in devices)
+    if opened:
+        tx.put(evolve(node, closed=closed, opened=tuple(sorted({*node.opened, *opened})), revision=revision))
+
+
 def cordoned(tx: Transaction, event: NodeCordoned) -> None:
     """Somebody cordons a node, or takes that back. Idempotent."""
     node = tx.state.nodes.get(event.node_id)
     if node is None:
         raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
+    if event.devices:
+        _open_devices(tx, node, event.devices)
+        return
     if node.cordoned == event.cordoned and not node.cordon_passes:
         return
     if not event.cordoned and node.state is NodeState.DRAINING:
@@ -283,15 +355,16 @@ def _refuse_if_taken(tx: Transaction, event: NodeJoined, old: NodeRecord | None)
             f"a live agent has the node id {event.node_id} already (on {old.hostname}); stop it or choose another id",
             "hello.node_id",
         )
-    for uuid in sorted(uuids_of(event)):
+    taken = tx.state.roster.taken(uuids_of(event), event.node_id)
+    if taken:
+        uuid = min(taken)
         owner = tx.state.roster.owner_of(uuid)
-        if owner is not None and owner != event.node_id:
-            raise Refusal(
-                RefusalCode.NODE_TAKEN,
-                f"nodes/{event.node_id}",
-                f"node {owner} offers the device {uuid} already; give each agent devices of its own",
-                "hello.inventory.devices",
-            )
+        raise Refusal(
+            RefusalCode.NODE_TAKEN,
+            f"nodes/{event.node_id}",
+            f"node {owner} offers the device {uuid} already; give each agent devices of its own",
+            "hello.inventory.devices",
+        )
 
 
 def _rank(tx: Transaction, event: NodeJoined, old: NodeRecord | None) -> int:
@@ -312,12 +385,12 @@ def _rank(tx: Transaction, event: NodeJoined, old: NodeRecord | None) -> int:
     return roster.lowest_free_rank()
 
 
-def _compare(tx: Transaction, event: NodeJoined) -> tuple[int, ...]:
+def _compare(tx: Transaction, event: NodeJoined, there: Iterable[WorkerRecord]) -> tuple[int, ...]:
     """Generations that go on. One we hold for READY that the agent doesn't know has died; one it runs that we don't
     want is a ghost, ended before the node takes work (I4)."""
     reported = {worker.generation for worker in event.running}
     keep: list[int] = []
-    for worker in tx.state.workers_on(event.node_id):
+    for worker in there:
         if worker.generation in reported:
             keep.append(worker.generation)
         elif worker.state is WorkerState.READY:

@@ -7,10 +7,9 @@ A stop that is sent again carries the time that is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from callboard.model.frozen import quick
 from callboard.model.quantities import MILLI
 from callboard.model.specs import ComponentSpec, Fencing
 from callboard.scheduler.records.commands import Command, CreateGroup, RemoveGroup, ReservePort, StartWorker, StopWorker
@@ -26,44 +25,60 @@ from callboard.scheduler.records.states import (
     WORKER_STOPPING,
     NodeState,
 )
+from callboard.scheduler.state.node_kinds import cards
 from callboard.scheduler.state.state import State
 
 
-@quick
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Peers:
     """The workers of one component in one attempt.
 
     Attributes:
+        state: where they are.
         component: their component.
         world_size: how many they are.
-        local_ranks: ranks on each node, in order.
         first: the one of the lowest rank, at whose node they meet.
     """
 
+    state: State
     component: ComponentSpec
     world_size: int
-    local_ranks: Mapping[str, Sequence[int]]
     first: WorkerRecord
+    _local_ranks: dict[str, Sequence[int]] = field(default_factory=dict)
+
+    def local_ranks(self, worker: WorkerRecord) -> Sequence[int]:
+        """Ranks on the node of one of them, in order."""
+        if self.component.max_workers == 1:
+            return (worker.rank,)
+        ranks = self._local_ranks.get(worker.node_id)
+        if ranks is None:
+            there = self.state.workers_on(worker.node_id)
+            ranks = sorted(other.rank for other in there if other.job == worker.job and _is_peer(other, worker))
+            self._local_ranks[worker.node_id] = ranks
+        return ranks
 
 
 def peers_of(state: State, worker: WorkerRecord) -> Peers:
     """A worker and the others of its component."""
     component = next(c for c in state.specs[worker.job].spec.components if c.name == worker.component)
-    peers = [
-        other
-        for other in state.workers_of(worker.job)
-        if other.component == worker.component
+    # One of a fixed number that is being replaced is a peer all the same.
+    first, size = worker, 0 if component.elastic else component.max_workers
+    for generation in state.generations_of(worker.job):
+        if first.rank == 0 and not component.elastic:
+            break
+        other = state.workers[generation]
+        if _is_peer(other, worker):
+            first = other if other.rank < first.rank else first
+            size += component.elastic
+    return Peers(state, component, size, first)
+
+
+def _is_peer(other: WorkerRecord, worker: WorkerRecord) -> bool:
+    return (
+        other.component == worker.component
         and other.attempt == worker.attempt
         and (other is worker or other.state in (WORKER_ASSIGNED, WORKER_STARTING, WORKER_READY))
-    ]
-    peers.sort(key=lambda other: other.rank)
-    local_ranks: dict[str, list[int]] = {}
-    for other in peers:
-        local_ranks.setdefault(other.node_id, []).append(other.rank)
-    # One of a fixed number that is being replaced is a peer all the same.
-    world_size = len(peers) if component.elastic else component.max_workers
-    return Peers(component, world_size, local_ranks, peers[0])
+    )
 
 
 def awaited_port(peers: Peers) -> ReservePort | None:
@@ -79,7 +94,7 @@ def awaited_port(peers: Peers) -> ReservePort | None:
 def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorker:
     """The start of a worker, with its place among the workers of its component."""
     job, spec = state.jobs[worker.job], state.specs[worker.job].spec
-    local = peers.local_ranks[worker.node_id]
+    local = peers.local_ranks(worker)
     node, master = state.nodes[worker.node_id], state.nodes[peers.first.node_id]
     return StartWorker(
         command_id=f"start-g{worker.generation}",
@@ -99,6 +114,7 @@ def start_worker(state: State, worker: WorkerRecord, peers: Peers) -> StartWorke
         master_port=max(0, peers.first.master_port),
         start_timeout_ms=spec.start_timeout_ms,
         checkpoint=state.checkpoints.get((worker.job, worker.component, worker.rank)),
+        preload=pool.spec.preload if (pool := state.pools.get(worker.pool)) is not None else (),
     )
 
 
@@ -122,12 +138,18 @@ def stop_worker(worker: WorkerRecord, now_ms: int) -> StopWorker:
 
 
 def must_have_its_devices(state: State, group: GroupRecord) -> bool:
-    """Whether a group can't take other devices than the ledger named: a placement says so, or parts of them are
-    others'."""
+    """Whether a group can't take other devices than the ledger named: a placement says so, parts of them are others',
+    a device of its nodes takes no work, which Ray doesn't know, or they differ in what it asks for."""
     shape = state.shapes.get(group.job or group.nominee)
     if shape is not None and shape.placed:
         return True
     for bundle in group.bundles:
+        node = state.nodes.get(bundle.node_id)
+        if node is not None and node.closed:
+            return True
+        picks = bundle.resources.gpu_memory_bytes or bundle.resources.selects
+        if picks and node is not None and len(set(cards(node))) > 1:
+            return True
         for share in bundle.devices:
             if share.milli < MILLI:
                 return True

@@ -12,15 +12,25 @@ many plans each time that happens.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from callboard.model.specs import JobSpec
+from callboard.model.quantities import Resources
+from callboard.model.specs import JobSpec, StopPolicy
 from callboard.scheduler.handlers import elastic, groups, preempting, requests, starting
-from callboard.scheduler.plan.grouping import GroupUse, charged_beside, match, reserved_refund
+from callboard.scheduler.plan.grouping import (
+    GroupUse,
+    charged_beside,
+    match,
+    match_new,
+    may_make,
+    may_use,
+    reserved_refund,
+)
 from callboard.scheduler.plan.planning import Blocked, Plan, plan, plan_patiently
+from callboard.scheduler.plan.preemption import yielded_before
 from callboard.scheduler.plan.quota import borrows, shortages
 from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import Ask
@@ -37,11 +47,23 @@ before. A second round finds nothing nearly always; what even the last one leave
 MOST_PLANS = 32
 """Most plans of waiting jobs in one event: about 5 ms."""
 
+MOST_HEADS = 256
+"""Most shapes that are gone through shape by shape. Where more wait, the queue is gone through job by job."""
+
+MOST_STEPS = 4_096
+"""Most jobs that one event steps over on its way through the queue, as others of their shape are blocked."""
+
+STEPS_OF_A_SUM = 8
+"""To find out whether a shape borrows takes as long as so many steps."""
+
 FRONT = (0, -(1 << 62), 0, 0, "")
 """Before everybody in the queue."""
 
+GROWERS = (2, *FRONT[1:])
+"""Behind everybody in the queue, before all jobs that grow."""
+
 Place = tuple[int, int, int, int, str]
-"""(1 for a borrower where owners come first, queue key): the order in which what waits is looked at."""
+"""(1 for a borrower where owners come first, 2 for a job that grows, queue key): the order of looks."""
 
 MOST_WITNESSES = 8
 """Most waiting jobs of a shape that are asked whether it is blocked, before it is found out anew."""
@@ -56,9 +78,11 @@ class Found:
         hopeless: whether even the jobs of a shape that yielded before, to whoever it was, are blocked; if that is
             known.
         left: how many plans may still be made.
+        steps: how many jobs may still be stepped over.
     """
 
     left: int
+    steps: int
     blocked: set[Shape] = field(default_factory=set)
     hopeless: dict[Shape, bool] = field(default_factory=dict)
 
@@ -68,7 +92,7 @@ def run(tx: Transaction) -> None:
     state, meta = tx.state, tx.state.meta
     retries = state.deadlines.due_of("retry", tx.now_ms)
     changed = state.room_version != tx.room_version
-    due = tx.fresh or retries or changed or meta.unsettled or meta.look_on is not None
+    due = tx.fresh or retries or changed or meta.unsettled or meta.look_on is not None or tx.growth_cut
     if not (due or state.leaving_version != tx.leaving_version):
         return
     came = dict.fromkeys(tx.fresh)
@@ -86,9 +110,10 @@ def run(tx: Transaction) -> None:
     looked_at_all = everything
     look_on = meta.look_on
     most = left = (meta.look_most or MOST_PLANS) * (2 if everything and look_on is not None else 1)
+    tx.growth_left += most - MOST_PLANS
     for _ in range(MOST_ROUNDS):
         version = state.room_version
-        found = Found(left)
+        found = Found(left, MOST_STEPS * most // MOST_PLANS)
         if everything:
             look_on = _look_at_all(tx, found)
             looked_at_all, leaving_seen = True, state.leaving_version
@@ -102,7 +127,11 @@ def run(tx: Transaction) -> None:
         if not everything or left <= 0:
             break
     overlooked = state.leaving_version != leaving_seen or (meta.overlooked and not looked_at_all)
-    _leave(tx, everything, overlooked, FRONT if everything and left <= 0 else look_on, most)
+    if everything and left <= 0:
+        look_on = FRONT
+    elif look_on is None and tx.growth_cut:
+        look_on = GROWERS  # some of it was for jobs that began to run, or whose target changed
+    _leave(tx, everything, overlooked, look_on, most)
 
 
 def _leave(tx: Transaction, unsettled: bool, overlooked: bool, look_on: Place | None, most: int) -> None:
@@ -121,53 +150,85 @@ def _look_at_all(tx: Transaction, found: Found) -> Place | None:
             requests.finish_deletion(tx, pool.spec.name)
         else:
             groups.ensure_reserved(tx, pool)
-    for uid in sorted(state.nominated, key=lambda uid: state.queue_key(state.jobs[uid])):
-        _advance_nominee(tx, uid)
+    keys = _keys_of_nominees(tx)
+    for _, uid in sorted((key, uid) for uid, key in keys.items()):
+        _advance_nominee(tx, uid, keys)
     return _go_on(tx, found, FRONT)
 
 
 def _go_on(tx: Transaction, found: Found, start: Place) -> Place | None:
     """Looks at what waits from a place in the queue on, and at its end at jobs that grow."""
     state = tx.state
-    stopped = _look_at_owners_first(tx, found, start) if _lending(tx) else _look_at_heads(tx, found, start)
-    if stopped is None:
-        for uid in sorted(state.elastic, key=lambda uid: state.queue_key(state.jobs[uid])):
-            elastic.grow(tx, uid)
-    return stopped
-
-
-def _lending(tx: Transaction) -> bool:
-    return any(record.spec.cohort for record in tx.state.pools.values())
-
-
-def _look_at_owners_first(tx: Transaction, found: Found, start: Place) -> Place | None:
-    for place in _owners_first(tx):
-        uid = place[-1]
-        if place < start:
-            if _shows_that_its_shape_is_blocked(tx, uid):
-                found.blocked.add(tx.state.shapes[uid])
-            continue
-        if found.left <= 0:
-            return place
-        _look_at(tx, found, uid)
+    if start < GROWERS:
+        stopped = _look_at_queue(tx, found, start)
+        if stopped is not None:
+            return stopped
+    if not state.elastic:
+        return None
+    if tx.growth_cut:
+        return GROWERS
+    for key in sorted(state.queue_key(state.jobs[uid]) for uid in state.elastic):
+        if (2, *key) >= start and elastic.grow(tx, key[-1]):
+            return (2, *key)
     return None
 
 
-def _look_at_heads(tx: Transaction, found: Found, start: Place) -> Place | None:
-    """Goes through the queue, shape by shape at once: as soon as one job of a shape is blocked, so are the others."""
+class _Turns:
+    """Where pools lend to each other, jobs within their own quota have their turn before borrowers (QL-10). All of a
+    shape borrow alike, and what others were given meanwhile counts: so it is the same in one event as in many."""
+
+    def __init__(self, tx: Transaction) -> None:
+        self._tx = tx
+        self.lending = any(record.spec.cohort for record in tx.state.pools.values())
+        self._changes = -1
+        self._charged: dict[str, Resources] = {}
+        self._known: dict[Shape, int] = {}
+        self.sums = 0
+        """How many shapes were looked at so far."""
+
+    def of(self, shape: Shape) -> int:
+        """The turn of a shape: 0, or 1 if its jobs borrow."""
+        if not self.lending:
+            return 0
+        if self._changes != len(self._tx.changes):
+            self._changes = len(self._tx.changes)
+            view = View(self._tx.state, Assumption())
+            self._charged = {pool: view.charged(pool) for pool in self._tx.state.pools}
+            self._known.clear()
+        turn = self._known.get(shape)
+        if turn is None:
+            self.sums += 1
+            turn = self._known[shape] = int(_borrows(self._tx, shape, self._charged))
+        return turn
+
+
+def _look_at_queue(tx: Transaction, found: Found, start: Place) -> Place | None:
+    """Goes through the queue from a place on; returns where to go on, if that is left for the next event."""
+    look = _look_at_heads if len(tx.state.waiting) <= MOST_HEADS else _look_one_by_one
+    return look(tx, found, start, _Turns(tx))
+
+
+def _look_at_heads(tx: Transaction, found: Found, start: Place, turns: _Turns) -> Place | None:
+    """Shape by shape at once: as soon as one job of a shape is blocked, so are the others."""
     waiting = tx.state.waiting
     heads = []
     for number, (shape, alike) in enumerate(waiting.items()):
-        first = bisect_left(alike, start[1:]) if start != FRONT else 0
-        if first and _witness(tx, alike[:first]):
+        turn = turns.of(shape)
+        if (turn, *alike[-1]) < start:
+            continue  # all of them were looked at, so whether the shape is blocked matters no more
+        first = _first_from(start, turn, alike)
+        if first and _witness(tx, alike[: min(first, MOST_WITNESSES)]):
             found.blocked.add(shape)
-        elif first < len(alike):
-            heads.append((alike[first], number, shape, first))
+        else:
+            heads.append((turn, alike[first], number, shape, first))
     heapq.heapify(heads)
     while heads:
         if found.left <= 0:
-            return (0, *heads[0][0])
-        key, number, shape, index = heapq.heappop(heads)
+            return (heads[0][0], *heads[0][1])
+        turn, key, number, shape, index = heapq.heappop(heads)
+        if turn < turns.of(shape):
+            heapq.heappush(heads, (1, key, number, shape, index))
+            continue
         _look_at(tx, found, key[-1])
         if shape in found.blocked:
             continue
@@ -176,34 +237,54 @@ def _look_at_heads(tx: Transaction, found: Found, start: Place) -> Place | None:
         if index < len(alike) and alike[index] == key:
             index += 1
         if index < len(alike):
-            heapq.heappush(heads, (alike[index], number, shape, index))
+            heapq.heappush(heads, (turn, alike[index], number, shape, index))
     return None
 
 
-def _owners_first(tx: Transaction) -> list[Place]:
-    """The queue where pools lend to each other: jobs within their own quota come before borrowers (QL-10)."""
+def _look_one_by_one(tx: Transaction, found: Found, start: Place, turns: _Turns) -> Place | None:
+    """Job by job, as many as one event may step over: the same order, without a look at every shape there is."""
     state = tx.state
-    own: list[Place] = []
-    borrowers: list[Place] = []
-    known: dict[Shape, bool] = {}
-    for key in state.queue:
-        uid = key[-1]
-        shape = state.shapes[uid]
-        # A nomination of its own doesn't count for a job; all others of a shape borrow alike.
-        borrowing = None if uid in state.nominated else known.get(shape)
-        if borrowing is None:
-            borrowing = _borrows(tx, uid)
-            if uid not in state.nominated:
-                known[shape] = borrowing
-        (borrowers if borrowing else own).append((int(borrowing), *key))
-    return own + borrowers
+    met: set[Shape] = set()
+    for turn in (0, 1) if turns.lending else (0,):
+        index = _first_from(start, turn, state.queue)
+        while index < len(state.queue):
+            key = state.queue[index]
+            if found.left <= 0 or found.steps <= STEPS_OF_A_SUM * turns.sums:
+                found.steps = 0
+                return (turn, *key)
+            found.steps -= 1
+            index += 1
+            shape = state.shapes[key[-1]]
+            if turns.of(shape) != turn:
+                continue
+            if shape not in met:
+                met.add(shape)
+                alike = state.waiting[shape]
+                first = _first_from(start, turn, alike)
+                if first and _witness(tx, alike[: min(first, MOST_WITNESSES)]):
+                    found.blocked.add(shape)
+            if shape not in found.blocked:
+                _look_at(tx, found, key[-1])
+                index = bisect_right(state.queue, key)
+    return None
 
 
-def _borrows(tx: Transaction, uid: str) -> bool:
-    """Whether a job takes one of its pools beyond its own quota."""
-    pools, charged = tx.state.pools, View(tx.state, Assumption(subject=uid)).charged
+def _first_from(start: Place, turn: int, keys: Sequence[QueueKey]) -> int:
+    """The first of sorted keys that is not before a place, in the turn of owners or in that of borrowers."""
+    if turn != start[0]:
+        return 0 if turn > start[0] else len(keys)
+    return bisect_left(keys, start[1:])
+
+
+def _borrows(tx: Transaction, shape: Shape, charged: Mapping[str, Resources]) -> bool:
+    """Whether a job of a shape takes one of its pools beyond its own quota.
+
+    Args:
+        charged: what counts against the quota of each pool beside the job.
+    """
+    pools = tx.state.pools
     return any(
-        ask.pool in pools and borrows(charged, pools[ask.pool].spec, ask.resources) for ask in tx.state.shapes[uid].asks
+        ask.pool in pools and borrows(charged.__getitem__, pools[ask.pool].spec, ask.resources) for ask in shape.asks
     )
 
 
@@ -213,23 +294,29 @@ def _look_at_some(tx: Transaction, found: Found, came: Collection[str], look_on:
     state = tx.state
     uids = [uid for uid in came if uid in state.jobs]
     if look_on is not None:
-        lending = _lending(tx)
-        uids = [
-            uid for uid in uids if (int(lending and _borrows(tx, uid)), *state.queue_key(state.jobs[uid])) < look_on
-        ]
+        uids = [uid for uid in uids if _place(tx, uid) < look_on]
     if len(uids) > 1:
         uids.sort(key=lambda uid: state.queue_key(state.jobs[uid]))
     for uid in uids:
         if state.jobs[uid].nominated:
-            _advance_nominee(tx, uid)
+            _advance_nominee(tx, uid, _keys_of_nominees(tx))
         shape = state.shapes[uid]
         alike = state.waiting.get(shape, ())
         # While the queue is gone through, nobody knows who was looked at.
         if look_on is None and shape not in found.blocked and len(alike) > 1 and _witness(tx, alike, came):
             found.blocked.add(shape)
         _look_at(tx, found, uid)
-        if uid in state.elastic and look_on is None:
+        if uid in state.elastic and (look_on is None or (2, *state.queue_key(state.jobs[uid])) < look_on):
             elastic.grow(tx, uid)
+
+
+def _place(tx: Transaction, uid: str) -> Place:
+    """Where a job stands in the order of looks."""
+    # A nomination of its own doesn't count for a job.
+    view, shape = View(tx.state, Assumption(subject=uid)), tx.state.shapes[uid]
+    charged = {ask.pool: view.charged(ask.pool) for ask in shape.asks}
+    turn = _Turns(tx).lending and _borrows(tx, shape, charged)
+    return (int(turn), *tx.state.queue_key(tx.state.jobs[uid]))
 
 
 def _witness(tx: Transaction, alike: Sequence[QueueKey], came: Collection[str] = ()) -> bool:
@@ -320,24 +407,32 @@ def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
     nominee = tx.state.jobs[job.uid]
     for victim in found.victims:
         preempting.preempt(tx, victim, nominee)
+    if not found.victims:
+        # What was in the way may have been of those who stand behind it.
+        _advance_nominee(tx, job.uid, _keys_of_nominees(tx))
 
 
-def _advance_nominee(tx: Transaction, uid: str) -> None:
-    """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again."""
+def _advance_nominee(tx: Transaction, uid: str, keys: Mapping[str, QueueKey]) -> None:
+    """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again.
+
+    Args:
+        keys: where all nominated jobs stand in the queue.
+    """
     state = tx.state
     job, spec = state.jobs[uid], state.specs[uid].spec
     asks = state.shapes[uid].asks
     uses: list[GroupUse] = []
     broken = ""
     free = True
-    view = View(state, Assumption(subject=uid))
+    behind = _behind(tx, uid, keys)
+    view = View(state, Assumption(subject=uid, overtaken=behind))
     rooms: dict[str, Room] = {}
     for ask, group_id in zip(asks, job.groups, strict=True):
         group = state.groups.get(group_id)
         if group is None or group.nominee != uid:
             broken = f"placement group {group_id} is gone"
             break
-        if not all(state.nodes[bundle.node_id].usable for bundle in group.bundles) or group.destroy:
+        if not all(state.nodes[bundle.node_id].takes(bundle.devices) for bundle in group.bundles) or group.destroy:
             broken = f"placement group {group_id} can't be used any more"
             break
         pool = state.pools.get(ask.pool)
@@ -345,29 +440,51 @@ def _advance_nominee(tx: Transaction, uid: str) -> None:
             broken = f"pool {ask.pool} is gone"
             break
         if group.state is GROUP_NOMINATED:
-            bundle_of: tuple[int, ...] | None = tuple(range(len(group.bundles)))
-            free = free and _room_is_free(tx, group_id, rooms)
+            bundle_of = match_new(state, group, spec, pool.spec, ask)
+            free = free and may_make(view, pool.spec, group.group_kind) and _room_is_free(tx, group_id, rooms)
         else:
-            bundle_of = match(state, group, spec, pool.spec, ask)
+            bundle_of = match(state, group, spec, pool.spec, ask) if may_use(pool.spec.pg_pool, spec, group) else None
             free = free and not state.workers_in(group_id)
-        if bundle_of is None:
-            broken = f"placement group {group_id} fits no longer"
+        if bundle_of is None or pool.spec.stop_policy is not StopPolicy.NONE:
+            broken = f"placement group {group_id} fits no longer" if bundle_of is None else f"pool {ask.pool} holds"
             break
         use = GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of)
-        free = free and not _charged_too_much(tx, view, asks, use, uid)
+        free = free and not _charged_too_much(tx, view, asks, use)
         uses.append(use)
     if broken:
         starting.drop_nomination(tx, uid, broken)
     elif free and job.eligible_ms <= tx.now_ms and not starting.a_copy_may_live(tx, uid):
         starting.admit(tx, uid, tuple(uses), "its room is free")
-    elif not free and not _will_be_free(tx, uid, uses):
+    elif not free and not _will_be_free(tx, uid, uses, behind):
         starting.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
 
 
-def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse, uid: str) -> bool:
-    """Whether the quota doesn't hold the ask yet; other nominations don't count here, they were planned around."""
+def _behind(tx: Transaction, uid: str, keys: Mapping[str, QueueKey]) -> frozenset[str]:
+    """Nominated jobs that get what they were promised after a job: they yielded to it, or stand behind it in the queue.
+    Of two nominated jobs one at most waits for the other."""
+    state = tx.state
+    if len(state.nominated) < 2:
+        return frozenset()
+    place, loyal = keys[uid], state.jobs[uid].yielded_to
+    # Few yielded to anybody, so that is asked first.
+    return frozenset(
+        other
+        for other in state.nominated
+        if other != uid
+        and not (loyal and yielded_before(state, uid, other))
+        and (keys[other] > place or (state.jobs[other].yielded_to and yielded_before(state, other, uid)))
+    )
+
+
+def _keys_of_nominees(tx: Transaction) -> dict[str, QueueKey]:
+    state = tx.state
+    return {uid: state.queue_key(state.jobs[uid]) for uid in state.nominated}
+
+
+def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse) -> bool:
+    """Whether the quota doesn't hold the ask yet."""
     pool = tx.state.pools[use.ask.pool].spec
-    refund = reserved_refund(tx.state, pool, use) + tx.state.nominated_ask(use.ask.pool, but=uid)
+    refund = reserved_refund(tx.state, pool, use)
     return bool(shortages(tx.state.pools, charged_beside(view, asks, use.ask), pool, use.ask.resources, refund))
 
 
@@ -387,14 +504,14 @@ def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> boo
     return True
 
 
-def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
+def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse], behind: frozenset[str]) -> bool:
     """Whether a nominated job can start once everything that is on its way out is gone; for one that waits for running
     jobs to end, once they have."""
     state = tx.state
     released: frozenset[str] = frozenset()
     if state.jobs[uid].patient:
         released = frozenset((*state.jobs_by_state[JOB_RUNNING], *state.jobs_by_state[JOB_STARTING]))
-    view = View(state, Assumption(subject=uid, future=True, released=released))
+    view = View(state, Assumption(subject=uid, future=True, released=released, overtaken=behind))
     rooms: dict[str, Room] = {}
     for use in uses:
         group = state.groups[use.group_id]
@@ -406,6 +523,8 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse]) -> bool:
             if not view.open_to_subject(group):
                 return False
             continue
+        if not may_make(view, pool, group.group_kind):
+            return False
         for bundle in group.bundles:
             room = rooms.setdefault(bundle.node_id, view.room(state.nodes[bundle.node_id]))
             if not room.holds(bundle):

@@ -74,19 +74,10 @@ def update_pool(tx: Transaction, event: PoolUpdated) -> str:
     if pool.spec == event.spec and not pool.destroyed_reserved:
         return event.spec.name
     revision = tx.event("pool.updated", f"pools/{event.spec.name}", "", "changed")
-    old, new = pool.spec.pg_pool, event.spec.pg_pool
     tx.put(evolve(pool, spec=event.spec, spec_version=pool.spec_version + 1, destroyed_reserved=(), revision=revision))
     if event.spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
         _drain_pool(tx, event.spec.name)
-    for group_id in list(tx.state.group_index.of_pool.get(event.spec.name, ())):
-        group = tx.state.groups[group_id]
-        index = group.reserved_index
-        if group.group_kind is GroupKind.RESERVED and (
-            not new.enable
-            or index >= min(len(new.reserved), len(old.reserved))
-            or new.reserved[index] != old.reserved[index]
-        ):
-            groups.doom(tx, group_id, Removal.REQUESTED, "its pool was changed")
+    groups.follow_pool(tx, event.spec.name, pool.spec.pg_pool)
     return event.spec.name
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from callboard.model.specs import Fencing
 from callboard.scheduler.handlers import groups, orders
-from callboard.scheduler.plan.grouping import GroupUse
+from callboard.scheduler.plan.grouping import GroupUse, suiting
 from callboard.scheduler.plan.planning import Plan
 from callboard.scheduler.records.asks import Slot
 from callboard.scheduler.records.events import PortReserved
 from callboard.scheduler.records.job_records import RAN_LIMIT, JobRecord, RanOn, WorkerRecord, evolve
-from callboard.scheduler.records.node_record import DeviceShare
+from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import BundleRecord
 from callboard.scheduler.records.states import (
     GROUP_NOMINATED,
@@ -98,7 +98,7 @@ def _assign(tx: Transaction, uid: str, use: GroupUse, group_id: str, generation:
                 bundle_index=index,
                 pool=use.ask.pool,
                 resources=slot.resources,
-                devices=devices_in(use.bundles[index], slot),
+                devices=devices_in(tx.state.nodes[use.bundles[index].node_id], use.bundles[index], slot),
                 extra=extra,
                 reason="waits for its placement group",
             )
@@ -107,7 +107,7 @@ def _assign(tx: Transaction, uid: str, use: GroupUse, group_id: str, generation:
     return generation
 
 
-def devices_in(bundle: BundleRecord, slot: Slot) -> tuple[DeviceShare, ...]:
+def devices_in(node: NodeRecord, bundle: BundleRecord, slot: Slot) -> tuple[DeviceShare, ...]:
     """The devices of a bundle that one worker gets: those of its place, or whole ones in order, or its share of the
     first that has it."""
     if slot.place is not None:
@@ -115,37 +115,58 @@ def devices_in(bundle: BundleRecord, slot: Slot) -> tuple[DeviceShare, ...]:
     ask_milli = slot.resources.gpu_milli
     if ask_milli == 0:
         return ()
+    devices = suiting(node, bundle.devices, slot.resources) if slot.resources.selects else bundle.devices
     if ask_milli < 1000:
-        share = next(share for share in bundle.devices if share.milli >= ask_milli)
+        share = next(share for share in devices if share.milli >= ask_milli)
         return (DeviceShare(share.index, share.id, ask_milli),)
-    whole = [share for share in bundle.devices if share.milli == 1000]
+    whole = [share for share in devices if share.milli == 1000]
     return tuple(whole[: ask_milli // 1000])
 
 
-def start_assigned(tx: Transaction, group_id: str) -> None:
-    """Asks agents to start the workers that waited for a group. Those that meet at a port wait until it is reserved."""
+def start_assigned(tx: Transaction, group_id: str, first: int = 0) -> None:
+    """Asks agents to start the workers that waited for a group, as many as this event still may. Those that meet at a
+    port wait until it is reserved.
+
+    Args:
+        first: lowest generation that is looked at.
+    """
+    workers = tx.state.workers
     peers: dict[tuple[str, str], orders.Peers] = {}
-    asked: set[int] = set()
-    for worker in tx.state.workers_in(group_id):
-        if worker.state is not WORKER_ASSIGNED:
-            continue
+    awaited: set[tuple[str, str]] = set()
+    for generation in tx.state.generations_in(group_id, first):
+        worker = workers[generation]
         key = (worker.job, worker.component)
+        if worker.state is not WORKER_ASSIGNED or key in awaited:
+            continue
+        if tx.starts_left <= 0:
+            tx.count(starting=(*tx.state.meta.starting, (group_id, generation)))
+            return
         if key not in peers:
             peers[key] = orders.peers_of(tx.state, worker)
-        reservation = orders.awaited_port(peers[key])
-        if reservation is not None:
-            first = reservation.worker.generation
-            if first not in asked and tx.state.groups[reservation.worker.group_id].state is GROUP_READY:
-                tx.command(reservation)
-            asked.add(first)
-            continue
-        timeout_ms = tx.state.specs[worker.job].spec.start_timeout_ms
+            reservation = orders.awaited_port(peers[key])
+            if reservation is not None:
+                if tx.state.groups[reservation.worker.group_id].state is GROUP_READY:
+                    tx.command(reservation)
+                awaited.add(key)
+                continue
+        tx.starts_left -= 1
+        timeout_ms = tx.state.specs[worker.job].spec.longest_start_ms
         # The agent bounds the start and cleans up for at most a kill timeout; only then is its silence a fault.
         deadline_ms = tx.now_ms + timeout_ms + groups.ANSWER_MARGIN_MS + 10_000
-        started = tx.move_worker(
-            worker.generation, WORKER_STARTING, f"asked of {worker.node_id}", deadline_ms=deadline_ms
-        )
+        started = tx.move_worker(generation, WORKER_STARTING, f"asked of {worker.node_id}", deadline_ms=deadline_ms)
         tx.command(orders.start_worker(tx.state, started, peers[key]))
+
+
+def go_on(tx: Transaction) -> None:
+    """Asks for workers that earlier events left to this one."""
+    left = tx.state.meta.starting
+    if tx.starts_left <= 0:
+        return
+    tx.count(starting=())
+    for group_id, generation in left:
+        group = tx.state.groups.get(group_id)
+        if group is not None and group.state is GROUP_READY:
+            start_assigned(tx, group_id, generation)
 
 
 def port_reserved(tx: Transaction, event: PortReserved) -> None:

@@ -195,9 +195,15 @@ def finish_if_all_returned(tx: Transaction, uid: str) -> None:
         return
     staying = (WORKER_ASSIGNED, WORKER_STARTING, WORKER_READY)
     peers = [worker for worker in tx.state.workers_of(uid) if worker.attempt == job.attempt and worker.state in staying]
-    if len([worker for worker in peers if not worker.extra]) < fewest(spec):
+    # Rank 0 of a cluster of a job's own runs the command: others only lend what they have, also one that comes late.
+    led = {component.name: component.min_workers for component in spec.components if component.ray}
+    base = [worker for worker in peers if not worker.extra and worker.component not in led]
+    if len(base) < fewest(spec) - sum(led.values()):
         return  # one is being replaced
-    if all(worker.finished for worker in peers if worker.component in entered):
+    runs = [
+        worker for worker in peers if worker.component in entered and (worker.rank == 0 or worker.component not in led)
+    ]
+    if runs and all(worker.finished for worker in runs):
         reason = "every entry method returned"
         stop(tx, uid, JOB_STOPPING, reason, StopKind.COMPLETE, target=JOB_SUCCEEDED)
 

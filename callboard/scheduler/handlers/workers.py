@@ -16,6 +16,7 @@ from callboard.scheduler.records.events import (
     WorkerEvent,
     WorkerExited,
     WorkerFinished,
+    WorkerProgressed,
     WorkerStarted,
     WorkerStartFailed,
     WorkerStopped,
@@ -91,12 +92,14 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         visible_devices=event.visible_devices,
         warm=event.warm,
         cold_reason=event.cold_reason,
+        preloaded=event.preloaded,
+        preload_missed=event.preload_missed,
         can_checkpoint=event.can_checkpoint,
         ready_ms=tx.now_ms,
         deadline_ms=0,
     )
     job = tx.state.jobs[worker.job]
-    tx.draw("warm_starts" if event.warm else "cold_starts")
+    tx.draw("preloaded_starts" if event.preloaded else "warm_starts" if event.warm else "cold_starts")
     if worker.extra:
         if job.state is JOB_RUNNING:
             elastic.replaced(tx, worker)
@@ -106,6 +109,10 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         tx.move_job(job.uid, JOB_RUNNING, "every worker was constructed and answered", running_ms=tx.now_ms)
         elastic.grow(tx, job.uid)
         stopping.finish_if_all_returned(tx, job.uid)
+
+
+def _progressed(tx: Transaction, worker: WorkerRecord, event: WorkerProgressed) -> None:
+    tx.note_progress(worker, f"{worker.node_id} {event.message}")
 
 
 def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
@@ -305,6 +312,8 @@ def _ignore(tx: Transaction, worker: WorkerRecord, event: WorkerEvent) -> None:
 
 _S = WorkerState
 TABLE: Mapping[tuple[WorkerState, type[WorkerEvent]], Handler] = {
+    **{(state, WorkerProgressed): _ignore for state in _S if state not in (_S.ASSIGNED, _S.STARTING)},
+    (_S.STARTING, WorkerProgressed): _progressed,
     (_S.STARTING, WorkerStarted): _started,
     (_S.READY, WorkerStarted): _ignore,
     (_S.STOPPING, WorkerStarted): _ignore,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from callboard.model.frozen import quick
 from callboard.model.quantities import Resources, total
@@ -12,7 +12,6 @@ from callboard.scheduler.plan.preemption import (
     Claims,
     Verdict,
     by_rules,
-    claims_of,
     guarded,
     left_ms,
     lost_work_ms,
@@ -20,7 +19,7 @@ from callboard.scheduler.plan.preemption import (
     pools_of,
 )
 from callboard.scheduler.plan.quota import borrowed
-from callboard.scheduler.plan.view import Assumption, View
+from callboard.scheduler.plan.view import Assumption, View, assuming
 from callboard.scheduler.records.job_records import JobRecord, WorkerRecord
 from callboard.scheduler.records.states import ENDED, JOB_RUNNING, JOB_STARTING, LIVE, WORKER_STOPPING, Rule
 from callboard.scheduler.state.shapes import YieldClass
@@ -195,7 +194,8 @@ _UNKNOWN = LowestLevel((), complete=False)
 def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims) -> LowestLevel:
     """Who comes first into question, found without a look at everybody else."""
     pool = state.pools.get(preemptor.pool)
-    lends = pool is not None and pool.spec.pg_pool.reserved_lendable
+    if pool is not None and pool.spec.pg_pool.reserved_lendable and state.holders.classes:
+        return _UNKNOWN
     by_priority: dict[int, list[YieldClass]] = {}
     for yielding in state.holders.classes:
         by_priority.setdefault(yielding.priority_milli, []).append(yielding)
@@ -204,11 +204,11 @@ def lowest_level(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: i
         for yielding in sorted(by_priority[priority_milli]):
             members = state.holders.classes[yielding]
             sample = state.specs[members[0][-1]].spec
-            if lends:
-                return _UNKNOWN
+            if not sample.preemptible:
+                continue
             # The rules look at nothing but the class, so they are asked once for all of it.
             verdict = by_rules(state, sample, preemptor, claims)
-            if not sample.preemptible or verdict.rule is None:
+            if verdict.rule is None:
                 continue
             if yielding.elastic:
                 return _UNKNOWN
@@ -257,14 +257,11 @@ def without(assumption: Assumption, victims: Sequence[Candidate]) -> Assumption:
     """The assumption that these are gone too."""
     whole = frozenset(victim.job.uid for victim in victims if not victim.generation)
     extras = frozenset(victim.generation for victim in victims if victim.generation)
-    return replace(assumption, released=assumption.released | whole, shed=assumption.shed | extras)
+    return assuming(assumption, {"released": assumption.released | whole, "shed": assumption.shed | extras})
 
 
-def overtakable(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int) -> list[str]:
+def overtakable(state: State, preemptor: JobSpec, preemptor_uid: str, now_ms: int, claims: Claims) -> list[str]:
     """Nominated jobs whose nomination the preemptor may take (I7), the least important first."""
-    if not state.nominated:
-        return []
-    claims = claims_of(state, preemptor, preemptor_uid)
     found = [
         uid
         for uid in state.nominated

@@ -20,6 +20,7 @@ from callboard.scheduler.records.asks import Slot
 from callboard.scheduler.records.node_record import DeviceShare
 from callboard.scheduler.records.pool_records import BundleRecord
 
+_PACKS = (Strategy.PACK, Strategy.STRICT_PACK)
 _STRICT = (Strategy.STRICT_PACK, Strategy.STRICT_SPREAD)
 
 MAX_ORDERS = 24
@@ -52,7 +53,7 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
     if chosen is None:
         return _fit_exactly(rooms, slots, order, strategy)
     rooms_of = dict(zip(order, chosen, strict=True))
-    return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))])
+    return _hand_out(slots, order, [rooms_of[i] for i in range(len(slots))], near=strategy in _PACKS)
 
 
 def _fit_placed(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[BundleRecord, ...] | None:
@@ -108,6 +109,8 @@ def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord
     if chosen is None:
         return _fit_exactly(rooms, [slot], [0], strategy)
     room = chosen[0]
+    if strategy in _PACKS:
+        room.prefer_near((slot.resources,))
     devices = room.take(slot.resources)
     return (BundleRecord(node_id=room.node.node_id, resources=slot.resources, devices=devices),)
 
@@ -232,14 +235,26 @@ def _mixed(asks: Sequence[Resources], strategy: Strategy) -> bool:
     return strategy is Strategy.STRICT_SPREAD or any(ask != asks[0] for ask in asks) or 0 < asks[0].gpu_milli < MILLI
 
 
-def _hand_out(slots: Sequence[Slot], order: Sequence[int], rooms: Sequence[Room]) -> tuple[BundleRecord, ...]:
-    """Names devices. Slots of one component and shape swap nodes so that ranks follow node ranks; room is taken in
-    the order of the search, so that what fitted there fits here."""
+def _hand_out(
+    slots: Sequence[Slot], order: Sequence[int], rooms: Sequence[Room], *, near: bool
+) -> tuple[BundleRecord, ...]:
+    """Names devices. Slots of one component and shape swap nodes so that ranks follow node ranks; room is taken in the
+    order of the search, so that what fitted there fits here.
+
+    Args:
+        near: those on one node had better be connected with each other.
+    """
     nodes = list(rooms)
     for members in _alike(slots):
         ordered = sorted((nodes[i] for i in members), key=lambda room: room.node.rank)
         for i, room in zip(members, ordered, strict=True):
             nodes[i] = room
+    if near:
+        together: dict[str, list[int]] = {}
+        for i, room in enumerate(nodes):
+            together.setdefault(room.node.node_id, []).append(i)
+        for members in together.values():
+            nodes[members[0]].prefer_near([slots[i].resources for i in members])
     devices = {i: nodes[i].take(slots[i].resources) for i in order}
     return tuple(
         BundleRecord(node_id=nodes[i].node.node_id, resources=slot.resources, devices=devices[i])
@@ -247,5 +262,7 @@ def _hand_out(slots: Sequence[Slot], order: Sequence[int], rooms: Sequence[Room]
     )
 
 
-def _size(ask: Resources) -> tuple[int, int, int, int]:
-    return (ask.gpu_milli, ask.cpu_milli, ask.memory_bytes, sum(milli for _, milli in ask.custom_milli))
+def _size(ask: Resources) -> tuple[bool, int, int, int, int, int]:
+    """Those that can't have every GPU come first: others would take what only they can use."""
+    custom = sum(milli for _, milli in ask.custom_milli)
+    return (ask.selects, ask.gpu_milli, ask.gpu_memory_bytes, ask.cpu_milli, ask.memory_bytes, custom)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from callboard.model.frozen import quick
-from callboard.model.quantities import MILLI, NOTHING, Resources, total
+from callboard.model.quantities import MILLI, NOTHING, Resources, on_each, total
 from callboard.model.specs import ComponentSpec, JobSpec, Labels, PgPoolSpec, PoolSpec, StopPolicy, Strategy
 from callboard.scheduler.plan.fitting import fit, keeps_strategy
 from callboard.scheduler.plan.packing import times_while_empty
@@ -16,6 +16,7 @@ from callboard.scheduler.plan.quota import Charged, shortages
 from callboard.scheduler.plan.rooms import ANY_NODE, NodeFilter, Rooms
 from callboard.scheduler.plan.view import View
 from callboard.scheduler.records.asks import INTERPRETER, Ask, Slot
+from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.records.states import GROUP_READY, KIND_DYNAMIC, KIND_PRIVATE, KIND_RESERVED, GroupKind
 from callboard.scheduler.state.state import State
@@ -173,13 +174,29 @@ def match(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: 
     return tuple(chosen[i] for i in range(len(slots)))
 
 
+def match_new(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, ask: Ask) -> tuple[int, ...] | None:
+    """The bundles of a group that was planned for an ask, or None if its pool or its nodes are others now."""
+    wanted = node_filter(spec, pool)
+    planned = group.group_kind is new_kind(pool.pg_pool) and len(group.bundles) == ask.count
+    if not planned or not all(wanted.admits(state.nodes[bundle.node_id]) for bundle in group.bundles):
+        return None
+    if not all(takes(state, group, index, slot) for index, slot in enumerate(ask.slots)):
+        return None
+    return tuple(range(ask.count))
+
+
+def may_make(view: View, pool: PoolSpec, kind: GroupKind) -> bool:
+    """Whether a pool may have one more group of a kind."""
+    return kind is not KIND_DYNAMIC or view.dynamic_groups(pool.name) < pool.pg_pool.max_dynamic
+
+
 def takes(state: State, group: GroupRecord, index: int, slot: Slot) -> bool:
     """Whether a bundle of a group can hold a worker."""
     bundle = group.bundles[index]
     if slot.place is not None:
         return books(state, group, index, slot, slot.place)
     admitted = not slot.selector or NodeFilter(slot.selector).admits(state.nodes[bundle.node_id])
-    return admitted and _holds(bundle, slot.resources)
+    return admitted and _holds(state.nodes[bundle.node_id], bundle, slot.resources)
 
 
 def _make(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> list[GroupUse] | None:
@@ -273,8 +290,8 @@ def _held_by_empty_nodes(state: State, spec: JobSpec, pool: PoolSpec, component:
     strategy = component.placement or spec.placement
     left = workers
     labels = (*node_filter(spec, pool).required, *_labels_of(component))
-    for (capacity, devices), places in state.node_kinds.of(labels).items():
-        each = times_while_empty(capacity, devices, component.resources)
+    for (capacity, cards), places in state.node_kinds.of(labels).items():
+        each = times_while_empty(capacity, cards, component.resources)
         if strategy is Strategy.STRICT_PACK:
             left = min(left, workers - each)
         else:
@@ -294,8 +311,7 @@ def _kind_open(view: View, spec: JobSpec, pool: PoolSpec, ask: Ask) -> GroupKind
     """Kind of the new group that a pool may make for an ask, or None. When the question is what could ever fit, a
     reserved group that isn't made yet counts too."""
     kind = new_kind(pool.pg_pool)
-    full = kind is KIND_DYNAMIC and view.dynamic_groups(ask.pool) >= pool.pg_pool.max_dynamic
-    if kind is not None and not full:
+    if kind is not None and may_make(view, pool, kind):
         return kind
     if not view.assumption.empty or ask.count != 1 or not pool.pg_pool.enable:
         return None
@@ -333,14 +349,24 @@ def _size_fits(group: GroupRecord, ask: Ask, pg_pool: PgPoolSpec) -> bool:
     return True
 
 
-def _holds(bundle: BundleRecord, ask: Resources) -> bool:
+def _holds(node: NodeRecord, bundle: BundleRecord, ask: Resources) -> bool:
     """Whether a bundle can hold one worker; a share needs a device of the bundle, whole devices need as many."""
+    devices = bundle.devices if not ask.selects else suiting(node, bundle.devices, ask)
     if not bundle.resources.covers(ask):
         return False
+    held_bytes = on_each(bundle.resources.gpu_memory_bytes, max(1, len(bundle.devices)))
+    if held_bytes < ask.each_gpu_memory_bytes:
+        return False
     if ask.gpu_milli >= MILLI:
-        return sum(1 for share in bundle.devices if share.milli == MILLI) * MILLI >= ask.gpu_milli
-    return ask.gpu_milli == 0 or any(share.milli >= ask.gpu_milli for share in bundle.devices)
+        return sum(1 for share in devices if share.milli == MILLI) * MILLI >= ask.gpu_milli
+    return ask.gpu_milli == 0 or any(share.milli >= ask.gpu_milli for share in devices)
 
 
-def _amounts(resources: Resources) -> tuple[int, int, int]:
-    return (resources.gpu_milli, resources.cpu_milli, resources.memory_bytes)
+def suiting(node: NodeRecord, devices: Iterable[DeviceShare], ask: Resources) -> tuple[DeviceShare, ...]:
+    """Those of a node's devices that an ask is for."""
+    known = node.devices
+    return tuple(share for share in devices if share.index < len(known) and known[share.index].suits(ask))
+
+
+def _amounts(resources: Resources) -> tuple[int, int, int, int]:
+    return (resources.gpu_milli, resources.cpu_milli, resources.memory_bytes, resources.gpu_memory_bytes)

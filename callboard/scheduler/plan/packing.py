@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 from callboard.model.quantities import MILLI, NOTHING, Resources, total
@@ -150,7 +150,11 @@ def times(room: Room, ask: Resources) -> int:
     limits = [room.cpu_milli // ask.cpu_milli] if ask.cpu_milli else []
     if ask.memory_bytes:
         limits.append(room.memory_bytes // ask.memory_bytes)
-    if ask.gpu_milli >= MILLI:
+    if ask.gpu_memory_bytes or ask.selects:
+        free = enumerate(room.device_milli)
+        suiting = [(milli, room.free_bytes(i)) for i, milli in free if not ask.selects or room.suits(i, ask)]
+        limits.append(_times_on(suiting, ask))
+    elif ask.gpu_milli >= MILLI:
         limits.append(room.whole_devices() * MILLI // ask.gpu_milli)
     elif ask.gpu_milli:
         limits.append(sum(free // ask.gpu_milli for free in room.device_milli if free > 0))
@@ -158,13 +162,33 @@ def times(room: Room, ask: Resources) -> int:
     return max(0, min(limits)) if limits else 1 << 30
 
 
-def times_while_empty(capacity: Resources, devices: int, ask: Resources) -> int:
-    """How often one ask fits on a node that nobody uses."""
+def _times_on(free: Iterable[tuple[int, int]], ask: Resources) -> int:
+    """How often the part of an ask that is on GPUs fits on some, of which so much (milli-GPU, bytes) is free."""
+    need, each = min(ask.gpu_milli, MILLI), ask.each_gpu_memory_bytes
+    if not need:
+        return 0
+    parts = sum(
+        max(0, min(milli // need, free_bytes // each if each else milli // need))
+        for milli, free_bytes in free
+        if milli >= need
+    )
+    return parts // max(1, ask.gpu_milli // MILLI)
+
+
+def times_while_empty(capacity: Resources, cards: Sequence[tuple[int, str]], ask: Resources) -> int:
+    """How often one ask fits on a node that nobody uses.
+
+    Args:
+        cards: (bytes of memory, model) of each of its devices.
+    """
+    devices = len(cards)
     limits = (
         [devices * MILLI // ask.gpu_milli if ask.gpu_milli >= MILLI else devices * (MILLI // ask.gpu_milli)]
         if ask.gpu_milli
         else []
     )
+    if ask.gpu_memory_bytes or ask.selects:
+        limits.append(_times_on([(MILLI, size) for size, model in cards if ask.suits(model, size)], ask))
     if ask.cpu_milli:
         limits.append(capacity.cpu_milli // ask.cpu_milli)
     if ask.memory_bytes:
@@ -230,6 +254,13 @@ def may_hold(rooms: Sequence[Room], asks: Sequence[Resources]) -> bool:
     return all(any(room.fits(ask) for room in rooms) for ask in dict.fromkeys(asks))
 
 
+def _devices(room: Room, *, by_card: bool) -> list[object]:
+    """What is free of each device, in an order that forgets which is which; ``by_card``: and what each is."""
+    if not by_card:
+        return [*sorted(room.device_milli)]
+    return [*sorted(room.card(index) for index in range(len(room.node.devices)))]
+
+
 class Exhaustive:
     """Every assignment, in rank order, until one is complete: of equal asks only those in order, of nodes with equal
     room only the first, of a node's devices one for each amount that is free. Gives up after :data:`EXACT_TRIES`."""
@@ -253,6 +284,7 @@ class Exhaustive:
             selector: frozenset(room.node.node_id for room in rooms if wanted.admits(room.node))
             for selector, wanted in filters.items()
         }
+        self._by_card = any(ask.selects or ask.gpu_memory_bytes for ask in asks)
         self._strategy = strategy
         self._tries = EXACT_TRIES
         self._starts: list[int] = []
@@ -273,7 +305,7 @@ class Exhaustive:
             alike = (
                 *emptiness(room),
                 room.memory_bytes,
-                *sorted(room.device_milli),
+                *_devices(room, by_card=self._by_card),
                 *sorted(room.custom_milli.items()),
                 *(room.node.node_id in nodes for nodes in self._admits.values()),
             )
@@ -281,17 +313,17 @@ class Exhaustive:
                 continue
             if not self._apart(room):
                 seen.add(alike)
-            for device in room.devices_for(ask):
+            for devices in room.devices_for(ask, by_card=self._by_card):
                 self._tries -= 1
                 if self._tries < 0:
                     return False
-                self.placed.append((room, room.take(ask, device)))
+                self.placed.append((room, room.take(ask, devices)))
                 self._starts.append(index)
                 if self.place(i + 1):
                     return True
                 self._starts.pop()
-                _, devices = self.placed.pop()
-                room.untake(ask, devices)
+                _, taken = self.placed.pop()
+                room.untake(ask, taken)
         return False
 
     def _may_take(self, room: Room) -> bool:

@@ -16,7 +16,7 @@ from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
 from callboard.scheduler.records.refusals import Reason
 from callboard.scheduler.records.states import NodeState
-from callboard.scheduler.records.wording import bring_back, labelled, missing, unusable
+from callboard.scheduler.records.wording import a_card, bring_back, labelled, missing, unusable
 from callboard.scheduler.state.state import State
 
 
@@ -51,7 +51,10 @@ def books(state: State, group: GroupRecord, index: int, slot: Slot, place: Worke
     bundle = group.bundles[index]
     if bundle.node_id != place.node_id or not bundle.resources.covers(slot.resources):
         return False
-    if not NodeFilter(slot.selector).admits(state.nodes[place.node_id]):
+    node = state.nodes[place.node_id]
+    if not NodeFilter(slot.selector).admits(node):
+        return False
+    if slot.resources.selects and not all(node.devices[index].suits(slot.resources) for index, _ in place.devices):
         return False
     return bundle_at(state.nodes[place.node_id], slot, place) == BundleRecord(
         node_id=bundle.node_id, resources=slot.resources, devices=bundle.devices
@@ -173,6 +176,13 @@ def _lacking(view: View, room: Room, slot: Slot, place: WorkerPlace) -> list[Rea
         if index >= len(node.devices):
             message = f"{who} must have device {index} of {node.node_id}, which has {len(node.devices)}"
             reasons.append(Reason("NO_DEVICE", subject, message, "gpu", index + 1, len(node.devices)))
+        elif not node.devices[index].suits(slot.resources):
+            device = node.devices[index]
+            message = (
+                f"{who} must have device {device.id} of {node.node_id}, {a_card(device.model, device.memory_bytes)}, "
+                f"and asks for a GPU of {slot.resources.card}"
+            )
+            reasons.append(Reason("NO_DEVICE", subject, message, "gpu", milli, 0))
         elif room.device_milli[index] < milli:
             free = max(0, room.device_milli[index])
             users = _used_by(view, node, partial(_has_device, index=index))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from callboard.model.frozen import quick
 from callboard.model.specs import JobSpec
@@ -22,10 +23,10 @@ from callboard.scheduler.plan.candidates import (
 )
 from callboard.scheduler.plan.grouping import GroupUse, choose_groups, ever_fits, together
 from callboard.scheduler.plan.pinned import pin
-from callboard.scheduler.plan.preemption import claims_of, left_ms, policy_for
+from callboard.scheduler.plan.preemption import Claims, claims_of, left_ms, policy_for
 from callboard.scheduler.plan.rooms import NodeFilter, Rooms
 from callboard.scheduler.plan.victims import Choice, worker_by_worker
-from callboard.scheduler.plan.view import Assumption, Room, View
+from callboard.scheduler.plan.view import Assumption, Room, View, assuming
 from callboard.scheduler.records.asks import Ask
 from callboard.scheduler.records.states import JOB_RUNNING, JOB_STARTING, Rule
 from callboard.scheduler.state.shapes import MAX_SHAPES
@@ -134,6 +135,20 @@ class _Search:
         self._spec = spec
         self._asks: Sequence[Ask] = state.shapes.of(spec).asks
         self._no_room: bool | None = None
+        self._overtakes: frozenset[str] | None = None
+
+    @cached_property
+    def _claims(self) -> Claims:
+        """What quota gives the job."""
+        return claims_of(self._state, self._spec, self._uid)
+
+    def _overtakable(self, now_ms: int) -> frozenset[str]:
+        """Whose nomination the job may take; one search asks as of one time."""
+        if self._overtakes is None:
+            nominated = self._state.nominated
+            found = overtakable(self._state, self._spec, self._uid, now_ms, self._claims) if nominated else ()
+            self._overtakes = frozenset(found)
+        return self._overtakes
 
     def without_victims(self, now_ms: int) -> Plan | None:
         """A plan that evicts nobody."""
@@ -150,7 +165,7 @@ class _Search:
         later = Assumption(subject=self._uid, future=True)
         if self._state.leaving or now.passed:
             yield later
-        overtakes = frozenset(overtakable(self._state, self._spec, self._uid, now_ms))
+        overtakes = self._overtakable(now_ms)
         if overtakes:
             yield replace(now, overtaken=overtakes)
             yield replace(later, overtaken=overtakes)
@@ -182,10 +197,9 @@ class _Search:
         base = Assumption(
             subject=self._uid,
             future=True,
-            overtaken=frozenset(overtakable(state, self._spec, self._uid, now_ms)),
+            overtaken=self._overtakable(now_ms),
         )
-        claims = claims_of(state, self._spec, self._uid)
-        level = lowest_level(state, self._spec, self._uid, now_ms, claims)
+        level = lowest_level(state, self._spec, self._uid, now_ms, self._claims)
         if level.complete and not level.few:
             return Blocked()
         for unit in level.few:
@@ -193,7 +207,7 @@ class _Search:
             alone = self._evicting(base, [unit]) if level.is_least(unit) else None
             if alone is not None:
                 return alone
-        found, retry_ms = candidates(state, self._spec, self._uid, now_ms, claims)
+        found, retry_ms = candidates(state, self._spec, self._uid, now_ms, self._claims)
         if not found:
             return Blocked(retry_ms)
         chosen = self._choose(base, found, max_victims)
@@ -256,11 +270,11 @@ class _Search:
         spec = self._spec
         units: list[Candidate] = []
         if not spec.never_preempts:
-            units, _ = candidates(self._state, spec, self._uid, now_ms, claims_of(self._state, spec, self._uid))
+            units, _ = candidates(self._state, spec, self._uid, now_ms, self._claims)
         base = Assumption(
             subject=self._uid,
             future=True,
-            overtaken=frozenset(overtakable(self._state, spec, self._uid, now_ms)),
+            overtaken=self._overtakable(now_ms),
         )
         assumption = without(base, units)
         return replace(assumption, trimmed=frozenset(View(self._state, assumption).trimmable()))
@@ -340,7 +354,7 @@ class _Search:
         if uses is not None:
             return assumption, uses
         idle = view.trimmable()
-        return self._try_exactly(replace(assumption, trimmed=frozenset(idle))) if idle else None
+        return self._try_exactly(assuming(assumption, {"trimmed": frozenset(idle)})) if idle else None
 
     def _try_exactly(self, assumption: Assumption) -> tuple[Assumption, tuple[GroupUse, ...]] | None:
         uses = choose_groups(self._state, View(self._state, assumption), self._spec, self._asks)

@@ -132,7 +132,7 @@ def _by_gap(policy: PreemptionPolicy, spec: JobSpec, preemptor: JobSpec, *, outs
     """The verdict that the gap of priorities gives, by label rule, within a pool or across pools."""
     gap = preemptor.priority_milli - spec.priority_milli
     label = label_rule(policy, preemptor, spec)
-    label_threshold = policy.aggressiveness.label_threshold_milli
+    label_threshold = policy.aggressiveness.label_threshold_milli if label else 0
     if label and gap >= label_threshold:
         return Verdict(Rule.LABEL, f"{label} and {_gap(gap)} ≥ {_milli(label_threshold)}")
     threshold = policy.cross_pool_threshold_milli if outside else policy.aggressiveness.same_pool_threshold_milli
@@ -175,7 +175,9 @@ def guarded(
     if victim.uid == preemptor_uid:
         return _no("OWN_JOB", "a job never preempts itself")
     if yielded_before(state, preemptor_uid, victim.uid):
-        return _no("YIELDED_BEFORE", f"{preemptor.name} yielded to {victim.name}, or to one that did")
+        return _no(
+            "YIELDED_BEFORE", f"{preemptor.name} gave way to {victim.name} before, directly or through another job"
+        )
     if not spec.preemptible:
         return _no("NOT_PREEMPTIBLE", f"{victim.name} is not preemptible")
     own = policy_for(state, spec.pool)
@@ -246,6 +248,8 @@ def is_protected(state: State, policy: PreemptionPolicy, pool: str) -> bool:
 
 def pools_of(spec: JobSpec) -> tuple[str, ...]:
     """Every pool that a job is charged to."""
+    if len(spec.components) == 1:
+        return (spec.pool_of(spec.components[0]),)
     return tuple(dict.fromkeys(spec.pool_of(component) for component in spec.components))
 
 

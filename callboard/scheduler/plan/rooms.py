@@ -187,4 +187,5 @@ def could_return(node: NodeRecord) -> bool:
 
 
 def emptiness(room: Room) -> tuple[int, int]:
-    return (sum(room.device_milli), room.cpu_milli)
+    free = room.device_milli if not room.node.closed else [max(0, milli) for milli in room.device_milli]
+    return (sum(free), room.cpu_milli)

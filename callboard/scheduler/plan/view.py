@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import sub
 
-from callboard.model.frozen import quick
-from callboard.model.quantities import MILLI, NOTHING, Resources, total
+from callboard.model.frozen import evolver, quick
+from callboard.model.quantities import MILLI, NOTHING, Resources, on_each, total
+from callboard.scheduler.plan.nearness import nearest
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import BundleRecord, GroupRecord
@@ -34,7 +36,7 @@ LEAVING = (JOB_STOPPING, JOB_PREEMPTING)
 class Room:
     """What is free on one node in a view; :meth:`take` uses it up while a plan is made."""
 
-    __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes", "node")
+    __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes", "near", "node", "taken_bytes")
 
     def __init__(self, node: NodeRecord, *sums: Amounts) -> None:
         """Capacity less the given sums: what is booked, and what is claimed where claims count."""
@@ -44,6 +46,13 @@ class Room:
         self.memory_bytes = capacity.memory_bytes
         self.custom_milli = dict(capacity.custom_milli)
         self.device_milli = [MILLI] * len(node.devices)
+        self.taken_bytes: dict[int, int] = {}
+        self.near: Sequence[int] = ()
+        """Devices in the order in which whole ones are taken; empty: by index."""
+        for index, _ in node.closed if sums else ():
+            if index < len(self.device_milli):
+                # Not cut off at zero: whoever gives a device back doesn't open it.
+                self.device_milli[index] -= MILLI
         for amounts in sums:
             if not amounts.parts:
                 continue
@@ -53,6 +62,23 @@ class Room:
                 self.custom_milli[name] = self.custom_milli.get(name, 0) - milli
             # A node that came back with fewer devices has sums of more than it has now.
             self.device_milli = list(map(sub, self.device_milli, amounts.device_milli))
+            for index, taken in amounts.device_bytes.items():
+                self.taken_bytes[index] = self.taken_bytes.get(index, 0) + taken
+
+    def prefer_near(self, asks: Collection[Resources]) -> None:
+        """From now on, whole devices are taken so that those of these workers are connected with each other, as far as
+        it is known what is. Which of them is taken decides nothing else, or it is left alone."""
+        devices = self.node.devices
+        self.near = ()
+        if len(devices) < 3 or not devices[0].distances:
+            return
+        whole = sum(ask.gpu_milli // MILLI for ask in asks)
+        if whole and (not any(ask.gpu_memory_bytes or ask.selects for ask in asks) or len(set(asks)) == 1):
+            first = next(iter(asks))
+            free = [i for i in self.holding(first) if self.device_milli[i] >= MILLI and i < len(devices)]
+            self.near = near = nearest(devices, free, whole)
+            if all(ask.gpu_milli <= MILLI for ask in asks):
+                self.near = [*sorted(near[:whole]), *near[whole:]]  # so that ranks follow devices
 
     def give_back(self, bundle: BundleRecord) -> None:
         """Counts a bundle as free."""
@@ -67,6 +93,12 @@ class Room:
         if any(self.device_milli[share.index] < share.milli for share in bundle.devices):
             return False
         ask = bundle.resources
+        if ask.selects and not all(self.suits(share.index, ask) for share in bundle.devices):
+            return False
+        if ask.gpu_memory_bytes and bundle.devices:
+            each = on_each(ask.gpu_memory_bytes, len(bundle.devices))
+            if any(self.free_bytes(share.index) < each for share in bundle.devices):
+                return False
         return (
             ask.cpu_milli <= max(0, self.cpu_milli)
             and ask.memory_bytes <= max(0, self.memory_bytes)
@@ -83,6 +115,8 @@ class Room:
             if milli > self.custom_milli.get(name, 0):
                 return False
         gpu_milli = ask.gpu_milli
+        if ask.gpu_memory_bytes or ask.gpu_model or ask.gpu_memory_min_bytes:
+            return gpu_milli > 0 and len(self.holding(ask)) * MILLI >= gpu_milli
         if gpu_milli == MILLI:
             return max(self.device_milli, default=0) >= MILLI
         if gpu_milli > MILLI:
@@ -93,33 +127,80 @@ class Room:
         """Devices nobody has a share of."""
         return len([free for free in self.device_milli if free >= MILLI])
 
-    def devices_for(self, ask: Resources) -> list[int]:
-        """Devices that a share could be taken from, the fullest first, one for each amount that is free; for other
-        asks there is nothing to choose, which -1 stands for."""
-        if not 0 < ask.gpu_milli < MILLI:
-            return [-1]
-        by_free: dict[int, int] = {}
-        for index, free in enumerate(self.device_milli):
-            if free >= ask.gpu_milli:
-                by_free.setdefault(free, index)
-        return [index for _, index in sorted(by_free.items())]
+    def free_bytes(self, index: int) -> int:
+        """Memory of a device that nobody was promised; 0 where its node doesn't tell how much it has."""
+        if not self.node.capacity.gpu_memory_bytes or index >= len(self.node.devices):
+            return 0
+        return self.node.devices[index].memory_bytes - self.taken_bytes.get(index, 0)
 
-    def take(self, ask: Resources, device: int = -1) -> tuple[DeviceShare, ...]:
-        """Uses room for one worker that :meth:`fits` and names its devices: the lowest whole ones, or for a share
-        the fullest device that still has it, so that whole devices stay whole.
+    def suits(self, index: int, ask: Resources) -> bool:
+        """Whether a device is one of those that an ask is for. A node may owe shares of some that it has no more."""
+        devices = self.node.devices
+        return index < len(devices) and devices[index].suits(ask)
+
+    def holding(self, ask: Resources) -> list[int]:
+        """Devices each of which could hold the part of a worker that lies on one."""
+        need, each = min(ask.gpu_milli, MILLI), ask.each_gpu_memory_bytes
+        found = [i for i, free in enumerate(self.device_milli) if free >= need]
+        if each:
+            found = [i for i in found if self.free_bytes(i) >= each]
+        return [i for i in found if self.suits(i, ask)] if ask.selects else found
+
+    def card(self, index: int) -> tuple[int, int, int, str]:
+        """What tells one device from another: what is free of it and its memory, and what it is."""
+        device = self.node.devices[index]
+        return (self.device_milli[index], self.free_bytes(index), device.memory_bytes, device.model)
+
+    def devices_for(self, ask: Resources, *, by_card: bool) -> list[tuple[int, ...] | None]:
+        """Devices that an ask could be given, the fullest first, of those that are alike one choice for all; None:
+        there is nothing to choose.
 
         Args:
-            device: the device to take a share from; -1: the one described.
+            by_card: some worker that is placed with it can't have all devices, so it matters which this one takes.
+        """
+        if not ask.gpu_milli or (ask.gpu_milli >= MILLI and not by_card):
+            return [None]
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for index in self.holding(ask):
+            if index < len(self.node.devices):
+                kind = self.card(index) if by_card else (self.device_milli[index],)
+                alike.setdefault(kind, []).append(index)
+        kinds = [members for _, members in sorted(alike.items())]
+        if ask.gpu_milli <= MILLI:
+            return [(members[0],) for members in kinds]
+        return list(islice(_choices(kinds, ask.gpu_milli // MILLI), MAX_CHOICES))
+
+    def take(self, ask: Resources, devices: tuple[int, ...] | None = None) -> tuple[DeviceShare, ...]:
+        """Uses room for one worker that :meth:`fits` and names its devices: the lowest whole ones, or for a share
+        the fullest device that still has it, so that whole devices stay whole. Who asks for memory gets the devices
+        with the least of it that is enough.
+
+        Args:
+            devices: those to take it from; None: the ones described.
         """
         shares: list[tuple[int, int]] = []
-        if ask.gpu_milli >= MILLI:
+        if devices is not None:
+            shares = [(index, min(ask.gpu_milli, MILLI)) for index in devices]
+        elif ask.gpu_memory_bytes or ask.gpu_model or ask.gpu_memory_min_bytes:
+            by_memory = bool(ask.gpu_memory_bytes)
+            fitting = self._nearest_first(self.holding(ask)) if self.near else self.holding(ask)
+            fitting.sort(key=lambda i: (self.device_milli[i], by_memory and self.free_bytes(i)))
+            chosen = sorted(fitting[: max(1, ask.gpu_milli // MILLI)])
+            shares = [(index, min(ask.gpu_milli, MILLI)) for index in chosen]
+        elif ask.gpu_milli >= MILLI:
             whole = [index for index, free in enumerate(self.device_milli) if free >= MILLI]
+            if self.near:
+                whole = sorted(self._nearest_first(whole)[: ask.gpu_milli // MILLI])
             shares = [(index, MILLI) for index in whole[: ask.gpu_milli // MILLI]]
         elif ask.gpu_milli > 0:
-            fitting = [(free, index) for index, free in enumerate(self.device_milli) if free >= ask.gpu_milli]
-            shares = [(device if device >= 0 else min(fitting)[1], ask.gpu_milli)]
+            having = [(free, index) for index, free in enumerate(self.device_milli) if free >= ask.gpu_milli]
+            shares = [(min(having)[1], ask.gpu_milli)]
         self._move(ask, shares, -1)
         return tuple(DeviceShare(index, self.node.devices[index].id, milli) for index, milli in shares)
+
+    def _nearest_first(self, devices: list[int]) -> list[int]:
+        order = {index: place for place, index in enumerate(self.near)}
+        return sorted(devices, key=lambda index: (order.get(index, len(order)), index))
 
     def untake(self, ask: Resources, devices: Iterable[DeviceShare]) -> None:
         """The inverse of :meth:`take`."""
@@ -131,17 +212,42 @@ class Room:
             cpu_milli=self.cpu_milli,
             gpu_milli=sum(max(0, free) for free in self.device_milli),
             memory_bytes=self.memory_bytes,
+            gpu_memory_bytes=sum(
+                max(0, self.free_bytes(index)) for index, free in enumerate(self.device_milli) if free > 0
+            )
+            if self.node.capacity.gpu_memory_bytes
+            else 0,
             custom=self.custom_milli,
         )
 
-    def _move(self, resources: Resources, shares: Iterable[tuple[int, int]], sign: int) -> None:
+    def _move(self, resources: Resources, shares: Collection[tuple[int, int]], sign: int) -> None:
         self.cpu_milli += sign * resources.cpu_milli
         self.memory_bytes += sign * resources.memory_bytes
         for name, milli in resources.custom_milli:
             self.custom_milli[name] = self.custom_milli.get(name, 0) + sign * milli
+        if resources.gpu_memory_bytes and shares:
+            each = sign * on_each(resources.gpu_memory_bytes, len(shares))
+            for index, _ in shares:
+                taken = self.taken_bytes.pop(index, 0) - each
+                if taken:
+                    self.taken_bytes[index] = taken
         for index, milli in shares:
             if index < len(self.device_milli):
                 self.device_milli[index] += sign * milli
+
+
+MAX_CHOICES = 64
+"""Most choices of several devices for one worker that a search tries."""
+
+
+def _choices(kinds: Sequence[Sequence[int]], count: int) -> Iterator[tuple[int, ...]]:
+    """Every way to take so many devices, of those that are alike the first ones; as many as can be of the first."""
+    if not kinds:
+        yield from [()] if not count else []
+        return
+    for here in range(min(count, len(kinds[0])), -1, -1):
+        for rest in _choices(kinds[1:], count - here):
+            yield tuple(sorted((*kinds[0][:here], *rest)))
 
 
 @quick
@@ -177,6 +283,10 @@ class Assumption:
         return self.future or bool(self.released) or bool(self.shed) or bool(self.trimmed)
 
 
+assuming = evolver(Assumption)
+"""Takes some more or less for granted."""
+
+
 class View:
     """The state under an assumption."""
 
@@ -188,7 +298,14 @@ class View:
             leaving = {uid for job_state in LEAVING for uid in state.jobs_by_state[job_state]}
             self._gone = assumption.released | leaving
         self._ignored = {*assumption.overtaken, *assumption.passed, assumption.subject}
-        self._returns = self._returned_bundles()
+        self._back: dict[str, list[BundleRecord]] | None = None
+
+    @property
+    def _returns(self) -> dict[str, list[BundleRecord]]:
+        """Found when it is asked for first: who asks about quota alone never does."""
+        if self._back is None:
+            self._back = self._returned_bundles()
+        return self._back
 
     def room(self, node: NodeRecord) -> Room:
         """What is free on a node."""
@@ -219,8 +336,10 @@ class View:
     def open_to_subject(self, group: GroupRecord) -> bool:
         """Whether the subject may use a placement group once what is assumed has happened."""
         closed = self.assumption.closed
-        nodes = (self.state.nodes[bundle.node_id] for bundle in group.bundles)
-        return self.unused(group) and all(node.usable and node.node_id not in closed for node in nodes)
+        nodes = self.state.nodes
+        return self.unused(group) and all(
+            bundle.node_id not in closed and nodes[bundle.node_id].takes(bundle.devices) for bundle in group.bundles
+        )
 
     def unused(self, group: GroupRecord) -> bool:
         """Whether nobody holds a group, nor has it promised, once what is assumed has happened."""

@@ -24,6 +24,7 @@ class StartWorker:
         strict: no copy of it may outlive its lease (R5).
         node_group: node group of the node.
         master_address: of the node of rank 0: in Ray, else where its agent's stream comes from, else its name.
+        preload: modules that its process may have imported already, by its pool.
     """
 
     command_id: str
@@ -43,6 +44,7 @@ class StartWorker:
     master_port: int
     start_timeout_ms: int
     checkpoint: CheckpointRecord | None = None
+    preload: tuple[str, ...] = ()
 
 
 @quick

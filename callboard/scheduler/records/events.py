@@ -173,7 +173,7 @@ class NodeJoined(Event):
     Attributes:
         rank: rank asked for; -1: the lowest free one.
         previous_alive: the session layer still has a living stream of this node id.
-        hello_number, hello_clock_ms, address: as in :class:`NodeRecord`.
+        hello_number, hello_clock_ms, address, closed: as in :class:`NodeRecord`.
     """
 
     node_id: str
@@ -200,6 +200,7 @@ class NodeJoined(Event):
     hello_number: int = 0
     hello_clock_ms: int = 0
     address: str = ""
+    closed: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,22 @@ class NodeRayChanged(Event):
     epoch: int
     ray: RayInfo | None
     fault: RayFault | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObserved(Event):
+    """An agent reports which of its devices take no new work, or what its spares don't import; None: as before.
+
+    Attributes:
+        closed, refused_preloads: as in :class:`NodeRecord`.
+        warnings: (index, what) of devices about which something is unusual.
+    """
+
+    node_id: str
+    epoch: int
+    closed: tuple[tuple[int, str], ...] | None = None
+    warnings: tuple[tuple[int, str], ...] = ()
+    refused_preloads: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +274,11 @@ class NodeLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCordoned(Event):
-    """Somebody cordons a node, or takes the cordon back."""
+    """Somebody cordons a node, or takes the cordon back; ``devices``: opens these of its devices, by index."""
 
     node_id: str
     cordoned: bool
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +328,16 @@ class WorkerStarted(WorkerEvent):
     visible_devices: str = ""
     warm: bool = False
     cold_reason: str = ""
+    preloaded: bool = False
+    preload_missed: str = ""
     can_checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerProgressed(WorkerEvent):
+    """A worker's start takes long. ``message``: what its node is at, as the end of a sentence."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

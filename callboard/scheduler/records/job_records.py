@@ -9,7 +9,7 @@ All times are the controller's wall clock in milliseconds since 1970, clamped ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args
 
@@ -220,6 +220,8 @@ class WorkerRecord:
     visible_devices: str = ""
     warm: bool = False
     cold_reason: str = ""
+    preloaded: bool = False
+    preload_missed: str = ""
     ready_ms: int = 0
     finished: bool = False
     master_port: int = 0
@@ -310,6 +312,8 @@ class MetaRecord:
         look_on: where in the queue to go on, for one event may not look at all that waits: (1 where a borrower stands
             behind all owners, queue key); None: the queue was gone through.
         look_most: most plans that an event may make before it leaves the rest for the next; 0: as few as usual.
+        starting: (placement group, generation) of what is there whose workers are still to be asked for, from which
+            generation on: one event may not ask for all of a large gang.
     """
 
     kind: ClassVar[str] = "meta"
@@ -329,10 +333,12 @@ class MetaRecord:
     preemption_outcomes: tuple[tuple[str, int], ...] = ()
     warm_starts: int = 0
     cold_starts: int = 0
+    preloaded_starts: int = 0
     unsettled: bool = False
     overlooked: bool = False
     look_on: tuple[int, int, int, int, str] | None = None
     look_most: int = 0
+    starting: tuple[tuple[str, int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -397,7 +403,13 @@ class EventRecord:
 
 _Evolving = TypeVar("_Evolving", bound=Record)
 
-_EVOLVERS: Mapping[type, Callable[[Any, dict[str, Any]], Any]] = {cls: evolver(cls) for cls in RECORD_TYPES}
+
+class _Evolvers(dict[type, Callable[[Any, dict[str, Any]], Any]]):
+    def __missing__(self, cls: type) -> Callable[[Any, dict[str, Any]], Any]:
+        return self[cls.__bases__[0]]  # of a record that sleeps
+
+
+_EVOLVERS = _Evolvers({cls: evolver(cls) for cls in RECORD_TYPES})
 
 
 def evolve(record: _Evolving, **changes: Any) -> _Evolving:

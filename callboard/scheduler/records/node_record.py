@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,12 @@ from callboard.scheduler.records.states import NODE_READY, NodeState
 @quick
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One accelerator as its node's inventory gives it; its position in the inventory is its index."""
+    """One accelerator as its node's inventory gives it; its position in the inventory is its index.
+
+    Attributes:
+        distances: of the node's devices from this one, by index, as ``callboard.v1.DeviceDistance`` numbers them: the
+            smaller the nearer, 0 unknown; empty: nobody told.
+    """
 
     id: str
     uuid: str = ""
@@ -23,6 +29,11 @@ class DeviceInfo:
     model: str = ""
     memory_bytes: int = 0
     numa_node: int = -1
+    distances: tuple[int, ...] = ()
+
+    def suits(self, ask: Resources) -> bool:
+        """Whether it is one of the GPUs that an ask is for."""
+        return ask.suits(self.model, self.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,10 @@ class NodeRecord:
         ray_fault: what keeps it out of Ray, by its agent.
         address: address that its agent's stream comes from; empty: it has none.
         hardware: what the node declares beside its devices, in the order of its ranks.
+        closed: (index, why) of the devices that take no new work, sorted.
+        opened: (index, why) of those that an operator lets take work all the same, for as long as nothing else is said
+            of them.
+        refused_preloads: (modules, why) of what its spares do not import.
     """
 
     kind: ClassVar[str] = "node"
@@ -104,12 +119,22 @@ class NodeRecord:
     hello_number: int = 0
     hello_clock_ms: int = 0
     address: str = ""
+    closed: tuple[tuple[int, str], ...] = ()
+    refused_preloads: tuple[tuple[str, str], ...] = ()
+    opened: tuple[tuple[int, str], ...] = ()
     revision: int = 0
 
     @property
     def key(self) -> str:
         """Key of the record."""
         return self.node_id
+
+    def takes(self, devices: Iterable[DeviceShare]) -> bool:
+        """Whether new work may be placed here, on these devices."""
+        if not self.closed:
+            return self.usable
+        closed = {index for index, _ in self.closed}
+        return self.usable and not any(share.index in closed for share in devices)
 
     @property
     def usable(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from callboard.model.quantities import MILLI, format_amount
+from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI, format_amount
 from callboard.model.specs import Labels
 from callboard.scheduler.records.asks import INTERPRETER
 from callboard.scheduler.records.node_record import NodeRecord
@@ -35,6 +35,12 @@ def workers(resource: str, amounts: Sequence[int]) -> str:
     least, most = format_amount(resource, min(asking)), format_amount(resource, max(asking))
     each = least if least == most else f"{least} to {most}"
     return f"{len(asking)} workers of {each} {shown(resource)} each"
+
+
+def a_card(model: str, memory_bytes: int) -> str:
+    """What a GPU is: "NVIDIA H200 with 141GiB"."""
+    size = f" with {format_amount('gpu_memory', memory_bytes)}" if 0 < memory_bytes < MAX_MEMORY_BYTES else ""
+    return f"{model or 'a GPU of an unknown model'}{size}"
 
 
 def change(resource: str, amount: int) -> str:

@@ -92,14 +92,15 @@ class FreeIndex:
 def _key(book: NodeBook) -> Key:
     booked, claimed, node = book.booked, book.claimed, book.node
     devices = len(node.devices)
-    if not claimed.parts and len(booked.device_milli) == devices:
+    if not claimed.parts and len(booked.device_milli) == devices and not node.closed:
         # The rule: nothing is claimed, and what is booked is never more than the device (I1).
         gpu_milli = MILLI * devices - sum(booked.device_milli)
     else:
         gpu_milli = 0
-        for _, taken, promised in zip(node.devices, booked.device_milli, claimed.device_milli, strict=False):
+        closed = {index for index, _ in node.closed}
+        for index, (taken, promised) in enumerate(zip(booked.device_milli, claimed.device_milli, strict=False)):
             free = MILLI - taken - promised
-            if free > 0:
+            if free > 0 and index < devices and index not in closed:
                 gpu_milli += free
     cpu_milli = node.capacity.cpu_milli - booked.cpu_milli - claimed.cpu_milli
     return (gpu_milli, max(0, cpu_milli), node.rank, node.node_id)

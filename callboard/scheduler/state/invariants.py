@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from callboard.model.quantities import MILLI, NOTHING, Resources
+from callboard.model.quantities import MILLI, NOTHING, Resources, on_each
 from callboard.scheduler.records.job_records import WorkerRecord
+from callboard.scheduler.records.pool_records import GroupRecord
 from callboard.scheduler.records.states import BOOKED, ENDED, HOLDING, LIVE, GroupState, JobState, WorkerState
 from callboard.scheduler.state.state import State
 
@@ -41,10 +42,25 @@ def _device_shares(state: State) -> None:
     for (node_id, index), milli in booked.items():
         if milli > MILLI:
             _fail("I1", f"device {index} of {node_id} is booked {milli} milli")
+    booked_groups = [group for group in state.groups.values() if group.state in BOOKED]
+    _device_memory(state, "I1", booked_groups)
     worn: Counter[tuple[str, int, int]] = Counter()
     for worker in state.workers.values():
         if worker.state in HOLDING:
             _inside_its_bundle(state, worker, worn)
+
+
+def _device_memory(state: State, invariant: str, groups: Iterable[GroupRecord]) -> None:
+    """No more of a device's memory is promised than there is."""
+    promised: Counter[tuple[str, int]] = Counter()
+    for bundle in (bundle for group in groups for bundle in group.bundles):
+        if bundle.resources.gpu_memory_bytes:
+            for share in bundle.devices:
+                promised[bundle.node_id, share.index] += on_each(bundle.resources.gpu_memory_bytes, len(bundle.devices))
+    for (node_id, index), amount in promised.items():
+        devices = state.nodes[node_id].devices
+        if index < len(devices) and amount > devices[index].memory_bytes:
+            _fail(invariant, f"{amount} bytes of device {index} of {node_id} are promised, which has less")
 
 
 def _inside_its_bundle(state: State, worker: WorkerRecord, worn: Counter[tuple[str, int, int]]) -> None:
@@ -59,6 +75,10 @@ def _inside_its_bundle(state: State, worker: WorkerRecord, worn: Counter[tuple[s
         worn[place] += share.milli
         if worn[place] > have.get(share.index, 0):
             _fail("I1", f"worker g{worker.generation} has device {share.index} beyond its bundle")
+    known = state.nodes[worker.node_id].devices
+    for index in (share.index for share in worker.devices if worker.resources.selects):
+        if index < len(known) and not known[index].suits(worker.resources):
+            _fail("I1", f"worker g{worker.generation} has device {index} and asks for {worker.resources.card}")
     if not bundle.resources.covers(worker.resources) or bundle.node_id != worker.node_id:
         _fail("I1", f"worker g{worker.generation} does not fit bundle {worker.bundle_index} of {worker.group_id}")
 
@@ -125,6 +145,8 @@ def _nominations(state: State) -> None:
         for bundle in state.groups[group_id].bundles:
             for share in bundle.devices:
                 claims[bundle.node_id, share.index] += share.milli
+    nominated = [state.groups[group_id] for group_id in state.group_index.by_state[GroupState.NOMINATED]]
+    _device_memory(state, "I7", nominated)
     for (node_id, index), milli in claims.items():
         if milli > MILLI:
             _fail("I7", f"device {index} of {node_id} is nominated {milli} milli")

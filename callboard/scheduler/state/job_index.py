@@ -36,7 +36,7 @@ class JobIndex:
             specs: the spec of every job, by uid.
         """
         self._specs = specs
-        self.shapes = Shapes()
+        self.shapes = Shapes(specs)
         self.by_state: dict[JobState, InOrder[str, int]] = {state: InOrder() for state in JobState}
         self.queue: list[QueueKey] = []
         self.waiting: dict[Shape, list[QueueKey]] = {}
@@ -54,7 +54,7 @@ class JobIndex:
         if old is None or new is None or old.state is not new.state:
             self._follow_state(old, new)
         elif old.checkpoint_ms != new.checkpoint_ms:
-            self.holders.update(new, new.uid, self.shapes[new.uid])
+            self.holders.update(new, new.uid, self.shapes)
         if new is not None and new.nominated:
             self.nominated.put(new.uid, new.order)
         elif old is not None and old.nominated:
@@ -64,7 +64,7 @@ class JobIndex:
         """Follows the spec of a job: of one that is new, or of one that waits and got its places."""
         if job is not None and job.state is JOB_PENDING:
             self._unqueue(job)
-        self.shapes.put(record.uid, record.spec)
+        self.shapes.drop(record.uid)
         if job is not None and job.state is JOB_PENDING:
             self._queue(job)
 
@@ -80,7 +80,7 @@ class JobIndex:
 
     def _follow_state(self, old: JobRecord | None, new: JobRecord | None) -> None:
         uid = (new or cast("JobRecord", old)).uid
-        self.holders.update(new, uid, self.shapes.get(uid))
+        self.holders.update(new, uid, self.shapes)
         if old is not None:
             del self.by_state[old.state][uid]
             if old.state is JOB_PENDING:

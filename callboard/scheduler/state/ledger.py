@@ -6,10 +6,10 @@ Nothing here is a truth of its own: every figure is a sum over placement groups 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from callboard.model.quantities import MILLI, NOTHING, Resources
+from callboard.model.quantities import MILLI, NOTHING, Resources, on_each
 from callboard.scheduler.records.job_records import WorkerRecord
 from callboard.scheduler.records.node_record import DeviceShare, NodeRecord
 from callboard.scheduler.records.pool_records import GroupRecord
@@ -21,9 +21,10 @@ class Amounts:
 
     Attributes:
         parts: how many amounts it is the sum of; most nodes have no claims at all.
+        device_bytes: memory of devices that was asked for, by index; those of which none was are not in it.
     """
 
-    __slots__ = ("cpu_milli", "custom_milli", "device_milli", "memory_bytes", "parts")
+    __slots__ = ("cpu_milli", "custom_milli", "device_bytes", "device_milli", "memory_bytes", "parts")
 
     def __init__(self, devices: int) -> None:
         self.parts = 0
@@ -31,8 +32,9 @@ class Amounts:
         self.memory_bytes = 0
         self.custom_milli: dict[str, int] = {}
         self.device_milli = [0] * devices
+        self.device_bytes: dict[int, int] = {}
 
-    def add(self, resources: Resources, devices: Iterable[DeviceShare], sign: int) -> None:
+    def add(self, resources: Resources, devices: Collection[DeviceShare], sign: int) -> None:
         """Adds (sign 1) or takes away (sign -1) resources and shares of devices."""
         self.parts += sign
         self.cpu_milli += sign * resources.cpu_milli
@@ -41,6 +43,12 @@ class Amounts:
             amount = self.custom_milli.pop(name, 0) + sign * milli
             if amount:  # what is used up leaves no trace: sums follow from records, not from how they came about
                 self.custom_milli[name] = amount
+        if resources.gpu_memory_bytes and devices:
+            each = sign * on_each(resources.gpu_memory_bytes, len(devices))
+            for share in devices:
+                taken = self.device_bytes.pop(share.index, 0) + each
+                if taken:
+                    self.device_bytes[share.index] = taken
         for share in devices:
             index = share.index
             if index >= len(self.device_milli):
@@ -54,17 +62,19 @@ class Amounts:
             cpu_milli=self.cpu_milli,
             gpu_milli=sum(self.device_milli),
             memory_bytes=self.memory_bytes,
+            gpu_memory_bytes=sum(self.device_bytes.values()),
             custom=self.custom_milli,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What one device is used for, in milli-GPU."""
+    """What one device is used for, in milli-GPU; and how many bytes of its memory were asked for."""
 
     used_milli: int
     held_milli: int
     quarantined_milli: int
+    promised_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +96,14 @@ class NodeBook:
         claimed: bundles of groups planned on room that is still to come (I7).
         used: what live workers hold; a part of ``booked``.
         quarantined: what unproved workers hold; a part of ``booked``.
+        changes: how often the sums changed, for those who keep what they made of them. Nothing is decided by it.
     """
 
-    __slots__ = ("booked", "claimed", "node", "quarantined", "used")
+    __slots__ = ("booked", "changes", "claimed", "node", "quarantined", "used")
 
     def __init__(self, node: NodeRecord) -> None:
         self.node = node
+        self.changes = 0
         self.booked = Amounts(len(node.devices))
         self.claimed = Amounts(len(node.devices))
         self.used = Amounts(len(node.devices))
@@ -106,23 +118,44 @@ class NodeBook:
             max(0, MILLI - self.booked.device_milli[i] - self.claimed.device_milli[i])
             for i in range(len(self.node.devices))
         ]
+        # A closed device is as one that nobody could prove free.
+        closed = {index: free_devices[index] for index, _ in self.node.closed if index < len(free_devices)}
+        free_bytes = [self._free_bytes(i) if free_devices[i] else 0 for i in range(len(free_devices))]
+        quarantined += Resources.of(
+            gpu_milli=sum(closed.values()), gpu_memory_bytes=sum(free_bytes[index] for index in closed)
+        )
+        for index in closed:
+            free_devices[index] = free_bytes[index] = 0
         free = (capacity - booked - claimed).clamped()
         # A claim may overlap what its victim still holds, so free GPU is counted device by device.
         free = Resources.of(
             cpu_milli=free.cpu_milli,
             gpu_milli=sum(free_devices),
             memory_bytes=free.memory_bytes,
+            gpu_memory_bytes=sum(free_bytes),
             custom=dict(free.custom_milli),
         )
         devices = tuple(
             DeviceUse(
                 self.used.device_milli[i],
-                MILLI - free_devices[i] - self.used.device_milli[i] - self.quarantined.device_milli[i],
-                self.quarantined.device_milli[i],
+                MILLI
+                - free_devices[i]
+                - self.used.device_milli[i]
+                - self.quarantined.device_milli[i]
+                - closed.get(i, 0),
+                self.quarantined.device_milli[i] + closed.get(i, 0),
+                self.booked.device_bytes.get(i, 0) + self.claimed.device_bytes.get(i, 0),
             )
             for i in range(len(self.node.devices))
         )
         return NodeUse(used, capacity - used - quarantined - free, free, quarantined, devices)
+
+    def _free_bytes(self, index: int) -> int:
+        """Memory of a device that nobody was promised."""
+        if not self.node.capacity.gpu_memory_bytes:
+            return 0
+        taken = self.booked.device_bytes.get(index, 0) + self.claimed.device_bytes.get(index, 0)
+        return max(0, self.node.devices[index].memory_bytes - taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +201,8 @@ class Ledger:
             self.nodes[new.node_id] = NodeBook(new)
             return
         book.node = new
+        if old is not None and len(new.devices) <= len(old.devices):
+            return
         for amounts in (book.booked, book.claimed, book.used, book.quarantined):
             missing = len(new.devices) - len(amounts.device_milli)
             if missing > 0:
@@ -175,7 +210,12 @@ class Ledger:
 
     def group_changed(self, old: GroupRecord | None, new: GroupRecord | None) -> None:
         """Follows a placement group's bundles."""
-        if old is not None and new is not None and old.state == new.state and old.bundles == new.bundles:
+        if (
+            old is not None
+            and new is not None
+            and (old.state is new.state or (old.state in BOOKED and new.state in BOOKED))
+            and (old.bundles is new.bundles or old.bundles == new.bundles)
+        ):
             return
         if old is not None:
             self._book(old, -1)
@@ -204,11 +244,15 @@ class Ledger:
     def _book(self, group: GroupRecord, sign: int) -> None:
         if group.state in BOOKED:
             for bundle in group.bundles:
-                self.nodes[bundle.node_id].booked.add(bundle.resources, bundle.devices, sign)
+                book = self.nodes[bundle.node_id]
+                book.booked.add(bundle.resources, bundle.devices, sign)
+                book.changes += 1
                 self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
         elif group.state is GROUP_NOMINATED:
             for bundle in group.bundles:
-                self.nodes[bundle.node_id].claimed.add(bundle.resources, bundle.devices, sign)
+                book = self.nodes[bundle.node_id]
+                book.claimed.add(bundle.resources, bundle.devices, sign)
+                book.changes += 1
                 self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
 
     def _charge(self, worker: WorkerRecord, sign: int) -> None:
@@ -219,6 +263,7 @@ class Ledger:
         else:
             return
         amounts.add(worker.resources, worker.devices, sign)
+        self.nodes[worker.node_id].changes += 1
         self.changed[worker.node_id] = None
         used = self.pools.pop(worker.pool, NOTHING)
         used = used + worker.resources if sign > 0 else used - worker.resources

@@ -15,14 +15,17 @@ from callboard.scheduler.records.asks import INTERPRETER
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.state.roster import GONE
 
-Kind = tuple[Resources, int]
-"""(capacity, number of devices): what decides how much a node can hold while it is empty."""
+Kind = tuple[Resources, tuple[tuple[int, str], ...]]
+"""(capacity, its devices as :func:`cards` has them): what decides how much a node can hold while it is empty."""
 
 Place = tuple[int, str]
 """(rank, node id)."""
 
 _Label = tuple[str, str] | None
 """None: of every node."""
+
+NO_GROUP = ("node_group", "")
+"""The label of a node in no node group. Who asks for it is told of all nodes."""
 
 MOST_WAITING = 64
 """Most changes of nodes that wait to be followed, so that no single question pays for those of a long time."""
@@ -47,7 +50,8 @@ class NodeKinds:
         self._follow()
         found = self._nodes.get(None, {})
         for key, value in required:
-            if key != "node":  # its default is the id, which is no label
+            # The default of the one is the id, which is not a label; nearly all nodes have that of the other.
+            if key != "node" and (key, value) != NO_GROUP:
                 having = self._nodes.get((key, value), {})
                 if _count(having) < _count(found):
                     found = having
@@ -79,7 +83,16 @@ class NodeKinds:
 
     def _put_in(self, place: Place, kind: Kind, labels: Iterable[_Label]) -> None:
         for label in labels:
-            insort(self._nodes.setdefault(label, {}).setdefault(kind, []), place)
+            kinds = self._nodes.get(label)
+            if kinds is None:
+                kinds = self._nodes[label] = {}
+            places = kinds.get(kind)
+            if places is None:
+                kinds[kind] = [place]
+            elif places[-1] < place:
+                places.append(place)  # nearly all come by rank
+            else:
+                insort(places, place)
 
     def _take_out(self, place: Place, kind: Kind, labels: Iterable[_Label]) -> None:
         for label in labels:
@@ -92,11 +105,21 @@ class NodeKinds:
                     del self._nodes[label]
 
 
+def cards(node: NodeRecord) -> tuple[tuple[int, str], ...]:
+    """(bytes of memory, model) of each device of a node, the smallest first."""
+    found = [(device.memory_bytes, device.model) for device in node.devices]
+    if found.count(found[0]) == len(found) if found else True:
+        return tuple(found)
+    return tuple(sorted(found))
+
+
 def _entry(node: NodeRecord) -> tuple[Place, Kind, list[_Label]]:
-    own = dict(node.labels)
-    own.setdefault("node_group", node.node_group)
-    labels: list[_Label] = [None, *own.items(), *((INTERPRETER, path) for path in dict.fromkeys(node.interpreters))]
-    return (node.rank, node.node_id), (node.capacity, len(node.devices)), labels
+    labels: list[_Label] = [None, *node.labels]
+    if node.node_group and not any(key == "node_group" for key, _ in node.labels):
+        labels.append(("node_group", node.node_group))
+    if node.interpreters:
+        labels += [(INTERPRETER, path) for path in dict.fromkeys(node.interpreters)]
+    return (node.rank, node.node_id), (node.capacity, cards(node)), labels
 
 
 def _count(kinds: dict[Kind, list[Place]]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from callboard.scheduler.records.node_record import NodeRecord
@@ -68,6 +69,11 @@ class Roster:
         """The node that offers a device; None if none does."""
         return self._owners.get(uuid)
 
+    def taken(self, uuids: Iterable[str], node_id: str) -> list[str]:
+        """Which of these devices another node offers."""
+        owner_of = self._owners.get
+        return [uuid for uuid in uuids if owner_of(uuid, node_id) != node_id]
+
     def lowest_free_rank(self) -> int:
         """The lowest rank that no node has."""
         while self._gaps:
@@ -106,12 +112,16 @@ class Roster:
             and before.simulated == after.simulated
         ):
             return
+        had = uuids_of(before) if before is not None else []
+        has = uuids_of(after) if after is not None else []
+        if had == has:
+            return  # an agent that is back names the same devices again
         if before is not None:
-            for uuid in uuids_of(before):
+            for uuid in had:
                 if self._owners.get(uuid) == before.node_id:
                     del self._owners[uuid]
         if after is not None:
-            self._owners.update(dict.fromkeys(uuids_of(after), after.node_id))
+            self._owners.update(dict.fromkeys(has, after.node_id))
 
     def _follow_connection(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         was = (before.rank, before.node_id) if before is not None and before.state in _CONNECTED else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from callboard.model.quantities import total
 from callboard.model.specs import JobSpec, Labels
 from callboard.scheduler.records.asks import asks_of
-from callboard.scheduler.records.job_records import JobRecord
+from callboard.scheduler.records.job_records import JobRecord, SpecRecord
 from callboard.scheduler.records.states import JOB_RUNNING, JOB_STARTING
 
 
@@ -69,11 +70,16 @@ class Shape:
 
 
 class Shapes(dict[str, Shape]):
-    """The shape of every job's spec, by uid. Each is kept once, so that to compare two is to compare their
-    addresses."""
+    """The shape of every job's spec, by uid, worked out when it is first asked for: nobody asks for most of those of
+    jobs that have ended. Each is kept once, so that to compare two is to compare their addresses."""
 
-    def __init__(self) -> None:
+    def __init__(self, specs: Mapping[str, SpecRecord]) -> None:
+        """
+        Args:
+            specs: the spec of every job, by uid.
+        """
         super().__init__()
+        self._specs = specs
         self._kept: dict[ShapeKey, Shape] = {}
         self._unused = 0
         self._newest: tuple[JobSpec, Shape] | None = None
@@ -94,24 +100,27 @@ class Shapes(dict[str, Shape]):
         self._newest = (spec, shape)
         return shape
 
-    def put(self, uid: str, spec: JobSpec) -> None:
-        """A job has this spec."""
-        if uid in self:
-            self.drop(uid)
-        shape = self.of(spec)
+    def __missing__(self, uid: str) -> Shape:
+        shape = self.of(self._specs[uid].spec)
         self._unused -= not shape.jobs
         shape.jobs += 1
         self[uid] = shape
+        return shape
+
+    def get(self, uid: str, default: Any = None) -> Any:
+        """The shape of a job, if there is such a job."""
+        return self[uid] if uid in self or uid in self._specs else default
 
     def drop(self, uid: str) -> None:
-        """A job is gone."""
-        shape = self.pop(uid)
-        shape.jobs -= 1
-        self._unused += not shape.jobs
+        """A job is gone, or has another spec."""
+        shape = self.pop(uid, None)
+        if shape is not None:
+            shape.jobs -= 1
+            self._unused += not shape.jobs
 
     def known(self) -> dict[str, ShapeKey]:
         """The shape of every job, for the check of the invariants."""
-        return {uid: shape.key for uid, shape in self.items()}
+        return {uid: self[uid].key for uid in self._specs}
 
 
 def _key(spec: JobSpec) -> ShapeKey:
@@ -151,11 +160,12 @@ class Holders:
         self.classes: dict[YieldClass, list[Order]] = {}
         self._known: dict[str, tuple[YieldClass, Order]] = {}
 
-    def update(self, job: JobRecord | None, uid: str, shape: Shape | None) -> None:
+    def update(self, job: JobRecord | None, uid: str, shapes: Shapes) -> None:
         """Follows a job after its record changed; None: it is gone."""
         old = self._known.get(uid)
         new = None
-        if job is not None and shape is not None and job.state in _HOLDING:
+        if job is not None and job.state in _HOLDING:
+            shape = shapes[uid]
             new = (shape.yield_class, _order(job, shape))
         if old == new:
             return

@@ -166,8 +166,9 @@ class State:
         if old.policy is not new.policy or old.reconcile_until_ms != new.reconcile_until_ms:
             self.room_version += 1
             self.deadlines.set("meta", "", new.reconcile_until_ms)
-        if old.look_on is not None or new.look_on is not None:
-            self.deadlines.set("look", "", 0 if new.look_on is None else new.now_ms + 1)
+        if old.look_on is not None or new.look_on is not None or old.starting or new.starting:
+            goes_on = new.look_on is not None or new.starting
+            self.deadlines.set("look", "", new.now_ms + 1 if goes_on else 0)
         return old
 
     # ---- questions ----
@@ -236,6 +237,14 @@ class State:
         """Workers that hold a placement group: nobody else may use it (I4)."""
         return [self.workers[generation] for generation in self._worker_index.in_group.get(group_id, ())]
 
+    def generations_in(self, group_id: str, first: int = 0) -> list[int]:
+        """Workers that hold a placement group, by generation, from one on."""
+        return [generation for generation in self._worker_index.in_group.get(group_id, ()) if generation >= first]
+
+    def generations_of(self, uid: str) -> Iterable[int]:
+        """Workers of a job, by generation."""
+        return self._worker_index.of_job.get(uid, ())
+
     def workers_on(self, node_id: str) -> list[WorkerRecord]:
         """Workers that hold room on a node."""
         return [self.workers[generation] for generation in self._worker_index.on_node.get(node_id, ())]
@@ -281,12 +290,10 @@ class State:
         ]
         return used + total(idle)
 
-    def nominated_ask(self, pool: str, but: str = "") -> Resources:
-        """What nominated jobs (but for one) will charge to a pool when they start (I7)."""
+    def nominated_ask(self, pool: str) -> Resources:
+        """What nominated jobs will charge to a pool when they start (I7)."""
         ask = NOTHING
         for uid in self.nominated:
-            if uid == but:
-                continue
             spec = self.specs[uid].spec
             for component in spec.components:
                 if spec.pool_of(component) == pool:

@@ -46,6 +46,12 @@ from callboard.scheduler.state.state import State
 RETRY_MS = 1_000
 """Between attempts at a deadline whose handling raised: a defect, which must neither be lost nor keep the loop busy."""
 
+MOST_STARTS = 128
+"""Most workers that one event asks for; those of a larger gang are asked for in the next ones, at once."""
+
+MOST_GROWTH = 32
+"""Most extra workers that one event looks for a place for; the next ones go on, at once."""
+
 
 _JOB_EVENTS = {state: (f"job.{state.value.lower()}", state.value) for state in JobState}
 _WORKER_EVENTS = {state: (f"worker.{state.value.lower()}", state.value) for state in WorkerState}
@@ -68,6 +74,9 @@ class Transaction:
         self.events: list[EventRecord] = []
         self.fresh: list[str] = []
         """Jobs that became PENDING or eligible in this transaction: to be looked at, whatever was known before."""
+        self.starts_left, self.growth_left = MOST_STARTS, MOST_GROWTH
+        self.growth_looked = self.growth_cut = False
+        """Whether a place to grow was looked for, and whether a job would have looked for further ones."""
         self._replaced: list[tuple[Change, Record | None]] = []
         """What was applied, and the record that was there before."""
         self._drawn: dict[str, int] = {}
@@ -233,6 +242,12 @@ class Transaction:
         new = evolve(worker, state=state, reason=reason, revision=revision, **fields)
         self.put(new)
         return new
+
+    def note_progress(self, worker: WorkerRecord, reason: str) -> None:
+        """Notes what the start of a worker is at; its state stays."""
+        facts = (("generation", str(worker.generation)), ("node", worker.node_id))
+        revision = self._note("worker.progress", self.worker_subject(worker), "Progress", reason, facts)
+        self.put(evolve(worker, reason=reason, revision=revision))
 
     def move_group(self, group_id: str, state: GroupState, reason: str, **fields: Any) -> GroupRecord:
         """Moves a placement group to a state, with further fields."""

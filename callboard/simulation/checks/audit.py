@@ -154,8 +154,11 @@ class Audit:
         self._book(generation, None)
 
     def _check_ghosts(self, node: NodeRecord) -> None:
-        """A node takes work once what nobody wants there is proved gone."""
+        """A node takes work once what nobody wants there is proved gone. One that has left takes none, and says anew
+        what lives there when it comes back."""
         before, self._ghosts[node.node_id] = self._ghosts.get(node.node_id, ()), node.ghosts
+        if node.state is NodeState.LEFT:
+            return
         for generation in before:
             if generation not in node.ghosts and self._site.machines.alive(generation) is not None:
                 raise RuleBroken("R2/I4", f"{node.node_id} awaits g{generation} no more, whose processes live there")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from callboard.scheduler import State
+from callboard.scheduler.records.events import Event, NodeLost
 from callboard.scheduler.records.job_records import Change, Put, WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord
-from callboard.scheduler.records.states import ENDED, NodeState, WorkerState
+from callboard.scheduler.records.states import ENDED, HOLDING, NodeState, WorkerState
 from callboard.simulation.world.network import Message, Stream
 from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.site import Site
@@ -27,6 +28,9 @@ SERVING_MS = 30_000
 
 SILENCE_MS = 30_000
 """Beyond the lease, for a silent node to be given up: the longest kill and the controller's margin, and some."""
+
+DECIDED_MS = 6_000
+"""From a finding to its decision: the slowest commit, and some."""
 
 GOODBYE_MS = 15_000
 """For a goodbye to count."""
@@ -69,16 +73,30 @@ class Witness:
         """Since when nothing speaks against a node that counts as silent or gone."""
         self._unproved_ms: dict[str, dict[int, int]] = {}
         """By node: since when workers count as running there that don't."""
+        self._stopped_ms = 0
+        """For how long the controller was stopped, altogether."""
+        self._heard_ms: dict[tuple[str, int], int] = {}
+        """By node and epoch: when something was heard in that session last, without the time that was stopped."""
+        self._came_back_ms: dict[tuple[str, int], int] = {}
+        """When something was heard again after a silence for which a node is given up."""
         self._unwell_ms = -1
         """When the controller last served nobody."""
         self._since_ms = 0
-        """When the state was last read from disk."""
+        """When the state was last read from disk, or the controller went on."""
 
     # ---- what is seen ----
 
-    def started(self) -> None:
-        """A state was rebuilt from the journal: silence counts from now on."""
+    def started(self, *, stopped_ms: int = 0) -> None:
+        """A state was rebuilt from the journal, or a controller that was stopped for a while goes on: silence counts
+        from now on."""
+        self._stopped_ms += stopped_ms
         self._since_ms = self._site.timeline.now_ms
+        self._well_ms.clear()
+        self._unproved_ms.clear()
+
+    def away(self) -> None:
+        """The controller is dead or stopped: nobody is there who could decide what is due."""
+        self._unwell_ms = self._site.timeline.now_ms
 
     def committed(self, changes: Sequence[Change]) -> None:
         """These are on disk."""
@@ -101,6 +119,11 @@ class Witness:
                 # The agent is the last to notice; its controller must have known.
                 self._site.timeline.fail(RuleBroken("R2", content.worker_start_failed.message))
 
+    def read(self, stream: Stream) -> None:
+        """The controller took something from a stream. What a stopped one left unread is lost with its stream."""
+        if stream in self._epochs:
+            self._heard(stream.node_id, self._epochs[stream])
+
     def bid_farewell(self, stream: Stream) -> None:
         """The controller took a goodbye from a stream. One that arrives together with the end of its stream is dropped
         by gRPC with everything that nobody has taken: then the lease decides."""
@@ -113,6 +136,7 @@ class Witness:
         kind, content = message
         if kind == "welcome":
             self._epochs[stream] = content.epoch
+            self._heard(stream.node_id, content.epoch)
             hello, (epoch, before) = self._hellos[stream], self._believed.get(stream.node_id, (0, None))
             if epoch > content.epoch:
                 return  # both were let in at once, and the Welcome of the session that is over comes last
@@ -120,6 +144,7 @@ class Witness:
                 what = f"Hello {hello.number} of {stream.node_id} is believed after {before.number}"
                 self._site.timeline.fail(RuleBroken("I9", what))
             self._believed[stream.node_id] = (content.epoch, hello)
+            self._check_kept(stream.node_id, hello, content)
         elif kind == "ack":
             for report_id in content.report_ids:
                 report = self._reports.pop(report_id, None)
@@ -131,7 +156,45 @@ class Witness:
         self._epochs.pop(stream, None)
         self._hellos.pop(stream, None)
 
+    def _heard(self, node_id: str, epoch: int) -> None:
+        now_ms = self._site.timeline.now_ms
+        if self._silence_ms(node_id, epoch) >= self._site.options.lease_ms:
+            self._came_back_ms[node_id, epoch] = now_ms
+        self._heard_ms[node_id, epoch] = now_ms - self._stopped_ms
+
+    def _silence_ms(self, node_id: str, epoch: int) -> int:
+        listened_ms = self._site.timeline.now_ms - self._stopped_ms
+        return listened_ms - self._heard_ms.get((node_id, epoch), listened_ms)
+
     # ---- what must hold ----
+
+    def deciding(self, event: Event) -> None:
+        """A node may be given up after a silence that the controller listened to, and not for one in which it was
+        stopped itself.
+
+        Raises:
+            RuleBroken: a node is given up that was heard of.
+        """
+        if not isinstance(event, NodeLost) or (event.node_id, event.epoch) not in self._heard_ms:
+            return
+        node, now_ms = self._state().nodes.get(event.node_id), self._site.timeline.now_ms
+        silent_ms = self._silence_ms(event.node_id, event.epoch)
+        came_back_ms = self._came_back_ms.get((event.node_id, event.epoch), -DECIDED_MS)
+        if node is None or node.epoch != event.epoch or now_ms - came_back_ms < DECIDED_MS:
+            return  # it came back after that was found out, and before it is decided
+        if silent_ms < self._site.options.lease_ms:
+            raise RuleBroken("R5", f"{event.node_id} is given up and was heard of {silent_ms} ms ago")
+
+    def _check_kept(self, node_id: str, hello: agent_pb2.Hello, welcome: agent_pb2.Welcome) -> None:
+        """What an agent runs and is not told to keep it ends at once, whatever time a worker was given to yield: so
+        that is said of nothing that still counts as there."""
+        kept = {each.generation for each in welcome.keep}
+        for running in hello.workers:
+            worker = self._workers.get(running.generation)
+            known = worker is not None and worker.node_id == node_id and worker.state in HOLDING
+            if worker is not None and known and worker.generation not in kept:
+                message = f"{node_id} is not told to keep g{worker.generation}, which is {worker.state} there"
+                self._site.timeline.fail(RuleBroken("R5", message, worker.job))
 
     def _check_journaled(self, node_id: str, report: agent_pb2.Report) -> None:
         what = report.WhichOneof("content")

@@ -10,6 +10,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import cycle
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from callboard.agents.node_agent import Agent as ProductionAgent
 from callboard.agents.options import AgentOptions
 from callboard.agents.system.devices import CUDA, DeviceFacts, NodeDevices
 from callboard.agents.system.inventory import inventory
+from callboard.simulation.checks.yielding import Yielding
 from callboard.simulation.world import network
 from callboard.simulation.world.ground import Ground
 from callboard.simulation.world.machines import Machine
@@ -46,6 +48,7 @@ class Agent:
         """When it first said the reports that nobody has acknowledged."""
         self._is_head = is_head
         self._on_exit = on_exit
+        self._yielding = Yielding(site, machine)
         self._call: _Call | None = None
         self.process.start(site.timeline, self._live()).add_done_callback(self._ended)
 
@@ -59,11 +62,15 @@ class Agent:
             simulate_gpus=machine.gpus,
             ray_head=self._is_head,
         )
-        facts = tuple(DeviceFacts(str(index)) for index in range(machine.gpus))
+        models = cycle(machine.gpu_models)
+        facts = tuple(
+            DeviceFacts(str(index), model=next(models), memory_bytes=machine.gpu_memory_bytes)
+            for index in range(machine.gpus)
+        )
         devices = NodeDevices(CUDA, facts, simulated=True)
         offered = inventory(options, devices)
         del offered.interpreters[:]
-        ground = Ground(self.site, machine, self.process, self._connect)
+        ground = Ground(self.site, machine, self.process, self._connect, self._yielding.kills)
         agent = ProductionAgent(options, devices, offered, ground, machine.node_id)
         return await live(agent, ground.run_dir, keep_output=False)
 
@@ -98,6 +105,7 @@ class Agent:
 
     def leave(self) -> bool:
         """SIGTERM: it leaves on purpose, unless it has not come far enough to; whether it goes on until it has left."""
+        self._yielding.leaving = True
         self.process.signal(self.site.timeline, signal.SIGTERM)
         if not self.process.alive:
             self.crash()
@@ -116,26 +124,28 @@ class Agent:
 
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Stream]:
-        self._call = _Call(self.site, self.machine.node_id, self.process, self.said_ms)
+        self._call = _Call(self.site, self.machine.node_id, self.process, self.said_ms, self._yielding)
         yield self._call
 
 
 class _Call:
     """A stream as the agent's session sees it: what it uses of ``grpc.aio.StreamStreamCall``."""
 
-    def __init__(self, site: Site, node_id: str, process: Process, said_ms: dict[str, int]) -> None:
+    def __init__(self, site: Site, node_id: str, process: Process, said_ms: dict[str, int], yielding: Yielding) -> None:
         assert site.controller is not None
         self._network = site.network
         self._machines = site.machines
         self._process = process
         self._timeline = site.timeline
         self._said_ms = said_ms
+        self._yielding = yielding
         self._answers: asyncio.Queue[agent_pb2.SessionResponse | None] = asyncio.Queue()
         self._status: asyncio.Future[tuple[grpc.StatusCode, str]] = site.timeline.create_future()
         self.stream = site.network.open(node_id, self, site.controller)
 
     def receive(self, stream: network.Stream, message: Message) -> None:  # noqa: ARG002 - it is ours
         """A message came."""
+        self._yielding.received(message)
         if message[0] == "command" and message[1].start_worker.strict:
             self._machines.strict[message[1].start_worker.generation] = None
         known = {"ack": "report_ids", "welcome": "known_report_ids"}.get(message[0])
@@ -157,7 +167,9 @@ class _Call:
         assert kind is not None
         if kind == "report":
             self._said_ms.setdefault(request.report.report_id, self._timeline.now_ms)
-        self._network.send(self.stream, "up", (kind, getattr(request, kind)))
+        message = (kind, getattr(request, kind))
+        self._yielding.said(message)
+        self._network.send(self.stream, "up", message)
 
     async def read(self) -> agent_pb2.SessionResponse | Any:
         """What comes next."""

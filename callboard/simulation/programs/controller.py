@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from callboard.agents.link.channel import REFUSALS
+from callboard.agents.link.session import REFUSALS
 from callboard.controller.core import Core
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop.clock import Clock
@@ -42,10 +42,10 @@ Make = Callable[[int, str], Event]
 Fail = Callable[[Exception], None]
 """Told why there is no answer."""
 
-HISTORY = 60
+HISTORY = 40
 """Ended jobs kept: fewer than in production, so that being forgotten is met, and a crash costs less to replay."""
 
-EVENTS_IN_MEMORY = 500
+EVENTS_IN_MEMORY = 200
 
 SUPERVISOR_MS = 1_000
 """Until a controller that could not start is started again."""
@@ -74,6 +74,7 @@ class Controller:
         self.disk = disk
         self.alive = False
         self.started_at_ms = 0
+        """When it was started last, or went on after it had been stopped."""
         self.handle_ns = 0
         """Nanoseconds of real time inside the scheduler; nothing depends on it."""
         self.make_scheduler: type[Scheduler] = Scheduler
@@ -92,7 +93,6 @@ class Controller:
         self._process = Process("controller")
         self._scheduler = Scheduler()
         self._core: Core | None = None
-        self._journal: SimulatedJournal | None = None
         self._streams: dict[Stream, _Call] = {}
         self._waiting: dict[asyncio.Task[Any], Fail] = {}
         self.witness = Witness(site, lambda: self._scheduler.state)
@@ -117,14 +117,43 @@ class Controller:
         self._process = Process("controller")
         self._process.run(self._boot)
 
+    def freeze(self, for_ms: int) -> None:
+        """Stopped by SIGSTOP, or with its whole machine, for a while; what it is told waits in its sockets."""
+        process = self._process
+        if process.frozen:
+            return
+        process.freeze()
+
+        def go_on() -> None:
+            if self._process is process and self.alive:
+                self.started_at_ms = self._site.timeline.now_ms
+                self.witness.started(stopped_ms=for_ms)
+            process.thaw()
+
+        self._site.timeline.after(for_ms, go_on)
+
+    def lose_power(self, in_ms: int, then: Callable[[], object]) -> None:
+        """Lets the power of its machine fail, when it writes next after so long.
+
+        Args:
+            then: done when it did.
+        """
+
+        def failed() -> None:
+            self._site.count("controller lost power while it wrote")
+            self.crash()
+            then()
+
+        timeline = self._site.timeline
+        self.disk.lose_power(timeline.now_ms + in_ms, lambda: timeline.after(0, failed))
+
     def crash(self) -> None:
-        """Kills the program. A batch on its way is lost, or as often on disk without anybody having been told."""
+        """Kills the program. A batch on its way is lost, or on disk without anybody having been told."""
         if not self.alive:
             return
         self.alive = False
         self._process.kill()
-        assert self._journal is not None
-        self._journal.crash()
+        self.disk.crashed()
         for stream in self._streams:
             self.witness.closed(stream)
         self._streams.clear()
@@ -135,10 +164,10 @@ class Controller:
 
     def _boot(self) -> None:
         timeline = self._site.timeline
-        self._journal = SimulatedJournal(self._site, self.disk, self._committed)
+        journal = SimulatedJournal(self._site, self.disk, self._committed)
         self._core = Core(
             self._options,
-            self._journal,
+            journal,
             identity=lambda: "simulated",
             set_health=_nobody_asks,
             new_clock=lambda not_before_ms: Clock(
@@ -173,7 +202,8 @@ class Controller:
 
     def look(self) -> None:
         """Looks at what time makes wrong."""
-        if not self.alive or self._core is None:
+        if not self.alive or self._core is None or self._process.frozen:
+            self.witness.away()
             return
         serving = True
         try:
@@ -209,6 +239,7 @@ class Controller:
         The driver answers defects and goes on, as it should; here each ends the simulation.
         """
         try:
+            self.witness.deciding(event)
             self._watcher.before(scheduler, event)
             begun_ns = time.perf_counter_ns()
             outcome = handle(event)
@@ -248,7 +279,15 @@ class Controller:
         self._site.timeline.after(ANSWER_MS, lambda: self._check_answered(task, source))
 
     def _check_answered(self, task: asyncio.Task[Any], source: str) -> None:
-        if task in self._waiting:
+        if task not in self._waiting:
+            return
+        # A program that is stopped answers nobody.
+        now_ms = self._site.timeline.now_ms
+        since_ms = now_ms if self._process.frozen else self.started_at_ms
+        if now_ms - since_ms < ANSWER_MS:
+            wait_ms = since_ms + ANSWER_MS - now_ms
+            self._site.timeline.after(wait_ms, lambda: self._check_answered(task, source))
+        else:
             raise RuleBroken("R7", f"a {source} has been waiting for its answer for {ANSWER_MS} ms")
 
     def receive(self, stream: Stream, message: Message) -> None:
@@ -315,6 +354,7 @@ class _Call:
         """What the agent says."""
         while True:
             request = await self.requests.get()
+            self._witness.read(self.stream)
             if request.HasField("goodbye"):
                 self._witness.bid_farewell(self.stream)
             yield request

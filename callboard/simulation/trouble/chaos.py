@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from callboard.simulation.options import Fault
 from callboard.simulation.programs.controller import Controller
 from callboard.simulation.programs.supervisor import Supervisor
+from callboard.simulation.world.disk import BROKEN, FULL
+from callboard.simulation.world.machines import Machine
 from callboard.simulation.world.site import Site
 
 LAG_MS = 9_000
 """By how much answers are late before their node is cut off: above the longest kill and the controller's margin, so
 that a lease which counts from their arrival outlives the node; with a heartbeat to spare below the lease."""
+
+LONGEST_HANG_MS = 60_000
+"""The longest partition after which something hangs on, so that nothing does when all is healed."""
 
 
 class Chaos:
@@ -37,7 +43,9 @@ class Chaos:
             (Fault.RAY, True, 180, self._kill_driver),
             (Fault.RAY, False, 900, self._kill_head),
             (Fault.WORKER, True, 20, self._kill_worker),
-            (Fault.CONTROLLER, False, 240, self._crash_controller),
+            (Fault.CONTROLLER, False, 300, self._crash_controller),
+            (Fault.CONTROLLER, False, 400, self._cut_controllers_power),
+            (Fault.CONTROLLER, False, 400, self._freeze_controller),
             (Fault.CLOCK, False, 300, self._jump),
             (Fault.DISK, False, 400, self._fill_disk),
             (Fault.DISK, False, 150, self._slow_disk_down),
@@ -54,7 +62,7 @@ class Chaos:
         for supervisor in self._supervisors:
             self._site.network.heal(supervisor.node_id)
             supervisor.power_on()
-        self._controller.disk.full_until_ms = self._controller.disk.slow_until_ms = 0
+        self._controller.disk.heal()
         self._controller.start()
 
     def _again(self, do: Callable[[], None], what: str, mean_ms: float, number: int) -> None:
@@ -100,19 +108,32 @@ class Chaos:
         # Its last answers may be slow to come: the agent hears them when it is heard no more.
         lag_ms = self._chance.choice([0, LAG_MS, LAG_MS]) if ways == ("up",) else 0
         wait_ms = self._chance.choice([500, 5_000, 20_000, 60_000, 200_000])
+        # What waits for storage that is cut off, too, can't be killed until a while after that is back.
+        dies_ms, hangs_ms = self._chance.choice([0, 500, 3_000, 10_000]), self._chance.randint(5_000, 40_000)
         for place in range(first, first + size):
-            node_id = self._supervisors[place % len(self._supervisors)].node_id
+            supervisor = self._supervisors[place % len(self._supervisors)]
+            node_id = supervisor.node_id
             if self._site.network.is_cut(node_id):
                 continue
             self._site.count("node cut off")
             if lag_ms:
                 self._site.network.lag_ms[node_id] = lag_ms
             self._site.timeline.after(lag_ms, lambda node_id=node_id: self._cut(node_id, ways, wait_ms))  # type: ignore[misc]
+            if dies_ms and wait_ms <= LONGEST_HANG_MS and Fault.WORKER in self._site.faults:
+                hang = partial(self._hang, supervisor.machine, wait_ms + hangs_ms)
+                self._site.timeline.after(lag_ms + dies_ms, hang)
 
     def _cut(self, node_id: str, ways: tuple[str, ...], wait_ms: int) -> None:
         if self._on:
             self._site.network.partition(node_id, ways)
             self._site.timeline.after(wait_ms, lambda: self._site.network.heal(node_id))
+
+    def _hang(self, machine: Machine, for_ms: int) -> None:
+        """A worker dies and leaves a child that can't be killed for so long."""
+        at_work = [tree for tree in machine.trees.values() if tree.ready and not tree.leader.dies_ms]
+        if self._on and at_work and self._site.happens("worker hung"):
+            self._site.count("worker left what can't be killed")
+            self._site.machines.hang(machine, at_work[0], for_ms)
 
     def _power_off(self) -> None:
         supervisor, wait_ms = self._some(), self._chance.choice([2_000, 30_000, 120_000])
@@ -150,10 +171,24 @@ class Chaos:
             self._controller.crash()
             self._site.timeline.after(wait_ms, self._controller.start)
 
+    def _freeze_controller(self) -> None:
+        # Shorter than a lease, longer than one, and long enough for every node to be given up if it counted.
+        for_ms = self._chance.choice([2_000, 8_000, 20_000, 70_000])
+        if self._controller.alive:
+            self._site.count("controller frozen")
+            self._controller.freeze(for_ms)
+
+    def _cut_controllers_power(self) -> None:
+        # What was written a moment before must be there, whatever becomes of what is being written.
+        in_ms, wait_ms = self._chance.choice([0, 500, 3_000]), self._chance.choice([2_000, 10_000, 40_000])
+        if self._controller.alive:
+            self._controller.lose_power(in_ms, lambda: self._site.timeline.after(wait_ms, self._controller.start))
+
     def _fill_disk(self) -> None:
-        self._site.count("disk full")
-        wait_ms = self._chance.choice([1, 1_000, 20_000, 60_000])
-        self._controller.disk.full_until_ms = self._site.timeline.now_ms + wait_ms
+        disk, wait_ms = self._controller.disk, self._chance.choice([1, 1_000, 20_000, 60_000])
+        disk.error = self._chance.choice([FULL, FULL, BROKEN])
+        self._site.count("disk full" if disk.error == FULL else "disk reports errors")
+        disk.full_until_ms = self._site.timeline.now_ms + wait_ms
 
     def _slow_disk_down(self) -> None:
         self._site.count("spell of a slow disk")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -46,6 +47,9 @@ ASKS: tuple[dict[str, Number], ...] = (
 )
 
 
+MODELS = (("A100",), ("A100", "H200"), ("H200",))
+
+
 def machines(count: int) -> list[Machine]:
     """The machines of a cluster, of several sizes, in two zones."""
     return [
@@ -55,6 +59,7 @@ def machines(count: int) -> list[Machine]:
             cpu_milli=16_000,
             memory_bytes=64 << 30,
             labels={"zone": ZONES[number % len(ZONES)]},
+            gpu_models=MODELS[number % len(MODELS)],
         )
         for number in range(count)
     ]
@@ -119,10 +124,12 @@ def job_spec(name: str, chance: Random) -> JobSpec:
         fields["starvation_after_ms"] = 20_000
     if chance.random() < 0.08:
         fields["session_lease_ms"] = SESSION_LEASE_MS
+    # Chance of its own, so that seeds keep the rest of their story.
+    memory = Random(name)  # noqa: S311 - to be repeated by its seed
     return JobSpec(
         name=name,
         pool=chance.choice(POOLS),
-        components=_components(chance),
+        components=tuple(_asking_memory(component, memory) for component in _components(chance)),
         priority_milli=chance.choice([1_000, 2_000, 3_000, 4_500, 5_000, 6_000, 8_500, 9_000, 9_500]),
         labels=tuple(sorted(chance.choice(ROLES).items())),
         placement=chance.choice([Strategy.PACK, Strategy.PACK, *Strategy]),
@@ -142,6 +149,16 @@ def job_spec(name: str, chance: Random) -> JobSpec:
         never_preempts=chance.random() < 0.05,
         **fields,
     )
+
+
+def _asking_memory(component: ComponentSpec, chance: Random) -> ComponentSpec:
+    """A component, sometimes with memory of its GPUs, or of a certain model."""
+    if not component.resources.gpu_milli or chance.random() < 0.75:
+        return component
+    amount = chance.choice([10, 30, 60, 100]) << 30
+    model = chance.choice(["", "", "A100", "H200"])
+    resources = replace(component.resources, gpu_memory_bytes=amount if chance.random() < 0.7 else 0, gpu_model=model)
+    return replace(component, resources=resources)
 
 
 def _components(chance: Random) -> tuple[ComponentSpec, ...]:

@@ -23,6 +23,7 @@ class Chance:
         self.ray = stream(seed, "ray")
         self.agents = stream(seed, "agents")
         self.controller = stream(seed, "controller")
+        self.disk = stream(seed, "disk")
         self.workload = stream(seed, "workload")
         self.chaos = stream(seed, "chaos")
         self.schedule = stream(seed, f"schedule/{schedule}")

@@ -13,7 +13,7 @@ from callboard.agents.host.framing import Json, PeerGone, RemoteError
 from callboard.simulation.options import Fault
 from callboard.simulation.world.hosts import Host, HostDied
 from callboard.simulation.world.machines import Machine
-from callboard.simulation.world.rayworld import Bundle
+from callboard.simulation.world.rayworld import Actor, Bundle
 from callboard.simulation.world.site import Site
 from callboard.simulation.world.timeline import Process
 
@@ -33,9 +33,9 @@ class Driver:
         self.process = self._running.id
         self._open: dict[asyncio.Future[Json], None] = {}
         self._unwanted: dict[str, None] = {}
+        self._begun: dict[str, asyncio.Event] = {}
         self._methods: dict[str, Callable[..., Coroutine[Any, Any, Json]]] = {
             "connect": self._connect,
-            "ping": self._nothing,
             "claim": self._claim,
             "launch": self._launch,
             "control": self._control,
@@ -52,6 +52,9 @@ class Driver:
             raise PeerGone("the other end closed the socket")
         answer: asyncio.Future[Json] = self._site.timeline.create_future()
         self._open[answer] = None
+        if method == "ping":  # Asked all the time.
+            self._site.timeline.after(1, lambda: self._settle(answer, None))
+            return await answer
         # Its task lives as long as the driver does.
         _ = self._program.start(self._site.timeline, self._answer(answer, method, argument or {}))
         return await answer
@@ -74,8 +77,12 @@ class Driver:
             self._site.timeline.fail(error)
             raise
         else:
-            if not answer.done():
-                answer.set_result(value)
+            self._settle(answer, value)
+        self._open.pop(answer, None)
+
+    def _settle(self, answer: asyncio.Future[Json], value: Json) -> None:
+        if not answer.done():
+            answer.set_result(value)
         self._open.pop(answer, None)
 
     def _ended(self) -> None:
@@ -100,26 +107,36 @@ class Driver:
             "node_ip": node_ip,
         }
 
-    async def _nothing(self) -> Json:
-        return None
-
     async def _claim(self, owner: str) -> Json:  # noqa: ARG002 - there is one controller
         self._check()
         return []
 
-    async def _launch(self, actor_name: str, **_: Any) -> Json:
-        self._check()
+    async def _launch(self, actor_name: str, again: bool, **_: Any) -> Json:
+        try:
+            self._check()
+            host = self._find(actor_name, again=again)
+        finally:
+            self._begin(actor_name).set()
+        try:
+            await host.up()
+        except HostDied:
+            if not host.alive:
+                raise RemoteError("ActorDiedError", "the actor died while it was created") from None
+        return {"pid": host.tree.leader.id.pid, "start_ticks": host.tree.leader.id.start_ticks}
+
+    def _find(self, actor_name: str, *, again: bool) -> Actor:
+        if again and (dead := self._ray.killed.get(actor_name)) is not None and dead.alive:
+            return dead
         host = self._ray.actors.get(actor_name)
         if host is None or not host.alive:
             raylet = next(each for each in self._machine.table.values() if each.name == "raylet")
             last = actor_name.rpartition("/")[2]
             generation = int(last[1:]) if actor_name.count("/") == 4 and last.startswith("g") else 0
             host = self._ray.actors[actor_name] = Host(self._site, self._machine, raylet, generation)
-        try:
-            await host.up()
-        except HostDied:
-            raise RemoteError("ActorDiedError", "the actor died while it was created") from None
-        return {"pid": host.tree.leader.id.pid, "start_ticks": host.tree.leader.id.start_ticks}
+        return host
+
+    def _begin(self, actor_name: str) -> asyncio.Event:
+        return self._begun.setdefault(actor_name, asyncio.Event())
 
     async def _control(self, actor_name: str, method: str, argument: Json) -> Json:
         host = self._ray.actors.get(actor_name)
@@ -130,10 +147,15 @@ class Driver:
         except HostDied:
             raise RemoteError("ActorDiedError", "the actor is dead") from None
 
-    async def _kill(self, actor_name: str) -> Json:
+    async def _kill(self, actor_name: str, launching: bool) -> Json:
+        if launching:
+            await self._begin(actor_name).wait()
+        self._begun.pop(actor_name, None)
         host = self._ray.actors.pop(actor_name, None)
         if host is not None and host.alive:
-            self._site.machines.kill(self._machine, host.tree.leader)
+            self._ray.killed = {name: each for name, each in self._ray.killed.items() if each.alive}
+            self._ray.killed[actor_name] = host
+            host.give_up()
         return host is not None
 
     async def _oom_of(self, actor_name: str) -> Json:  # noqa: ARG002 - memory isn't simulated

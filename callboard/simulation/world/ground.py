@@ -8,20 +8,24 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from callboard.agents.files.lease_file import HeardLease
 from callboard.agents.files.output_store import OutputBounds, OutputOf, Outputs
 from callboard.agents.files.run_dir import RunDir, Started
 from callboard.agents.host.worker_secrets import Hide
-from callboard.agents.link.fence import look
+from callboard.agents.link.exec_carrier import ExecCarrier
+from callboard.agents.link.fence import LOOK_S, looks
 from callboard.agents.link.session import Connect
 from callboard.agents.machine import HostFacts, LeaseStore, Sender
-from callboard.agents.packages import Packages
 from callboard.agents.ray.ray_command import RayNodeSpec
 from callboard.agents.ray.ray_faults import RayNodeError
 from callboard.agents.ray.ray_node import RayNode
-from callboard.agents.system.process_tree import ProcessId, TreeEnd
+from callboard.agents.supplies.containers import Containers
+from callboard.agents.supplies.environments import Environments
+from callboard.agents.supplies.packages import Packages
+from callboard.agents.system.process_tree import ProcessEntry, ProcessId, TreeEnd, descendants, trees_of
 from callboard.agents.system.processes import Processes
 from callboard.agents.system.usage import Usage
 from callboard.agents.worker.ports import Ports
@@ -36,16 +40,29 @@ from callboard.v1 import agent_pb2
 _LOOK_AROUND_S = 0.001
 """For a look at the table of processes."""
 
+_IDLE_S = 5.0
+"""Between looks of a fence while the lease is over and no worker lives: its agent may have ended."""
+
 _NOTHING = Usage()
+
+_INIT = 1
+_AGENT = ProcessEntry(ProcessId(2, 0), _INIT, 0, 0, gone=False)
+"""The agent itself, in the table of processes: one that is asked about lives."""
 
 
 class GroundProcesses:
     """What lives on a machine, for one run of its agent."""
 
-    def __init__(self, site: Site, machine: Machine, agent: Process) -> None:
+    def __init__(self, site: Site, machine: Machine, agent: Process, kills: Callable[[ProcessId], None]) -> None:
+        """
+        Args:
+            kills: told whose tree is going to be killed.
+        """
         self._site = site
         self._machine = machine
         self._agent = agent
+        self._kills = kills
+        self._table = machine.table
         self._adopted: frozenset[ProcessId] = frozenset()
 
     def is_living(self, process: ProcessId) -> bool:
@@ -77,6 +94,10 @@ class GroundProcesses:
         """Nothing."""
         return _NOTHING
 
+    async def ours(self) -> frozenset[ProcessId]:
+        """Nobody asks: simulated devices have no driver."""
+        return frozenset()
+
     def oom_kills(self) -> int:
         """None."""
         return 0
@@ -91,14 +112,14 @@ class GroundProcesses:
         alone: bool = False,
     ) -> TreeEnd:
         """End a worker's tree."""
+        self._kills(leader)
         seen = [leader, *also]
 
-        def find() -> list[Running]:
-            found = self._below(seen)
-            for tree in self._machine.trees.values():
-                if tree.marker == marker:
-                    found.update(dict.fromkeys(tree.living()))
-            return [*found, *(each for each in self._orphans() if alone and each not in found)]
+        def find() -> Iterable[ProcessId]:
+            carry = [
+                each.id for tree in self._machine.trees.values() if tree.marker == marker for each in tree.living()
+            ]
+            return self._below([*seen, *carry, *(self._orphans() if alone else ())])
 
         return await self._end(find, budget_s)
 
@@ -109,53 +130,48 @@ class GroundProcesses:
     async def end_roots(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
         """End the roots with what is below them."""
         chosen = list(roots)
-        return await self._end(lambda: [*self._below(chosen)], budget_s)
+        return await self._end(lambda: self._below(chosen), budget_s)
 
     async def end_marked(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
         """End the roots and what is nobody's."""
         chosen = list(roots)
-        return await self._end(lambda: [*(self._below(chosen) | dict.fromkeys(self._orphans()))], budget_s)
+        return await self._end(lambda: self._below([*chosen, *self._orphans()]), budget_s)
 
     async def trees(self, roots: Iterable[ProcessId]) -> dict[ProcessId, frozenset[ProcessId]]:
         """The tree below each root."""
         chosen = list(roots)
         await asyncio.sleep(_LOOK_AROUND_S)
-        return {root: frozenset(each.id for each in self._below([root])) for root in chosen}
+        return trees_of(chosen, self._entries())
 
     def close(self) -> None:
         """Nothing more is asked."""
 
-    def _below(self, roots: Iterable[ProcessId]) -> dict[Running, None]:
-        found: dict[Running, None] = {}
-        for root in roots:
-            running = self._machine.table.get(root)
-            if running is not None:
-                found[running] = None
-                if running.name == "worker":
-                    found.update(dict.fromkeys(self._machine.trees[root].living()))
-                else:
-                    found.update({each: None for each in self._machine.table.values() if each.root is running})
-        return found
+    def _below(self, roots: Iterable[ProcessId]) -> frozenset[ProcessId]:
+        """The roots that live, and everything below them."""
+        return descendants(roots, self._entries())
 
-    def _orphans(self) -> list[Running]:
-        return [each for each in self._machine.table.values() if not self._is_ours(each)]
+    def _entries(self) -> dict[int, ProcessEntry]:
+        """The table of processes, as the kernel shows it to the agent."""
+        entries, agent_pid = {_AGENT.id.pid: _AGENT}, _AGENT.id.pid
+        for each in self._table.values():
+            root = each.root
+            # What lost its parent hangs from init.
+            parent = agent_pid if root is self._agent else _INIT
+            if isinstance(root, Running) and not root.gone:
+                parent = root.id.pid
+            entries[each.id.pid] = ProcessEntry(each.id, parent, 0, 0, gone=False)
+        return entries
 
-    def _is_ours(self, running: Running) -> bool:
-        """Whether it hangs from this agent, or from what it adopted, by a chain of living processes."""
-        while running.id not in self._adopted:
-            root = running.root
-            if not isinstance(root, Running):
-                return root is self._agent
-            if root.gone:
-                return False
-            running = root
-        return True
+    def _orphans(self) -> list[ProcessId]:
+        """What hangs neither from this agent nor from what it adopted."""
+        ours = self._below([_AGENT.id, *self._adopted])
+        return [each for each in self._table if each not in ours]
 
-    async def _end(self, find: Callable[[], list[Running]], budget_s: float) -> TreeEnd:
+    async def _end(self, find: Callable[[], Iterable[ProcessId]], budget_s: float) -> TreeEnd:
         timeline = self._site.timeline
         until_ms = timeline.now_ms + round(budget_s * 1_000)
         killed: dict[Running, None] = {}
-        while victims := find():
+        while victims := [self._table[each] for each in sorted(find())]:
             for each in victims:
                 self._site.machines.kill(self._machine, each)
             killed.update(dict.fromkeys(victims))
@@ -180,6 +196,7 @@ class GroundRunDir(RunDir):
     def _write(self) -> None:
         if not in_dead_process():
             self._machine.records = dict(self._started)
+            self._machine.noted.set()
 
     def write_checkpoint(self, name: str, text: bytes) -> None:
         """Keep what a worker left."""
@@ -195,14 +212,17 @@ class GroundRunDir(RunDir):
             self._machine.checkpoints.pop(name, None)
 
     def write_ray_token(self, token: str) -> None:
-        """Ray asks for none here."""
+        """Keep it for the next agent."""
+        self._machine.ray_token = token
 
     def read_ray_token(self) -> str:
-        """None is kept."""
-        return ""
+        """As an earlier agent wrote it."""
+        return self._machine.ray_token
 
     def clear_ray(self) -> None:
-        """Ray keeps no files here."""
+        """Ray keeps no files here, but for its token."""
+        if not in_dead_process():
+            self._machine.ray_token = ""
 
     def close(self, *, keep: bool, keep_output: bool = False) -> None:  # noqa: ARG002 - nothing is printed
         """Give the directory up."""
@@ -236,6 +256,7 @@ class GroundLease:
             )
             self._site.timeline.fail(RuleBroken("R5", message))
         self._machine.lease = heard
+        self._machine.noted.set()
 
     def close(self) -> None:
         """Write no more."""
@@ -294,11 +315,39 @@ class Fence:
         self._site = site
         self._machine = machine
         self._agent = agent
-        self._running = site.machines.begin(machine, "fence", agent)
+        self._program = Process(f"fence of {machine.node_id}")
+        self._running = site.machines.begin(machine, "fence", agent, on_end=self._ended)
         self.process: ProcessId | None = self._running.id
         self.now_s = site.timeline.time
         self._begun: asyncio.Future[bool] = site.timeline.create_future()
-        site.timeline.after(site.chance.agents.randint(50, 300), self._begin)
+        # Its task lives as long as the fence does.
+        _ = self._program.start(site.timeline, self._watch(site.chance.agents.randint(50, 300)))
+
+    async def _watch(self, begins_ms: int) -> None:
+        await asyncio.sleep(begins_ms / 1_000)
+        self._begun.set_result(True)
+        for wait_s in looks(self):
+            # It looks all the time; only looks that can find something are simulated.
+            await self._something(wait_s)
+        self._site.machines.kill(self._machine, self._running)
+
+    async def _something(self, wait_s: float) -> None:
+        """Wait for the next look that can find something: as long as no worker lives, that takes one that is noted, or
+        another lease."""
+        machine, begun_s = self._machine, self._site.timeline.time()
+        if wait_s > LOOK_S or any(each.process in machine.trees for each in machine.records.values()):
+            await asyncio.sleep(wait_s)
+            return
+        machine.noted.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE_S):
+                await machine.noted.wait()
+        await asyncio.sleep(wait_s - (self._site.timeline.time() - begun_s) % wait_s)
+
+    def _ended(self) -> None:
+        self._program.kill()
+        if not self._begun.done():
+            self._begun.set_result(False)
 
     # ---- what its keeper asks ----
 
@@ -341,33 +390,23 @@ class Fence:
         for each in living:
             self._site.machines.kill(self._machine, each)
 
-    def _begin(self) -> None:
-        if not self._begun.done():
-            self._begun.set_result(not self._running.gone)
-        self._look()
-
-    def _look(self) -> None:
-        if self._running.gone:
-            return
-        wait_s = look(self)
-        if wait_s is None:
-            self._site.machines.kill(self._machine, self._running)
-        else:
-            # It looks all the time; only looks that can find something are simulated.
-            self._site.timeline.after(wait_s * 1_000, self._look)
-
 
 class Ground:
     """What one run of an agent stands on."""
 
-    def __init__(self, site: Site, machine: Machine, agent: Process, connect: Connect) -> None:
+    def __init__(
+        self, site: Site, machine: Machine, agent: Process, connect: Connect, kills: Callable[[ProcessId], None]
+    ) -> None:
         self.run_dir: RunDir = GroundRunDir(machine)
-        self.processes: Processes = GroundProcesses(site, machine, agent)
+        self.processes: Processes = GroundProcesses(site, machine, agent, kills)
         self.lease_file: LeaseStore = GroundLease(site, machine)
         self.ports = Ports(clock=site.timeline.time, claim=lambda _: _Claim(), is_free=lambda _: True)
         self.outputs: Outputs = NoOutput()
         self.packages: Packages | None = None
+        self.environments: Environments | None = None
+        self.containers: Containers | None = None
         self.sender: Sender = NoSender()
+        self.execs: ExecCarrier | None = None
         self.connect: Connect | None = connect
         self.facts = HostFacts(hostname=machine.node_id, pid=1, python_version="3", ray_version="simulated")
         self.environment: Mapping[str, str] = {}

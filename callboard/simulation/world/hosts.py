@@ -11,15 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from callboard.agents.worker_env import WORKER_MARKER
+from callboard.agents.supplies.worker_env import WORKER_MARKER
 from callboard.simulation.options import Fault
-from callboard.simulation.world.machines import Machine, Running, Tree
+from callboard.simulation.world.machines import CRASH, Machine, Running, Tree
 from callboard.simulation.world.site import Site
 
 Answer = asyncio.Future[Any]
-
-CRASH = -11
-"""Exit code of a worker that a signal of its own code ends."""
 
 
 class HostDied(Exception):
@@ -119,6 +116,9 @@ class Host:
         """
         if not self.alive:
             raise HostDied
+        if method in ("cancel", "checkpoint"):
+            # Hooks run once, however often they are asked for.
+            self.tree.asked.setdefault(method, (self._site.timeline.now_ms, argument["notice"]))
         match method:
             case "assign":
                 if "assign" not in self._answers:
@@ -184,6 +184,7 @@ class Host:
         return {"ok": True, "visible_devices": devices, "hooks": ["cancel", "checkpoint"]}
 
     def _cancelled(self) -> dict[str, Any]:
+        self.tree.answered["cancel"] = None
         entry = self._answers.get("report")
         if entry is not None and not entry.done() and self.plan.returns_when_cancelled:
             entry.set_result(self._entry_ended(self.plan.entry_works))
@@ -196,6 +197,11 @@ class Host:
     def crash(self) -> None:
         """Its process ends by itself; what it started lives on."""
         self._site.machines.kill(self._machine, self.tree.leader, CRASH, 0)
+
+    def give_up(self) -> None:
+        """Ray kills it: for Ray it is dead at once, and its process ends as soon as it can."""
+        self._site.machines.kill(self._machine, self.tree.leader)
+        self._died()
 
     def _died(self) -> None:
         for answer in self._answers.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ from callboard.agents.files.run_dir import Started
 from callboard.agents.system.process_tree import ProcessId
 from callboard.simulation.world.rules import RuleBroken
 from callboard.simulation.world.timeline import Timeline, in_dead_process
+
+CRASH = -11
+"""Exit code of a worker that a signal of its own code ends."""
 
 MILLI = 1000
 
@@ -63,6 +66,9 @@ class Tree:
         marker: "NAME=value" that its processes carry, once it runs code of the user.
         devices: (index, milli) that its processes use.
         strict: its job's copies must never run at the same time.
+        ready: its agent said that it serves calls.
+        asked: what its host was asked of its stop: when first, and with which notice.
+        answered: what of that was answered.
     """
 
     leader: Running
@@ -72,6 +78,9 @@ class Tree:
     marker: str = ""
     devices: tuple[tuple[int, int], ...] = ()
     strict: bool = False
+    ready: bool = False
+    asked: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+    answered: dict[str, None] = field(default_factory=dict)
 
     def living(self) -> list[Running]:
         """Its processes that live."""
@@ -87,13 +96,17 @@ class Machine:
     """One machine.
 
     Attributes:
+        gpu_memory_bytes: memory of each of its GPUs.
+        gpu_models: models of its GPUs, in turn.
         powered: False: everything on it is dead.
         table: its living processes.
         trees: living process trees of workers, by their leaders.
         records: what its agents wrote down of what they started.
+        noted: set when something is written down.
         checkpoints: what its agents wrote down of what workers left.
         lease: as its agents wrote it down last.
         raylet: Ray's id of its living raylet; empty: it has none.
+        ray_token: what its agents keep for those who want into their Ray cluster.
     """
 
     node_id: str
@@ -101,13 +114,17 @@ class Machine:
     cpu_milli: int
     memory_bytes: int
     labels: dict[str, str]
+    gpu_memory_bytes: int = 80 << 30
+    gpu_models: tuple[str, ...] = ("A100",)
     powered: bool = True
     table: dict[ProcessId, Running] = field(default_factory=dict)
     trees: dict[ProcessId, Tree] = field(default_factory=dict)
     records: dict[tuple[str, str], Started] = field(default_factory=dict)
+    noted: asyncio.Event = field(default_factory=asyncio.Event)
     checkpoints: dict[str, bytes] = field(default_factory=dict)
     lease: HeardLease | None = None
     raylet: str = ""
+    ray_token: str = ""
     pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
 
@@ -155,6 +172,11 @@ class Machines:
         running.dies_ms = at_ms
         self._timeline.after(at_ms - now_ms, lambda: self._end(machine, running, code))
 
+    def hang(self, machine: Machine, tree: Tree, for_ms: int) -> None:
+        """A worker dies, and what it leaves can't be killed for a while."""
+        tree.children.append(self.begin(machine, "child", tree.leader, stuck_ms=for_ms))
+        self.kill(machine, tree.leader, CRASH, 0)
+
     def power_off(self, machine: Machine) -> None:
         """Everything on a machine is dead, and what it had in memory gone."""
         machine.powered = False
@@ -163,6 +185,7 @@ class Machines:
         machine.records.clear()
         machine.checkpoints.clear()
         machine.lease = None
+        machine.ray_token = ""
 
     def _end(self, machine: Machine, running: Running, code: int) -> None:
         if machine.table.pop(running.id, None) is None:

@@ -100,26 +100,26 @@ class Network:
         if way == "down":
             wait_ms += self.lag_ms.get(stream.node_id, 0)
         now_ms, opening = self._timeline.now_ms, message[0] in ("welcome", "hello")
-        if self._strikes(Fault.DROP, "message dropped", dropped < 0.002):
+        if dropped < 0.002 and self._strikes(Fault.DROP, "message dropped"):
             lost_ms = between(10, KEEPALIVE_MS, much)
             self._timeline.after(lost_ms, lambda: self.cut_off(stream, "a message was lost"))
             return
-        if self._strikes(Fault.DELAY, "message delayed", delayed < 0.005):
+        if delayed < 0.005 and self._strikes(Fault.DELAY, "message delayed"):
             wait_ms = between(50, 6_000, much)
-        if self._strikes(Fault.REORDER, "Hello overtaken", message[0] == "hello" and reordered < STUCK_HELLOS):
+        if reordered < STUCK_HELLOS and message[0] == "hello" and self._strikes(Fault.REORDER, "Hello overtaken"):
             # A later one may overtake it, also one of a later run of the agent.
             stream.stuck = True
             wait_ms = between(5_000, 40_000, much)
-        if self._strikes(Fault.REORDER, "message reordered", not opening and reordered < 0.01):
+        if reordered < 0.01 and not opening and self._strikes(Fault.REORDER, "message reordered"):
             self._arrive(stream, way, message, now_ms + between(1, 2_000, much))
         else:
             at_ms = stream.last_ms[way] = max(stream.last_ms[way], now_ms + wait_ms)
             self._arrive(stream, way, message, at_ms)
-        if self._strikes(Fault.DUPLICATE, "message duplicated", not opening and duplicated < 0.01):
+        if duplicated < 0.01 and not opening and self._strikes(Fault.DUPLICATE, "message duplicated"):
             self._arrive(stream, way, message, now_ms + between(1, 3_000, much))
 
-    def _strikes(self, fault: Fault, what: str, drawn: bool) -> bool:
-        if not (drawn and fault in self.faults and self.happens(what)):
+    def _strikes(self, fault: Fault, what: str) -> bool:
+        if not (fault in self.faults and self.happens(what)):
             return False
         self._counts[what] += 1
         return True

@@ -42,6 +42,9 @@ class Actor(Protocol):
     async def ask(self, method: str, argument: Any) -> Any:
         """Call a method of it."""
 
+    def give_up(self) -> None:
+        """Kill it."""
+
 
 @dataclass(slots=True)
 class Raylet:
@@ -64,6 +67,7 @@ class RayWorld:
         session: of the head; empty while there is no head.
         raylets: by Ray's node id, of this session.
         actors: by name, of living raylets.
+        killed: by name, actors that are dead for Ray; their processes may live.
         groups: by name.
     """
 
@@ -71,6 +75,7 @@ class RayWorld:
     session: str = ""
     raylets: dict[str, Raylet] = field(default_factory=dict)
     actors: dict[str, Actor] = field(default_factory=dict)
+    killed: dict[str, Actor] = field(default_factory=dict)
     groups: dict[str, RayGroup] = field(default_factory=dict)
     _sessions: int = 0
     _ids: int = 0
@@ -88,6 +93,7 @@ class RayWorld:
             return
         self.session = ""
         self.groups.clear()
+        self.killed.clear()
         raylets, self.raylets = self.raylets, {}
         for raylet in raylets.values():
             raylet.kill()

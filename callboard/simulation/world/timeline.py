@@ -18,7 +18,7 @@ import contextlib
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from random import Random
@@ -40,6 +40,7 @@ class Process:
     Attributes:
         name: which program, for people.
         alive: False: it was killed; nothing of it is ever done again.
+        frozen: True: it is stopped; nothing of it is done until it goes on.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +48,7 @@ class Process:
         self.alive = True
         self.handlers: dict[int, Callable[[], object]] = {}
         """What it does about signals."""
-        self._frozen = False
+        self.frozen = False
         self._held: list[_Handle] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
@@ -91,11 +92,11 @@ class Process:
 
     def freeze(self) -> None:
         """Stops it, as SIGSTOP does."""
-        self._frozen = True
+        self.frozen = True
 
     def thaw(self) -> None:
         """Lets it go on: what became due meanwhile is done now, in order."""
-        self._frozen = False
+        self.frozen = False
         held, self._held = self._held, []
         for handle in held:
             handle.loop.ready.append(handle)
@@ -105,11 +106,10 @@ class Process:
         self._tasks[task] = None
         task.add_done_callback(self._ended)
 
-    def takes(self, handle: _Handle) -> bool:
-        """Whether something of it is done now. What a stopped program should do is kept."""
-        if self.alive and self._frozen:
+    def keep(self, handle: _Handle) -> None:
+        """Something of it is not done now: what a stopped program should do is kept, of a killed one nothing."""
+        if self.alive:
             self._held.append(handle)
-        return self.alive and not self._frozen
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -146,20 +146,26 @@ class _Task(asyncio.Task[T]):
 class _Handle(asyncio.TimerHandle):
     """Something that will be done, unless it is cancelled."""
 
-    __slots__ = ("do", "loop", "owner", "task")
+    __slots__ = ("do", "dropped", "loop", "owner")
 
     def __init__(
         self, when_s: float, callback: Callable[..., Any], args: tuple[Any, ...], loop: Timeline, context: Context
     ) -> None:
-        # As `asyncio.TimerHandle` does, which asks the loop about debugging each time: tens of thousands are made in a
-        # second.
-        self._when, self._scheduled, self._cancelled = when_s, False, False
-        self._callback, self._args, self._context = callback, args, context
-        self._loop, self._repr, self._source_traceback = loop, None, None
+        # Not as `asyncio.TimerHandle` does, which asks the loop about debugging each time: tens of thousands are made
+        # in a second.
+        self._when = when_s
+        self.dropped = False
         self.loop = loop
         self.do = (context, callback, args)
         self.owner = context.get(_process)
-        self.task = isinstance(getattr(callback, "__self__", None), asyncio.Task)
+
+    def cancel(self) -> None:
+        """It will not be done; it is left in the queue and passed over."""
+        self.dropped = True
+
+    def cancelled(self) -> bool:
+        """Whether it was."""
+        return self.dropped
 
 
 class Timeline(asyncio.BaseEventLoop):
@@ -182,6 +188,7 @@ class Timeline(asyncio.BaseEventLoop):
         self.programs: dict[Process, None] = {}
         """Every run of a program that did anything."""
         self._now_us = 0
+        self._now_s = 0.0
         self._timers: list[tuple[int, int, _Handle]] = []
         self._numbers = itertools.count()
         self._broken: BaseException | None = None
@@ -205,7 +212,7 @@ class Timeline(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Seconds since the beginning."""
-        return self._now_us / _US_PER_S
+        return self._now_s
 
     def after(self, wait_ms: float, do: Callable[[], object]) -> asyncio.TimerHandle:
         """The world does something in ``wait_ms`` whole milliseconds, whatever becomes of the program that asked."""
@@ -227,18 +234,25 @@ class Timeline(asyncio.BaseEventLoop):
         Raises:
             BaseException: what code of ours raised and nobody handled.
         """
-        self._check()  # What was let go of last may have been a task whose error nobody looked at.
+        if self._broken is not None:
+            self._check()  # What was let go of last may have been a task whose error nobody looked at.
         if not self.ready and not self._advance(None if until_ms is None else until_ms * _US_PER_MS):
             return False
         asyncio._set_running_loop(self)  # noqa: SLF001 - documented, for those who make loops
         try:
             while self.ready:
-                for handle in self._batch():
-                    if not handle.cancelled() and (handle.owner is None or handle.owner.takes(handle)):
-                        context, callback, args = handle.do
-                        context.run(callback, *args)
-                        if self._broken is not None:
-                            self._check()
+                # What one alone makes ready comes next either way.
+                for handle in self._batch() if len(self.ready) > 1 else (self.ready.popleft(),):
+                    owner = handle.owner
+                    if handle.dropped:
+                        continue
+                    if owner is not None and (owner.frozen or not owner.alive):
+                        owner.keep(handle)
+                        continue
+                    context, callback, args = handle.do
+                    context.run(callback, *args)
+                    if self._broken is not None:
+                        self._check()
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001
         return True
@@ -249,27 +263,39 @@ class Timeline(asyncio.BaseEventLoop):
             self._broken = error
 
     def _advance(self, until_us: int | None) -> bool:
-        while self._timers and self._timers[0][2].cancelled():
-            heapq.heappop(self._timers)
-        due_us = self._timers[0][0] if self._timers else None
+        timers = self._timers
+        while timers and timers[0][2].dropped:
+            heapq.heappop(timers)
+        due_us = timers[0][0] if timers else None
         if due_us is None or (until_us is not None and due_us > until_us):
-            self._now_us = max(self._now_us, until_us or 0)
+            self._move(until_us or 0)
             return False
-        self._now_us = max(self._now_us, due_us)
-        while self._timers and self._timers[0][0] <= self._now_us:
-            self.ready.append(heapq.heappop(self._timers)[2])
+        self._move(due_us)
+        now_us, pop = self._now_us, heapq.heappop
+        while timers and timers[0][0] <= now_us:
+            self.ready.append(pop(timers)[2])
         return True
+
+    def _move(self, to_us: int) -> None:
+        if to_us > self._now_us:
+            self._now_us, self._now_s = to_us, to_us / _US_PER_S
 
     def _batch(self) -> Iterable[_Handle]:
         """What is ready now; what it makes ready comes next."""
         batch, self.ready = self.ready, deque()
-        if self.chance is not None and len(batch) > 1:
-            places = [place for place, handle in enumerate(batch) if handle.task]
-            drawn = self.chance.sample(places, len(places))
+        if self.chance is not None:
+            task = asyncio.Task
+            places = [
+                place for place, handle in enumerate(batch) if isinstance(getattr(handle.do[1], "__self__", None), task)
+            ]
             if len(places) > 1:
+                drawn = _shuffled(places, self.chance._randbelow)  # type: ignore[attr-defined]  # noqa: SLF001
                 self.choices += 1
                 self.order = hash((self.order, *drawn))
-            return [batch[drawn.pop()] if handle.task else handle for handle in batch]
+                handles = list(batch)
+                for place in places:
+                    handles[place] = batch[drawn.pop()]
+                return handles
         return batch
 
     def _check(self) -> None:
@@ -283,7 +309,7 @@ class Timeline(asyncio.BaseEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Does something next."""
-        handle = _Handle(self.time(), callback, args, self, copy_context() if context is None else context)
+        handle = _Handle(self._now_s, callback, args, self, copy_context() if context is None else context)
         self.ready.append(handle)
         return handle
 
@@ -297,7 +323,7 @@ class Timeline(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Does something in ``delay`` seconds."""
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
@@ -314,9 +340,6 @@ class Timeline(asyncio.BaseEventLoop):
         handle = _Handle(due_us / _US_PER_S, callback, args, self, copy_context() if context is None else context)
         heapq.heappush(self._timers, (due_us, next(self._numbers), handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is left in the queue and passed over."""
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
@@ -366,9 +389,8 @@ class Timeline(asyncio.BaseEventLoop):
         if isinstance(task, _Task) and (task.owner is None or task.owner.alive) and error is not None:
             self.fail(error)
 
-    def get_debug(self) -> bool:
-        """No."""
-        return False
+    get_debug = staticmethod(bool)
+    """No. Every future asks."""
 
     def is_closed(self) -> bool:
         """There is nothing to close."""
@@ -376,6 +398,16 @@ class Timeline(asyncio.BaseEventLoop):
 
     def _check_closed(self) -> None:
         """It never is in anybody's way."""
+
+
+def _shuffled(places: Sequence[int], below: Callable[[int], int]) -> list[int]:
+    """As ``Random.sample`` of all of them, which is asked thousands of times, draws them."""
+    left, drawn = list(places), []
+    for count in range(len(left), 0, -1):
+        place = below(count)
+        drawn.append(left[place])
+        left[place] = left[count - 1]
+    return drawn
 
 
 def _answer(future: asyncio.Future[T], value: T) -> None:

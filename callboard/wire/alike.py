@@ -1,0 +1,109 @@
+"""Messages and records that are alike: fields of the same names are the same, and only the others are stated.
+
+Written: resources, enums, pairs and records within a record become what the message's field says; a time ``…_time`` is
+the record's ``…_ms``. A message's field that neither the record has nor the caller states is a defect, found with the
+first message: a field that is added to a proto can't be forgotten here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from callboard.model.schema import once
+from callboard.wire.amounts import resources_to_proto
+from callboard.wire.enums import names_in
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
+
+Write = Callable[[Any], Any]
+
+
+def timestamp(ms: int) -> Timestamp | None:
+    """A time in milliseconds since 1970; None for 0, which means "never"."""
+    if ms == 0:
+        return None
+    seconds, rest = divmod(ms, 1000)
+    return Timestamp(seconds=seconds, nanos=rest * 1_000_000)
+
+
+def message_of(kind: type[M], record: object, /, **others: Any) -> M:
+    """The message of a record.
+
+    Args:
+        kind: its class.
+        record: whose attributes its fields are.
+        others: fields that the record has not, or has in another form.
+    """
+    for field, attribute, write in _plan(kind, type(record), frozenset(others)):
+        value = getattr(record, attribute)
+        others[field] = value if write is None or value is None else write(value)
+    return kind(**others)
+
+
+def record_of(kind: type[R], message: Message, cut: Callable[[str], str] = str, /, **others: Any) -> R:
+    """A record, made of a message. Nothing is checked but the length of its texts.
+
+    Args:
+        kind: its class, a dataclass.
+        message: whose fields its fields are.
+        cut: shortens each text.
+        others: fields that the message has not, or has in another form.
+    """
+    for field in _names(kind):
+        if field not in others:
+            value = getattr(message, field)
+            if isinstance(value, str):
+                value = cut(value)
+            elif isinstance(value, Sequence) and not isinstance(value, bytes):
+                value = tuple(value)
+            others[field] = value
+    return kind(**others)
+
+
+@once
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+@once
+def _plan(kind: type[Message], record: type, stated: frozenset[str]) -> tuple[tuple[str, str, Write | None], ...]:
+    has = {*(_names(record) if is_dataclass(record) else ()), *(name for base in record.__mro__ for name in vars(base))}
+    plan = []
+    for field in kind.DESCRIPTOR.fields:
+        if field.name in stated:
+            continue
+        time = field.message_type is not None and field.message_type.full_name == Timestamp.DESCRIPTOR.full_name
+        attribute = f"{field.name.removesuffix('_time')}_ms" if time else field.name
+        if attribute not in has:
+            raise TypeError(f"{record.__name__} has no {attribute} for {kind.DESCRIPTOR.name}; state it")
+        plan.append((field.name, attribute, timestamp if time else _writer(field)))
+    return tuple(plan)
+
+
+def _writer(field: Any) -> Write | None:
+    if field.enum_type is not None and isinstance(field.default_value, list):
+        return list  # numbers: no record has words in a list
+    if field.enum_type is not None:
+        return names_in(field.enum_type).__getitem__
+    inner = field.message_type
+    if inner is None:
+        return None
+    if inner.GetOptions().map_entry:
+        return dict
+    one = resources_to_proto if inner.name == "Resources" else _made(GetMessageClass(inner))
+
+    def write(value: Any) -> Any:
+        return [one(each) for each in value] if isinstance(value, tuple | list) else one(value)
+
+    return write
+
+
+def _made(kind: type[Message]) -> Write:
+    return lambda record: message_of(kind, record)
