@@ -231,12 +231,11 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=10, help="iterations of each layout in a pass (default: 10)")
     parser.add_argument("--layouts", type=int, default=4, help="best predicted layouts to run (default: 4)")
     parser.add_argument("--passes", type=int, default=2, help="how often to do all of it (default: 2)")
-    parser.add_argument("--pieces", type=int, default=0, help="pieces of a batch")
+    parser.add_argument("--sizes", default="{}", help='JSON: fields of Sizes, such as {"layers": 4}')
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     found = machine_gpus("auto")
-    sizes = Sizes() if found.real else TINY
-    sizes = replace(sizes, pieces=arguments.pieces or sizes.pieces)
+    sizes = replace(Sizes() if found.real else TINY, **json.loads(arguments.sizes))
     gpus = found.ids if found.real else ()
     runs = asyncio.run(measure(gpus, sizes, arguments.n, arguments.layouts, arguments.passes))
     if arguments.json:
