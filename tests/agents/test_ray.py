@@ -206,6 +206,28 @@ class TestPlacementGroups:
             assert await cluster.told_in(group, bundle=0, gpus=0.4) == [[0], ["0"], 0.4]
             await cluster.stop(command)
 
+    async def test_ft_b1_what_a_worker_of_a_gang_starts_gets_the_devices_of_its_own_bundle(
+        self, cluster: Cluster
+    ) -> None:
+        async with cluster.group("pg-b1d", ((0, 1000),), ((1, 1000),)) as group:
+            gang = []
+            for index in (0, 1):
+                command = start_worker(
+                    "Plain", job=f"own-{index}", devices=(str(index),), in_bundle=True, ray_placement_group_id=group
+                )
+                command.allocation.bundle_index = index
+                assert (await cluster.controller.do("n1", start_worker=command)).HasField("worker_ready")
+                gang.append(command)
+            # The second one first: Ray by itself would give it the first bundle.
+            for index in (1, 0):
+                own = [[index], [str(index)], 1.0]
+                assert await cluster.call(gang[index], "told_to_a_task", 1) == [own]
+                assert await cluster.call(gang[index], "told_to_an_actor", 1) == [own]
+            # Who names a bundle gets that one.
+            assert await cluster.call(gang[1], "told_to_an_actor", 1, 0) == [[[0], ["0"], 1.0]]
+            for command in gang:
+                await cluster.stop(command)
+
     async def test_ft_b2_shares_lie_in_ray_where_the_ledger_has_them(self, cluster: Cluster) -> None:
         async with AsyncExitStack() as groups:
             for number, (index, milli) in enumerate(((0, 300), (1, 300), (0, 700), (1, 700))):

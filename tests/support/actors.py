@@ -26,6 +26,14 @@ def told_by_ray() -> list[object]:
     return [ray.get_gpu_ids(), context.get_accelerator_ids()["GPU"], context.get_assigned_resources().get("GPU", 0)]
 
 
+class Told:
+    """An actor of Ray that a worker starts."""
+
+    def told_by_ray(self) -> list[object]:
+        """What Ray says of its devices."""
+        return told_by_ray()
+
+
 def _nothing() -> None:
     pass
 
@@ -94,6 +102,18 @@ class Plain:
         """What Ray says to a task that this worker starts."""
         ray = importlib.import_module("ray")
         return ray.get(ray.remote(num_cpus=0, num_gpus=gpus)(told_by_ray).remote(), timeout=30)
+
+    def told_to_an_actor(self, gpus: float, bundle: int = -1) -> object:
+        """What Ray says to an actor that this worker starts, in any bundle of its group or in one that it names."""
+        ray = importlib.import_module("ray")
+        util = importlib.import_module("ray.util")
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        named = {"placement_group": util.get_current_placement_group(), "placement_group_bundle_index": bundle}
+        strategy = strategies.PlacementGroupSchedulingStrategy(**named) if bundle >= 0 else None
+        actor = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy)(Told).remote()
+        told = ray.get(actor.told_by_ray.remote(), timeout=30)
+        ray.kill(actor)
+        return told
 
     def echo(self, value: object) -> object:
         """The value."""

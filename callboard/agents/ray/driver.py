@@ -242,6 +242,7 @@ class Driver:
             "max_concurrency": _HOST_CALLS,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
         }
+        index = None
         if placement_group_id:
             index = await asyncio.to_thread(self._bookings.index_of, placement_group_id, bundle_index)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -255,7 +256,7 @@ class Driver:
             runtime_env["env_vars"] = early
         if runtime_env:
             options["runtime_env"] = runtime_env
-        actor = await asyncio.to_thread(self._host_class.options(**options).remote)
+        actor = await asyncio.to_thread(self._host_class.options(**options).remote, index)
         self._actors[actor_name] = actor
         return actor
 

@@ -10,14 +10,20 @@ driver sends that signal between the two (`Driver._launch`). Ray imports this mo
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+from ray.actor import ActorClass
+from ray.remote_function import RemoteFunction
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from callboard.agents.host.worker_host import WorkerHost
 from callboard.agents.host.worker_lanes import MainThread, in_thread
@@ -103,8 +109,52 @@ def _leave(code: object) -> None:
 _MAIN = _give_away_when_told()
 
 
-class RayWorkerHost(WorkerHost):
-    """The host as Ray's actor."""
+def _keep_children_in(bundle_index: int) -> None:
+    """Have Ray run what this process starts with GPUs in the bundle of this worker, unless the caller says where.
 
-    def __init__(self) -> None:
+    What is captured into a group has no bundle for Ray: in a group of several it may get the GPU of another worker.
+    What asks for more than the bundle has, or for no GPU, is left to Ray.
+    """
+
+    def kept(remote: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(remote)
+        def told(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            group = get_current_placement_group()
+            if group is not None and group.bundle_count > 1 and _says_no_place(options):
+                bundle = group.bundle_specs[bundle_index]
+                named = options.get("num_cpus")
+                asked = {"GPU": options.get("num_gpus"), "CPU": 1 if named is None else named}
+                asked |= {"memory": options.get("memory"), **(options.get("resources") or {})}
+                if asked["GPU"] and all(bundle.get(name, 0) >= (amount or 0) for name, amount in asked.items()):
+                    options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle_index)
+            return remote(self, args, kwargs, **options)
+
+        return told
+
+    kind: Any
+    for kind in (RemoteFunction, ActorClass):
+        kind._remote = kept(kind._remote)  # noqa: SLF001 - Ray has no public way to a default place
+
+
+def _says_no_place(options: Mapping[str, Any]) -> bool:
+    """Whether the options of a task or an actor leave its place to Ray."""
+    index = options.get("placement_group_bundle_index")
+    return (
+        options.get("scheduling_strategy") is None
+        and options.get("placement_group", "default") == "default"
+        and (index is None or index == -1)
+        and options.get("placement_group_capture_child_tasks") in (None, True)
+    )
+
+
+class RayWorkerHost(WorkerHost):
+    """The host as Ray's actor.
+
+    Args:
+        bundle_index: Ray's index of the bundle in which it runs; None: in none.
+    """
+
+    def __init__(self, bundle_index: int | None = None) -> None:
+        if bundle_index is not None:
+            _keep_children_in(bundle_index)
         super().__init__(_MAIN)
