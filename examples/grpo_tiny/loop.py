@@ -4,8 +4,8 @@
     python -m examples.grpo_tiny.loop --layout "rollout,inference,actor: all"
     callboard down
 
-Components that share a GPU take turns and leave it to each other (`offload`, `reload`); those that don't run at the
-same time, each working on the pieces that the one before it has made.
+Components that share a GPU take turns, and leave its memory to each other (`offload`, `reload`) or stay in it; those
+that don't share one run at the same time, each working on the pieces that the one before it has made.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import ray
@@ -30,6 +31,17 @@ ORDER = ("rollout", "inference", "actor")
 
 Layout = Mapping[str, Sequence[int]]
 """Ranks of the GPUs of each component. One worker per GPU; none: one worker on CPUs."""
+
+
+class Way(StrEnum):
+    """How components use a GPU that they share."""
+
+    LEAVING = "leaving"
+    """They take turns, and leave its memory between their turns: for what doesn't fit together."""
+    STAYING = "staying"
+    """They take turns, and stay in its memory."""
+    AT_ONCE = "at once"
+    """They use it at the same time."""
 
 
 def spec(name: str, layout: Layout, sizes: Mapping[str, Any], *, pool: str = "default", **fields: Any) -> JobSpec:
@@ -79,14 +91,14 @@ class Loop:
         job: the job; it runs.
         layout: its layout.
         sizes: of the model and the batch.
-        at_once: components that share a GPU use it at the same time instead of taking turns.
+        way: how components use a GPU that they share.
         weight_sync_seconds: how long each iteration's weights were under way.
     """
 
     job: JobHandle
     layout: Layout
     sizes: Sizes
-    at_once: bool = False
+    way: Way = Way.LEAVING
     weight_sync_seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -149,11 +161,11 @@ class Loop:
 
     async def _turn(self, component: str, number: int) -> None:
         """Returns when the component is on its GPUs."""
-        if self._shared(component):
+        if self._leaves(component):
             await asyncio.gather(*(worker.reload.remote(number) for worker in self.workers[component]))
 
     async def _leave(self, component: str, number: int) -> None:
-        if self._shared(component):
+        if self._leaves(component):
             await asyncio.gather(*(worker.offload.remote(number) for worker in self.workers[component]))
 
     async def _sync(self) -> None:
@@ -164,10 +176,12 @@ class Loop:
         self.weight_sync_seconds.append(time.perf_counter() - begun)
 
     def _takes_turns(self, one: str, other: str) -> bool:
-        return not self.at_once and shares(self.layout, one, other)
+        return self.way is not Way.AT_ONCE and shares(self.layout, one, other)
 
-    def _shared(self, component: str) -> bool:
-        return any(self._takes_turns(component, other) for other in ORDER if other != component)
+    def _leaves(self, component: str) -> bool:
+        return self.way is Way.LEAVING and any(
+            shares(self.layout, component, other) for other in ORDER if other != component
+        )
 
 
 def layout_of(text: str, gpus: int) -> Layout:
@@ -192,7 +206,7 @@ async def main(arguments: argparse.Namespace) -> None:
         layout = layout_of(arguments.layout, int(ray.cluster_resources().get("GPU", 0)))  # type: ignore[no-untyped-call]
         job = await cb.submit(spec(arguments.name, layout, sizes))
         await job.running(timeout=300)
-        loop = Loop(job, layout, Sizes(**sizes), at_once=arguments.at_once)
+        loop = Loop(job, layout, Sizes(**sizes), way=Way(arguments.way))
         for number in range(arguments.iterations):
             seconds, mean = await loop.iteration(number)
             print(f"iteration {number}: {seconds:.3f} s, mean reward {mean:.3f}", flush=True)
@@ -205,6 +219,6 @@ if __name__ == "__main__":
     parser.add_argument("--layout", default="rollout,inference,actor: all", help="who gets which GPUs")
     parser.add_argument("--iterations", type=int, default=5, help="how many to run (default: 5)")
     parser.add_argument("--sizes", default="{}", help='JSON: fields of Sizes, such as {"layers": 4}')
-    parser.add_argument("--at-once", action="store_true", help="components on one GPU use it at the same time")
+    parser.add_argument("--way", choices=list(Way), default=Way.LEAVING, help="how components share a GPU")
     parser.add_argument("--name", default="grpo-tiny", help="name of the job")
     asyncio.run(main(parser.parse_args()))

@@ -91,6 +91,10 @@ class Holder:
             parameter.copy_(torch.from_numpy(new).view(self.kind))
         self.wait()
 
+    def memory_gib(self) -> float:
+        """The most of its GPU's memory that it has held so far; 0 without one."""
+        return torch.cuda.max_memory_reserved() / (1 << 30) if self.device.type == "cuda" else 0.0
+
     def device_uuid(self) -> str:
         """UUID of the GPU it works on; "cpu" without one."""
         return str(torch.cuda.get_device_properties(0).uuid) if self.device.type == "cuda" else "cpu"

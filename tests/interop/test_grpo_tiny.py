@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from examples.grpo_tiny import workers
-from examples.grpo_tiny.loop import ORDER, Layout, Loop, layout_of, spec
+from examples.grpo_tiny.loop import ORDER, Layout, Loop, Way, layout_of, spec
 from examples.grpo_tiny.policy import Policy, Sizes, advantages, grpo_loss
 
 SIZES = Sizes(vocabulary=32, width=32, layers=2, heads=2, prompt=4, answer=8, group=8, prompts=4, pieces=4, rate=3e-3)
@@ -80,7 +80,7 @@ class Handle:
             await asyncio.sleep(0)
 
 
-def run(layout: Layout, iterations: int, *, at_once: bool = False) -> tuple[list[float], list[tuple[str, str]]]:
+def run(layout: Layout, iterations: int, *, way: Way = Way.LEAVING) -> tuple[list[float], list[tuple[str, str]]]:
     """(mean reward of each iteration, calls of all workers in their order), with one worker of each component."""
     calls: list[tuple[str, str]] = []
 
@@ -90,7 +90,7 @@ def run(layout: Layout, iterations: int, *, at_once: bool = False) -> tuple[list
             worker = getattr(workers, name.capitalize())(**asdict(SIZES))
             worker.setup(Context())
             handles[name] = [Handle(worker, calls)]
-        loop = Loop(SimpleNamespace(workers=handles.__getitem__), layout, SIZES, at_once=at_once)  # type: ignore[arg-type]
+        loop = Loop(SimpleNamespace(workers=handles.__getitem__), layout, SIZES, way=way)  # type: ignore[arg-type]
         return [(await loop.iteration(number))[1] for number in range(iterations)]
 
     return asyncio.run(run()), calls
@@ -135,12 +135,19 @@ def test_components_on_one_gpu_take_turns() -> None:
     assert [call for call in calls if call[1] == "offload"] == [(name, "offload") for name in ORDER]
 
 
+def test_components_that_stay_on_one_gpu_take_turns_and_move_nothing() -> None:
+    _, calls = run(COLLOCATED, 1, way=Way.STAYING)
+    names = [name for name, method in calls if method != "load"]
+    assert sorted(names, key=ORDER.index) == names
+    assert {method for _, method in calls}.isdisjoint({"offload", "reload"})
+
+
 def test_components_on_gpus_of_their_own_work_at_the_same_time_and_never_leave() -> None:
-    for layout, at_once in (
-        ({"rollout": [0], "inference": [1], "actor": [2]}, False),
-        (COLLOCATED, True),
+    for layout, way in (
+        ({"rollout": [0], "inference": [1], "actor": [2]}, Way.LEAVING),
+        (COLLOCATED, Way.AT_ONCE),
     ):
-        _, calls = run(layout, 1, at_once=at_once)
+        _, calls = run(layout, 1, way=way)
         assert {method for _, method in calls}.isdisjoint({"offload", "reload"})
         assert calls.index(("inference", "score")) < len(calls) - calls[::-1].index(("rollout", "generate"))
 
