@@ -154,6 +154,8 @@ class Truth:
             ways.insert(0, Way.LEAVING)
         for way in ways:
             loop = Loop(job, layout, self._sizes, way=way)
+            if way is not Way.LEAVING:
+                await loop.enter(next(numbers))
             seconds = [(await loop.iteration(next(numbers)))[0] for _ in range(WARM_UP + self._rounds)][WARM_UP:]
             self.costs.weight_sync += loop.weight_sync_seconds[WARM_UP:]
             print(f"  {way}: an iteration takes {_seconds(seconds)}", file=sys.stderr, flush=True)

@@ -104,6 +104,10 @@ class Loop:
     def __post_init__(self) -> None:
         self.workers = {each: self.job.workers(each) for each in ORDER}
 
+    async def enter(self, number: int) -> None:
+        """Bring every component onto its GPUs: a loop that shared them in another way may have left it elsewhere."""
+        await asyncio.gather(*(worker.reload.remote(number) for each in ORDER for worker in self.workers[each]))
+
     async def iteration(self, number: int) -> tuple[float, float]:
         """(seconds, mean reward) of one iteration."""
         begun = time.perf_counter()
@@ -137,8 +141,11 @@ class Loop:
         async def read(rank: int) -> None:
             pieces = range(rank, self.sizes.pieces, len(workers))
             stream = workers[rank].options(stream=True).generate.remote(number, list(pieces))
+            last = None
             for piece in pieces:
-                made[piece].set_result(await anext(stream))
+                # A stream that ends early ends with what went wrong, which those who wait for a piece are told.
+                last = await anext(stream, last)
+                made[piece].set_result(last)
 
         await asyncio.gather(*(read(rank) for rank in range(len(workers))))
         await self._leave("rollout", number)
