@@ -206,9 +206,7 @@ class TestPlacementGroups:
             assert await cluster.told_in(group, bundle=0, gpus=0.4) == [[0], ["0"], 0.4]
             await cluster.stop(command)
 
-    async def test_ft_b1_what_a_worker_of_a_gang_starts_gets_the_devices_of_its_own_bundle(
-        self, cluster: Cluster
-    ) -> None:
+    async def test_ft_b1_what_workers_of_a_gang_start_stays_in_their_own_bundles(self, cluster: Cluster) -> None:
         async with cluster.group("pg-b1d", ((0, 1000),), ((1, 1000),)) as group:
             gang = []
             for index in (0, 1):
