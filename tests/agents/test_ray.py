@@ -220,9 +220,9 @@ class TestPlacementGroups:
             for index in (1, 0):
                 own = [[index], [str(index)], 1.0]
                 assert await cluster.call(gang[index], "told_to_a_task", 1) == [own]
-                assert await cluster.call(gang[index], "told_to_an_actor", 1) == [own]
+                assert await cluster.call(gang[index], "told_to_a_task", 1, "actor") == [own]
             # Who names a bundle gets that one.
-            assert await cluster.call(gang[1], "told_to_an_actor", 1, 0) == [[[0], ["0"], 1.0]]
+            assert await cluster.call(gang[1], "told_to_a_task", 1, "first bundle") == [[[0], ["0"], 1.0]]
             for command in gang:
                 await cluster.stop(command)
 

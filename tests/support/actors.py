@@ -26,14 +26,6 @@ def told_by_ray() -> list[object]:
     return [ray.get_gpu_ids(), context.get_accelerator_ids()["GPU"], context.get_assigned_resources().get("GPU", 0)]
 
 
-class Told:
-    """An actor of Ray that a worker starts."""
-
-    def told_by_ray(self) -> list[object]:
-        """What Ray says of its devices."""
-        return told_by_ray()
-
-
 def _nothing() -> None:
     pass
 
@@ -98,22 +90,13 @@ class Plain:
         """What Ray says of the devices of this process."""
         return told_by_ray()
 
-    def told_to_a_task(self, gpus: float) -> object:
-        """What Ray says to a task that this worker starts."""
+    def told_to_a_task(self, gpus: float, place: str = "") -> object:
+        """What Ray says to a task that this worker starts; or to an actor, or in the first bundle of its group."""
         ray = importlib.import_module("ray")
-        return ray.get(ray.remote(num_cpus=0, num_gpus=gpus)(told_by_ray).remote(), timeout=30)
-
-    def told_to_an_actor(self, gpus: float, bundle: int = -1) -> object:
-        """What Ray says to an actor that this worker starts, in any bundle of its group or in one that it names."""
-        ray = importlib.import_module("ray")
-        util = importlib.import_module("ray.util")
-        strategies = importlib.import_module("ray.util.scheduling_strategies")
-        named = {"placement_group": util.get_current_placement_group(), "placement_group_bundle_index": bundle}
-        strategy = strategies.PlacementGroupSchedulingStrategy(**named) if bundle >= 0 else None
-        actor = ray.remote(num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy)(Told).remote()
-        told = ray.get(actor.told_by_ray.remote(), timeout=30)
-        ray.kill(actor)
-        return told
+        first = {"placement_group": ray.util.get_current_placement_group(), "placement_group_bundle_index": 0}
+        options = first if place == "first bundle" else {}
+        started = ray.remote(num_cpus=0, num_gpus=gpus, **options)(Plain if place == "actor" else told_by_ray).remote()
+        return ray.get(started.told_by_ray.remote() if place == "actor" else started, timeout=30)
 
     def echo(self, value: object) -> object:
         """The value."""
