@@ -19,7 +19,7 @@ from callboard.controller.searches.placements import AwaitedPlacements
 from callboard.controller.services.agent import AgentService
 from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.sessions import Sessions
-from callboard.controller.sessions.spares import SpareTargets
+from callboard.controller.sessions.spare_targets import SpareTargets
 from callboard.scheduler import Scheduler, State
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import EventRecord

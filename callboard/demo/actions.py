@@ -13,7 +13,7 @@ from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
 from callboard.demo import elastic as elastic_demo
 from callboard.demo.acts import DoesNotFit
 from callboard.demo.rlhf import DemoOptions, as_plain, play

@@ -23,7 +23,7 @@ from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.machine_gpus import MachineGpus
 from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.taking_down import Leftovers
-from callboard.cli.show.failing import Failure
+from callboard.cli.show.exits import Failure
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
 from callboard.client.clusters import cluster_directory, recorded_clusters

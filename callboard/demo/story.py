@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import Failure
+from callboard.cli.show.exits import Failure
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.model.quantities import format_milli
 from callboard.v1.job_pb2 import Job

@@ -11,7 +11,7 @@ import pytest
 from callboard.cli.autoplace.outputs import replace_file, write_new
 from callboard.cli.layouts import config_source
 from callboard.cli.layouts.config_source import config_names, load_config
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.model.faults import InvalidInput
 
 

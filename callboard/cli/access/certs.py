@@ -12,7 +12,7 @@ import typer
 
 from callboard.cli.cluster.tokens import day, printed, state_directory
 from callboard.cli.show import screen
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.model.durations import parse_duration_ms
 from callboard.model.quantities import QuantityError

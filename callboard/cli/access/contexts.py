@@ -12,7 +12,7 @@ from typing import Any
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import keep_tls, wishes
 from callboard.cli.show import screen
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import with_port

@@ -34,7 +34,7 @@ from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.layouts.cluster_source import ClusterSource, described_cluster, live_cluster
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.show.file_faults import fault_lines
 from callboard.cli.show.session import failing_in_words
 from callboard.model.faults import InvalidInput

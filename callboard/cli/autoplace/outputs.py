@@ -18,7 +18,7 @@ from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.rlinf.paths import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import screen, svg
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 
 _MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, Liberation Mono, monospace"
 _DASHED: dict[str, str] = {"stroke": INK, "stroke_dasharray": "4 3"}

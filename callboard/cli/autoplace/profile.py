@@ -10,7 +10,7 @@ from typing import Any
 from callboard.autoplace.problem.profile import Measured, Timing, components, measured, profile_data, read_timings
 from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.calls.watching import MISSING
 from callboard.client.client import Client

@@ -18,7 +18,7 @@ from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
 from callboard.cli.local.dashboard import usable_port
 from callboard.cli.options import Stated, read_stated
 from callboard.cli.show import screen
-from callboard.cli.show.failing import FAILED, CommandFailed, Failure
+from callboard.cli.show.exits import FAILED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import find_controller
 from callboard.model.names import is_name

@@ -10,7 +10,7 @@ import typer
 from callboard.agents.options import AgentOptions, OptionError
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import ClusterPlan, NodeShape
-from callboard.cli.show.failing import CommandFailed, Failure
+from callboard.cli.show.exits import CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.model.cluster_text import NodeText
 from callboard.model.names import is_custom_resource, is_name

@@ -10,7 +10,7 @@ from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.nodes.actions import at_once, emptied
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.show.printing import done
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client

@@ -25,7 +25,7 @@ from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.options import Stated, read_stated, wishes
 from callboard.cli.show import screen
-from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result

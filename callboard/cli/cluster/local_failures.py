@@ -14,7 +14,7 @@ from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.records import AlreadyUp
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.local.turns import ClusterGone, NoTurn
-from callboard.cli.show.failing import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ import typer
 
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import running_clusters
 from callboard.controller.options import default_state_dir

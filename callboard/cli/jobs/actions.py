@@ -18,7 +18,7 @@ from callboard.cli.layouts.config_source import read_text, rl_config
 from callboard.cli.layouts.placement import refuse_placement, show_warnings
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed, Failure
 from callboard.cli.show.plain import plain, unprinted_job
 from callboard.cli.show.printing import done, show_result
 from callboard.cli.show.session import connected, waiting, with_client

@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from callboard.cli.layouts.config_source import COMPOSED
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.file_faults import refuse
 from callboard.model.faults import InvalidInput
 from callboard.model.names import is_actor_path

@@ -16,7 +16,7 @@ from functools import partial
 import typer
 
 from callboard.cli.show import screen
-from callboard.cli.show.failing import FAILED, INTERRUPTED
+from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.session import with_client
 from callboard.client.calls.execs import PIECE_BYTES, ExecDone, ExecSession
 from callboard.client.client import Client

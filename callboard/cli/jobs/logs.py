@@ -7,7 +7,7 @@ import sys
 import typer
 
 from callboard.cli.show import screen
-from callboard.cli.show.failing import CommandFailed, Failure
+from callboard.cli.show.exits import CommandFailed, Failure
 from callboard.cli.show.session import with_client
 from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client

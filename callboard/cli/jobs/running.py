@@ -18,7 +18,7 @@ import typer
 from callboard.cli.jobs.executing import interact, tell
 from callboard.cli.layouts.config_source import read_text
 from callboard.cli.options import wishes
-from callboard.cli.show.failing import FAILED, INTERRUPTED
+from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.cli.show.session import with_client
 from callboard.client.calls.watching import MISSING, LogLine

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from callboard.cli.show import words
-from callboard.cli.show.failing import NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import NO_PLAN, CommandFailed, Failure
 from callboard.cli.show.session import with_client
 from callboard.client.client import Client
 from callboard.model.cluster_text import parse_cluster

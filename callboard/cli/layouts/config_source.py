@@ -19,7 +19,7 @@ from typing import Any
 
 import typer
 
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import read_yaml
 

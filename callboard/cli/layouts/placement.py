@@ -13,7 +13,7 @@ from callboard.cli.layouts.config_source import rl_config
 from callboard.cli.layouts.placed_plan import describes_nodes
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
 from callboard.cli.show.file_faults import refuse, warn
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from callboard.cli.options import wishes
-from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, as_json, lines, of_faults
+from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, as_json, lines, of_faults
 from callboard.cli.show.printing import show_result
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.faults import Fault, InvalidInput
@@ -23,7 +23,7 @@ from callboard.model.inputs.source import SourceMapping, read_yaml
 from callboard.model.quantities import IN_BYTES, NOTHING, Resources, total
 from callboard.model.roles import PRESETS, RoleFile, member_names
 from callboard.model.specs import ComponentSpec, JobSpec
-from callboard.scheduler.account.described import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
+from callboard.scheduler.account.described_nodes import DescribedNode, JobPlan, ask_of, asks_by_pool, nodes_of, plan_job
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

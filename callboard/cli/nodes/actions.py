@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from callboard.cli.nodes import views as node_views
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import CommandFailed, Failure
+from callboard.cli.show.exits import CommandFailed, Failure
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
 from callboard.cli.show.session import connected

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import BAD_INPUT, FAILED, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, FAILED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.replaying import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed

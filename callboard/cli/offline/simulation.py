@@ -12,7 +12,7 @@ from rich.text import Text
 
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.failing import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.simulation import (
     Shrunk,

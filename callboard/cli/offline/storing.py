@@ -10,7 +10,7 @@ from pathlib import Path
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import wishes
 from callboard.cli.show import screen
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.copying import Copied, Until, back_up_journal, copy_journal, restore_journal
 from callboard.controller.journal.database import Where, check_url

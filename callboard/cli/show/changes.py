@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from callboard.cli.show.failing import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
 
 Change = tuple[tuple[str, ...], Any]
 """Path of a field, and its new value."""

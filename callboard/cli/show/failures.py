@@ -1,4 +1,4 @@
-"""The failures that a person can do something about: the words of each kind, and its exit code."""
+"""The failures that a person can do something about: the words of each kind, and which exit code it has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from callboard.cli.show.failing import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
+from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.errors import (
     JobEnded,
     NoController,
@@ -58,7 +58,7 @@ EXPECTED = (
 
 
 def failure_of(error: Exception) -> Failure:
-    """``error`` in words. The sentences name no controller: :func:`~callboard.cli.show.failing.lines` adds it."""
+    """``error`` in words. The sentences name no controller: :func:`~callboard.cli.show.exits.lines` adds it."""
     for kind, describe in _DESCRIPTIONS:
         if isinstance(error, kind):
             return describe(error)

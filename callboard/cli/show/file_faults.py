@@ -13,7 +13,7 @@ from rich.text import Text
 
 from callboard.cli.options import wishes
 from callboard.cli.show import screen
-from callboard.cli.show.failing import BAD_INPUT, Failure, as_json
+from callboard.cli.show.exits import BAD_INPUT, Failure, as_json
 from callboard.model.faults import Fault, InvalidInput
 from callboard.placement.source.yaml_tree import composed_text
 

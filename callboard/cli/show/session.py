@@ -12,7 +12,7 @@ import typer
 
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import INTERRUPTED, as_json, lines
+from callboard.cli.show.exits import INTERRUPTED, as_json, lines
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
 from callboard.client.errors import Unreachable

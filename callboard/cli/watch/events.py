@@ -13,7 +13,7 @@ from rich.text import Text
 from callboard.cli.jobs import views as job_views
 from callboard.cli.options import Output, wishes
 from callboard.cli.show import printing, screen, words
-from callboard.cli.show.failing import FAILED
+from callboard.cli.show.exits import FAILED
 from callboard.cli.show.plain import plain
 from callboard.cli.show.session import connected, with_client
 from callboard.client.client import Client

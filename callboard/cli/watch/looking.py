@@ -18,7 +18,7 @@ from callboard._version import __version__
 from callboard.cli.jobs.pending import with_reasons
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.failing import FAILED
+from callboard.cli.show.exits import FAILED
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected, with_client

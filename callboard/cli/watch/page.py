@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from callboard.cli.options import wishes
 from callboard.cli.show import screen
-from callboard.cli.show.failing import FAILED, CommandFailed, Failure
+from callboard.cli.show.exits import FAILED, CommandFailed, Failure
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected
 from callboard.client.client import Client

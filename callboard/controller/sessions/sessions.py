@@ -32,7 +32,7 @@ from callboard.controller.options import ControllerOptions
 from callboard.controller.sessions.admission import GONE, check_epoch, check_order, check_peers, unusual, welcome
 from callboard.controller.sessions.ray_board import RayBoard
 from callboard.controller.sessions.session import AgentSession
-from callboard.controller.sessions.spares import MAX_PRELOADS, tell_spares
+from callboard.controller.sessions.spare_targets import MAX_PRELOADS, tell_spares
 from callboard.scheduler import Outcome
 from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import (

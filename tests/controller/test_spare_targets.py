@@ -9,7 +9,7 @@ import pytest
 
 from callboard.controller.server import Controller
 from callboard.controller.sessions.session import AgentSession
-from callboard.controller.sessions.spares import SpareTargets, preloads_about, tell_spares
+from callboard.controller.sessions.spare_targets import SpareTargets, preloads_about, tell_spares
 from callboard.model.quantities import Resources
 from callboard.model.specs import PgPoolSpec, PoolSpec
 from callboard.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Failures shown to people: what happened, why, what to do, and the exit code.
+"""How a verb ends: its exit code, and a failure as what happened, why, and what to do.
 
 Errors are types with fields; this is the edge where they become text (CONTRIBUTING.md). Here is the form alone, without
 a client's errors (:mod:`callboard.cli.show.failures` puts those into words), for verbs that ask no controller.

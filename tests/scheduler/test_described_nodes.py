@@ -9,7 +9,7 @@ import pytest
 from callboard.model.cluster_text import parse_cluster
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PoolSpec, Strategy, WorkerPlace
-from callboard.scheduler.account.described import DescribedNode, JobPlan, described_state, nodes_of, plan_job
+from callboard.scheduler.account.described_nodes import DescribedNode, JobPlan, described_state, nodes_of, plan_job
 from callboard.scheduler.account.explain import explain_spec
 from callboard.scheduler.machine import Scheduler
 from callboard.scheduler.records.events import JobSubmitted, NodeJoined, PoolCreated
