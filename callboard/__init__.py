@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from callboard.client import NoController as NoController
     from callboard.client import NoRay as NoRay
     from callboard.client import NoResult as NoResult
+    from callboard.client import OlderController as OlderController
     from callboard.client import RequestTooLarge as RequestTooLarge
     from callboard.client import SeveralControllers as SeveralControllers
     from callboard.client import SyncClient as SyncClient
@@ -105,7 +106,7 @@ _PUBLIC = public_names(
         """,
         "callboard.client": """
             CallOptions Client ClusterFailed JobEnded JobHandle LogLine NoActor NoController NoRay NoResult
-            RequestTooLarge SeveralControllers SyncClient SyncJobHandle TypedWorkerHandle
+            OlderController RequestTooLarge SeveralControllers SyncClient SyncJobHandle TypedWorkerHandle
             Unreachable WaitTimeout WorkerGone WorkerHandle
         """,
         "callboard.model": """

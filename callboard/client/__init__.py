@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from callboard.client.errors import NoController as NoController
     from callboard.client.errors import NoRay as NoRay
     from callboard.client.errors import NoResult as NoResult
+    from callboard.client.errors import OlderController as OlderController
     from callboard.client.errors import RequestTooLarge as RequestTooLarge
     from callboard.client.errors import SeveralControllers as SeveralControllers
     from callboard.client.errors import Unreachable as Unreachable
@@ -53,7 +54,7 @@ _PUBLIC = public_names(
             Client
         """,
         "callboard.client.errors": """
-            ClusterFailed JobEnded NoController NoRay NoResult RequestTooLarge SeveralControllers
+            ClusterFailed JobEnded NoController NoRay NoResult OlderController RequestTooLarge SeveralControllers
             Unreachable WaitTimeout WorkerGone
         """,
         "callboard.client.jobs": """

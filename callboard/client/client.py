@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from google.protobuf.message import Message
 
+from callboard.client.calls import methods
 from callboard.client.calls.cluster_calls import ClusterCalls
 from callboard.client.calls.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
-from callboard.client.calls.job_calls import JobCalls, SessionKeeper
+from callboard.client.calls.job_calls import LIVE_STATES, JobCalls, SessionKeeper
 from callboard.client.calls.methods import Method
 from callboard.client.clusters import LocalCluster, Target, find_controller
-from callboard.client.errors import NoRay
+from callboard.client.errors import NoRay, OlderController
 from callboard.client.workers import connect_ray
 from callboard.security.tls import TlsFiles
 from callboard.security.tokens import find_token
-from callboard.v1.scheduler_pb2 import Stats
+from callboard.v1.node_pb2 import NodeState
+from callboard.v1.scheduler_pb2 import GetOverviewResponse, Stats
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -174,6 +177,44 @@ class Client(JobCalls, ClusterCalls):
             CallboardError: the call failed; the type says why.
         """
         return await self._connection.call(method, request, timeout_s=timeout)
+
+    async def overview(self, *, nodes: int = 100, jobs: int = 100) -> GetOverviewResponse:
+        """What one screen shows of a cluster of any size: figures, pools, and the nodes and jobs that matter most.
+
+        A controller that is too old to choose is asked for its lists: the first of each come.
+
+        Args:
+            nodes: most nodes, up to 1000: those that need attention, then by rank.
+            jobs: most jobs, up to 1000: half that hold something, half that start next.
+        """
+        request = methods.GET_OVERVIEW.request(max_nodes=nodes, max_jobs=jobs)
+        try:
+            return await self._connection.call(methods.GET_OVERVIEW, request)
+        except OlderController:
+            seen = await self.everything()
+        there = [node for node in seen.nodes if node.state != NodeState.NODE_STATE_LEFT]
+        return GetOverviewResponse(
+            stats=seen.stats,
+            pools=seen.pools,
+            nodes=there[:nodes],
+            more_nodes=max(0, len(there) - nodes),
+            jobs=seen.jobs[:jobs],
+            more_jobs=max(0, len(seen.jobs) - jobs),
+            ray_nodes=seen.ray_nodes,
+        )
+
+    async def everything(self) -> GetOverviewResponse:
+        """An overview of all that the lists hold, with nothing left out; also the nodes that have left."""
+        stats, nodes, pools, jobs = await asyncio.gather(
+            self.stats(), self.list_nodes(), self.list_pools(), self.list_jobs(states=LIVE_STATES)
+        )
+        return GetOverviewResponse(
+            stats=stats,
+            nodes=nodes,
+            pools=pools,
+            jobs=jobs,
+            ray_nodes={node.ray_node_id: node.name.removeprefix("nodes/") for node in nodes if node.ray_node_id},
+        )
 
     async def reachable(self, timeout: float) -> bool:
         """Whether the controller can be reached within ``timeout`` seconds."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from callboard.wire.refusals import Unavailable
+from callboard._version import __version__
+from callboard.wire.refusals import CallboardError, Unavailable
 
 
 class NoController(Exception):
@@ -56,6 +57,25 @@ class Unreachable(Unavailable):
         super().__init__(f"no controller answers at {address}: {detail}")
         self.address = address
         self.detail = detail
+
+
+class OlderController(CallboardError):
+    """The controller does not know a call that this client has. Nothing was done.
+
+    Attributes:
+        address: its address.
+        call: the call, "SchedulerService/GetDemand".
+    """
+
+    code = "UNIMPLEMENTED"
+
+    def __init__(self, *, address: str, call: str) -> None:
+        super().__init__(
+            f"the controller at {address} does not know the call {call}: it is older than this client. Bring it to "
+            f"version {__version__}, which this client has, or a later one"
+        )
+        self.address = address
+        self.call = call
 
 
 class ClusterFailed(Exception):

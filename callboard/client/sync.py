@@ -232,6 +232,7 @@ class SyncClient(_Blocking[Client]):
     set_policy = _blocking(Client.set_policy)
     stats = _blocking(Client.stats)
     overview = _blocking(Client.overview)
+    everything = _blocking(Client.everything)
     demand = _blocking(Client.demand)
     audit = _blocking(Client.audit)
     list_events = _blocking(Client.list_events)

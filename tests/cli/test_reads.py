@@ -49,7 +49,7 @@ from callboard.wire.refusals import ErrorReason, NotFound, Unavailable
 from tests.cli import objects
 from tests.cli.conftest import Run
 from tests.support import nvml_library
-from tests.support.fake_api import ALL_METHODS, FakeApi, ThreadedApi
+from tests.support.fake_api import ALL_METHODS, FakeApi, ThreadedApi, unreleased
 from tests.support.nvml_library import Gpu, Library
 
 READS = [
@@ -112,6 +112,20 @@ def test_a_table_has_no_internal_ids(run: Run, verb: tuple[str, ...]) -> None:
     assert shown.exit_code == 0, shown.output
     assert [name for name in INTERNAL_IDS if name in shown.output] == []
     assert "train-00" in shown.output or "rlhf" in shown.output or "rollout-01" in shown.output
+
+
+def test_an_older_controller_has_the_same_status(run: Run, api: FakeApi) -> None:
+    newer = run("status").output
+    assert "train-00" in newer
+    api.lacks = unreleased()
+    older = run("status")
+    assert older.exit_code == 0, older.output
+    stores, untold = (
+        next(line for line in shown.splitlines() if "Object store" in line) for shown in (newer, older.output)
+    )
+    assert untold.startswith("Object store: not known, the controller at")
+    assert older.output.replace(untold, stores) == newer
+    assert f"{api.address} (from CALLBOARD_CONTROLLER) with node-1" in run("demand").stderr
 
 
 @pytest.mark.parametrize("verb", READS, ids=" ".join)
@@ -538,3 +552,10 @@ class TestVersion:
             assert differs in shown.stdout
         told = json.loads(run("version", "--check", "-o", "json").stdout)
         assert (told["fits"], len(told["differ"]), len(told["programs"])) == (False, 3, 3)
+
+    def test_a_controller_that_says_none_is_older(self, api: FakeApi, run: Run) -> None:
+        api.on(methods.LIST_NODES, ListNodesResponse())
+        api.on(methods.GET_STATS, GetStatsResponse(stats=Stats()))
+        shown = run("version", "--check")
+        assert shown.exit_code == 1
+        assert f"callboard: {__version__}, an older one that does not say; install the same everywhere" in shown.stdout

@@ -6,10 +6,12 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.message import Message
 
 from callboard.client.calls import methods
@@ -34,6 +36,18 @@ ALL_METHODS: dict[str, Method[Any, Any]] = {
 }
 
 
+def unreleased() -> frozenset[str]:
+    """Paths of the methods that the last release, as `protos/released.binpb` describes it, did not have."""
+    described = FileDescriptorSet.FromString((Path(__file__).parents[2] / "protos" / "released.binpb").read_bytes())
+    known = {
+        f"/{file.package}.{service.name}/{method.name}"
+        for file in described.file
+        for service in file.service
+        for method in service.method
+    }
+    return frozenset(ALL_METHODS) - known
+
+
 class FakeApi(grpc.GenericRpcHandler):
     """Answers by functions; keeps every request.
 
@@ -46,6 +60,8 @@ class FakeApi(grpc.GenericRpcHandler):
         self.requests: list[Message] = []
         self.contexts: list[Any] = []
         self.address = ""
+        self.lacks: frozenset[str] = frozenset()
+        """Paths of methods that it doesn't know, as an older controller: gRPC itself answers UNIMPLEMENTED."""
         self._answers: dict[str, Any] = {}
         self._server: grpc.aio.Server | None = None
 
@@ -78,7 +94,7 @@ class FakeApi(grpc.GenericRpcHandler):
     def service(self, details: Any) -> Any:
         """What gRPC asks for the handler of a path."""
         method = ALL_METHODS.get(details.method)
-        if method is None:
+        if method is None or method.full_path in self.lacks:
             return None
         serialize = method.response.SerializeToString
         if method in (methods.WATCH, methods.READ_JOB_OUTPUT):

@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from callboard._version import __version__
 from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, UNREACHABLE, CommandFailed, Failure, of_faults
 from callboard.client.errors import (
     JobEnded,
     NoController,
     NoRay,
     NoResult,
+    OlderController,
     RequestTooLarge,
     SeveralControllers,
     Unreachable,
@@ -138,6 +140,15 @@ def _unreachable(error: Unreachable) -> Failure:
         "Check that it runs (`callboard up` starts one here), or name another with --controller. If it listens with "
         "TLS, name its authority with --tls-ca, and a certificate of your own or a token.",
         UNREACHABLE,
+    )
+
+
+def _older(error: OlderController) -> Failure:
+    return Failure(
+        "The controller is older than this command line and can't do this.",
+        f"It does not know the call {error.call}; version {__version__}, which the command line has, does.",
+        f"Install version {__version__} where the controller runs, and start it again on its state directory: what "
+        "runs goes on. `callboard version --check` shows the version of each program.",
     )
 
 
@@ -334,6 +345,7 @@ _DESCRIPTIONS: tuple[tuple[type[Exception], Callable[..., Failure]], ...] = (
     (SeveralControllers, _several),
     (RequestTooLarge, _too_large),
     (Unreachable, _unreachable),
+    (OlderController, _older),
     (Unavailable, _unavailable),
     (InvalidRequest, _invalid_request),
     (DeadlineExceeded, _deadline),

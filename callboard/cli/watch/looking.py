@@ -77,7 +77,7 @@ def version(*, check: bool) -> None:
         differ = [
             f"{name}: {', '.join(sorted(found))}"
             for name, found in {
-                "callboard": {row["callboard"] for row in rows if row["callboard"]},
+                "callboard": {row["callboard"] or "an older one that does not say" for row in rows},
                 "Ray": {row["ray"] for row in rows if row["ray"]},
                 "Python": {".".join(row["python"].split(".")[:2]) for row in rows if row["python"]},
             }.items()

@@ -48,7 +48,7 @@ async def show(client: Client) -> None:
     """Shows the cluster on one screen. It costs the controller as much as a screen shows, however large the cluster;
     programs, and whoever wants it wide, get everything."""
     if wishes.for_program or wishes.wide:
-        seen = await _everything(client)
+        seen = await client.everything()
     else:
         seen = await client.overview(nodes=SHOWN, jobs=SHOWN)
     if wishes.for_program:
@@ -69,20 +69,6 @@ async def show(client: Client) -> None:
         # Beside everything else: what Ray says of itself is the slowest to come.
         stores, jobs = await asyncio.gather(_stores(client, seen), with_reasons(client, seen.jobs, most=most))
         screen.stdout(wide=wishes.wide).print(_view(client.address, seen, jobs, stores, wide=wishes.wide))
-
-
-async def _everything(client: Client) -> GetOverviewResponse:
-    """An overview with nothing left out."""
-    stats, nodes, pools, jobs = await asyncio.gather(
-        client.stats(), client.list_nodes(), client.list_pools(), client.list_jobs(states=words.LIVE_STATES)
-    )
-    return GetOverviewResponse(
-        stats=stats,
-        nodes=nodes,
-        pools=pools,
-        jobs=jobs,
-        ray_nodes={node.ray_node_id: words.node_id(node) for node in nodes if node.ray_node_id},
-    )
 
 
 async def _stores(client: Client, seen: GetOverviewResponse) -> list[ObjectStore] | str:

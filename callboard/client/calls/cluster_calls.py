@@ -24,7 +24,7 @@ from callboard.v1.inspection_pb2 import InspectionAsk, NodeInspection, RayObject
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroup
 from callboard.v1.pool_pb2 import Pool
-from callboard.v1.scheduler_pb2 import AuditEntry, Demand, GetOverviewResponse, Stats
+from callboard.v1.scheduler_pb2 import AuditEntry, Demand, Stats
 from callboard.wire.amounts import resources_from_proto
 from callboard.wire.refusals import Unavailable
 from callboard.wire.specs import policy_from_proto, policy_to_proto, pool_spec_to_proto
@@ -300,16 +300,6 @@ class ClusterCalls:
     async def stats(self) -> Stats:
         """Figures of the whole cluster, read from the ledger at the moment of the call."""
         return (await self._connection.call(methods.GET_STATS, methods.GET_STATS.request())).stats
-
-    async def overview(self, *, nodes: int = 100, jobs: int = 100) -> GetOverviewResponse:
-        """What one screen shows of a cluster of any size: figures, pools, and the nodes and jobs that matter most.
-
-        Args:
-            nodes: most nodes, up to 1000: those that need attention, then by rank.
-            jobs: most jobs, up to 1000: half that hold something, half that start next.
-        """
-        request = methods.GET_OVERVIEW.request(max_nodes=nodes, max_jobs=jobs)
-        return await self._connection.call(methods.GET_OVERVIEW, request)
 
     async def demand(self) -> list[Demand]:
         """What waiting jobs and growing components want beyond what there is, oldest first; for autoscalers."""

@@ -22,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from callboard.client.calls.methods import Method
-from callboard.client.errors import RequestTooLarge, Unreachable
+from callboard.client.errors import OlderController, RequestTooLarge, Unreachable
 from callboard.model.durations import Backoff
 from callboard.security.dialing import FindToken, open_channel
 from callboard.security.tls import TlsFiles
@@ -146,13 +146,13 @@ class Connection:
                 if maybe_done and method.gone_is_done and parse_error(error).reason is ErrorReason.NOT_FOUND:
                     return method.response()
                 if failed is not None and loop.time() >= deadline and not is_answer(error):
-                    raise self.translated(failed) from failed  # why there was no answer, not that time is over
+                    raise self.translated(failed, method) from failed  # why there was no answer, not that time is over
                 give_up = deadline if self._comes_back(error) else min(deadline, start + self._retry_s)
                 not_done = _was_not_done(error)
                 if _is_elsewhere(error):
                     self._channel.moved(error)
                 if not _is_away(error) or not (not_done or method.may_repeat(request)) or loop.time() >= give_up:
-                    raise self.translated(error) from error
+                    raise self.translated(error, method) from error
                 failed, maybe_done = error, maybe_done or not not_done
             else:
                 self._answered = True
@@ -197,7 +197,7 @@ class Connection:
                 if _is_elsewhere(error):
                     self._channel.moved(error)
                 if answered or not self._has_another_token(error):
-                    raise self.translated(error) from error
+                    raise self.translated(error, method) from error
             else:
                 return
             finally:
@@ -220,7 +220,7 @@ class Connection:
             with self._told_that_it_moved():
                 yield call
         except grpc.aio.AioRpcError as error:
-            raise self.translated(error) from error
+            raise self.translated(error, method) from error
         finally:
             call.cancel()
 
@@ -280,8 +280,8 @@ class Connection:
         a journal it can't write, is not away."""
         return self._answered and self._retry_s > 0 and (is_lost(error) or parse_error(error).reason in _GIVEN_UP)
 
-    def translated(self, error: grpc.aio.AioRpcError) -> CallboardError:
-        """The error that a caller of the client gets."""
+    def translated(self, error: grpc.aio.AioRpcError, method: Method[Any, Any]) -> CallboardError:
+        """The error that a caller of the client gets for a call of ``method``."""
         if is_lost(error):
             return Unreachable(address=self.address, detail=why_lost(error.code(), error.details()))
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not is_answer(error):
@@ -289,6 +289,8 @@ class Connection:
                 f"the controller at {self.address} did not answer in time, although something listens there: its "
                 "process may be stopped or overloaded"
             )
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED and not is_answer(error):
+            return OlderController(address=self.address, call=method.path)
         refused = error_from_rpc(error)
         kind, _, name = refused.error.metadata.get("subject", "").partition("/")
         if refused.error.reason is ErrorReason.NOT_FOUND and kind == "pools":

@@ -110,7 +110,7 @@ class ExecSession:
                     case _:
                         pass  # of a newer version
             if self.done is None and await call.code() is not grpc.StatusCode.OK:
-                raise self._connection.translated(await _error_of(call))
+                raise self._connection.translated(await _error_of(call), methods.EXEC_WORKER)
             if self.done is None:
                 raise Unavailable("the connection ended before the program did")
 

@@ -36,7 +36,8 @@ PIECE_BYTES = 1 << 20
 """Of a package in one message."""
 
 _STATES = tuple(value.name.removeprefix("JOB_STATE_") for value in JobState.DESCRIPTOR.values if value.number)
-_LIVE = tuple(state for state in _STATES if state not in ENDED)
+LIVE_STATES = tuple(state for state in _STATES if state not in ENDED)
+"""States of jobs that have not ended."""
 
 
 class JobCalls:
@@ -150,7 +151,7 @@ class JobCalls:
             job: only those of this job; empty: of all.
             node: only those on this node; empty: on all.
         """
-        jobs = [(await self.get_job(job)).job] if job else await self.list_jobs(states=_LIVE)
+        jobs = [(await self.get_job(job)).job] if job else await self.list_jobs(states=LIVE_STATES)
         return [
             (owner, worker)
             for owner in sorted(jobs, key=lambda each: each.spec.name)
@@ -170,7 +171,7 @@ class JobCalls:
         Raises:
             NotFound: no job that has not ended carries it.
         """
-        for job in await self.list_jobs(states=_LIVE):
+        for job in await self.list_jobs(states=LIVE_STATES):
             for component in job.spec.components:
                 if component.ray_options.get("name") == alias:
                     return JobHandle(self._connection, job).workers(component.name)
