@@ -180,7 +180,7 @@ class Chaos:
 
     def _cut_controllers_power(self) -> None:
         # What was written a moment before must be there, whatever becomes of what is being written.
-        in_ms, wait_ms = self._chance.choice([0, 500, 3_000]), self._chance.choice([2_000, 10_000, 40_000])
+        in_ms, wait_ms = self._chance.choice([0, 3_000, 10_000]), self._chance.choice([2_000, 10_000, 40_000])
         if self._controller.alive:
             self._controller.lose_power(in_ms, lambda: self._site.timeline.after(wait_ms, self._controller.start))
 
