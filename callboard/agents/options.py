@@ -99,7 +99,7 @@ class AgentOptions:
     )
     foreign_gpu_use: Literal["avoid", "warn", "ignore"] = option(
         "avoid",
-        "Where a process that is not this cluster's holds GPU memory: place no new work, warn, or ignore it.",
+        "What to do about a GPU whose memory another program holds: place no new work there, warn, or ignore it.",
     )
     foreign_gpu_bytes: int = option(1 << 30, "Memory of a GPU that such processes may hold.", "--foreign-gpu-memory")
     runtime: Literal["ray", "process"] = option("ray", "Host workers as Ray actors, or as plain processes without Ray.")
@@ -142,8 +142,15 @@ class AgentOptions:
     """Else proxy variables of the environment don't apply to its address (GC-10)."""
     run_dir: str = option("", "Folder for the agent's files.", metavar="DIR")
     """Empty: `$XDG_RUNTIME_DIR/callboard/{cluster}/{node_id}` or `/tmp/callboard-{uid}/{cluster}/{node_id}`."""
-    log_format: Literal["console", "json"] = option("console", "auto, console or json.", written="auto")
-    log_level: str = option("INFO", "debug, info, warning or error.", written="info")
+    log_format: Literal["console", "json"] = option(
+        "console",
+        "Format of the log; auto: console on a terminal, else json.",
+        written="auto",
+        metavar="<auto|console|json>",
+    )
+    log_level: str = option(
+        "INFO", "Least important messages that are logged.", written="info", metavar="<debug|info|warning|error>"
+    )
     exit_with_parent: int | None = option(
         None, "End when this program, which started it, ends.", metavar="PID", hidden=True
     )

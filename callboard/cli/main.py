@@ -36,7 +36,7 @@ def _global_options(
         bool, option("--version", "Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     context: Annotated[
-        str, option("--context", "NAME", "Use this context of `callboard login`; none: none of them.")
+        str, option("--context", "NAME", "Use this context, which `callboard login` made; none: use no context.")
     ] = "",
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,

@@ -122,9 +122,12 @@ StateDirOption = Annotated[
 ]
 
 TlsCaOption = Annotated[
-    Path | None, option("--tls-ca", "FILE", "Authorities (PEM) that the other end's certificate must be from.")
+    Path | None,
+    option("--tls-ca", "FILE", "Certificate authorities (PEM) that may have issued the other side's certificate."),
 ]
-TlsCertOption = Annotated[Path | None, option("--tls-cert", "FILE", "Own certificate (PEM) to show to the other end.")]
+TlsCertOption = Annotated[
+    Path | None, option("--tls-cert", "FILE", "Your own certificate (PEM), which the other side gets to see.")
+]
 TlsKeyOption = Annotated[Path | None, option("--tls-key", "FILE", "Key of --tls-cert (PEM, mode 0600).")]
 
 ControllerOption = Annotated[

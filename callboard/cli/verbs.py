@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 from typer.main import get_group
 
 MODULE_OF = MappingProxyType(
@@ -100,4 +100,15 @@ def _command(name: str) -> Any:
     alone = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     alone.registered_commands = [info for info in found.registered_commands if info.name == name]
     alone.registered_groups = [info for info in found.registered_groups if info.name == name]
-    return get_group(alone).commands[name]
+    command = get_group(alone).commands[name]
+    _without_types(command)
+    return command
+
+
+def _without_types(command: Any) -> None:
+    """Lets the help name an argument alone: typer adds its Python type, which says nothing to people."""
+    for below in getattr(command, "commands", {}).values():
+        _without_types(below)
+    for each in command.params:
+        if isinstance(each, TyperArgument):
+            setattr(each, "display_type_rich", lambda ctx: "")  # noqa: ARG005, B010 - as typer calls it

@@ -153,7 +153,7 @@ class ControllerOptions:
     otlp: str = option("", "Send traces of jobs to this OpenTelemetry collector (gRPC).", metavar="URL")
     page: str = option(
         "",
-        "Where the web page is; none: nowhere. Default: 127.0.0.1:8780, or a free port if that is taken.",
+        "Address of the web page; none: no page. Default: 127.0.0.1:8780, or a free port if that is taken.",
         "--page",
         "--page-port",
         metavar="[HOST:]PORT",
@@ -162,7 +162,9 @@ class ControllerOptions:
     """Here, empty is none; port 0 takes a free one."""
     page_required: bool = option(True, "", "--page")
     """End if that address can't be listened on, instead of taking a free port."""
-    page_open: bool = option(False, "Show the web page to everybody who reaches it; they change nothing.")
+    page_open: bool = option(
+        False, "Show the web page to everybody who can reach it; without a token they can change nothing."
+    )
     page_names: tuple[str, ...] = option(
         (),
         "Name by which browsers may call the page, besides addresses and this machine's; may be repeated.",
@@ -180,11 +182,11 @@ class ControllerOptions:
     """Which signed tokens of a company's login count; None: none do."""
     token_listen: str = option(
         "",
-        "With --tls-ca: where callers with a token and without a certificate connect; none: nowhere. "
+        "With --tls-ca: address for callers that have a token but no certificate; none: no such address. "
         "Default: the port after --listen's.",
         metavar="HOST:PORT",
     )
-    lease_ms: int = option(15_000, "How long an agent may act without hearing from it.")
+    lease_ms: int = option(15_000, "How long an agent may act without hearing from the controller.")
     """Three heartbeats, so that one lost message costs nothing."""
     heartbeat_ms: int = option(5_000, "Time between heartbeats of an agent.")
     orphan_grace_ms: int = option(
@@ -198,11 +200,15 @@ class ControllerOptions:
     """For callers without a deadline."""
     progress_ms: int = option(10_000, "Time between marks of progress on an idle watch.")
     limits: Limits = option(Limits, "", "--limit")
-    loop: Literal["auto", "uvloop", "asyncio"] = option("auto", "Event loop: auto, uvloop or asyncio.")
+    loop: Literal["auto", "uvloop", "asyncio"] = option("auto", "Event loop to use.")
     """``auto`` takes uvloop where it is installed."""
-    log_format: Literal["auto", "console", "json"] = option("auto", "auto, console or json.")
+    log_format: Literal["auto", "console", "json"] = option(
+        "auto", "Format of the log; auto: console on a terminal, else json."
+    )
     """``console`` for people, ``json`` for machines, ``auto``: console on a terminal."""
-    log_level: Literal["debug", "info", "warning", "error"] = option("info", "debug, info, warning or error.")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "Least important messages that are logged."
+    )
     exit_with_parent: bool = False
     """Stop when the process that started this one is gone."""
 

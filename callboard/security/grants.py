@@ -73,7 +73,7 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
         role: what it may do.
         lasts_ms: how long it counts; 0: for ever.
         node: the only node that it is for; empty: any.
-        replace: whether one of that name goes: its old token counts no longer.
+        replace: whether one of that name goes: its old token is no longer valid.
 
     Raises:
         BadGrant: the name is none or is taken.

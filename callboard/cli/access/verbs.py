@@ -84,7 +84,10 @@ def client_certificate(
 @cert_verbs.command("renew", epilog="Example: callboard certs renew server")
 @takes("output")
 def renew(
-    name: Annotated[str, argument("NAME", "Name of the client or node; server: the controller's; authority.")],
+    name: Annotated[
+        str,
+        argument("NAME", "Name of the client or node; `server`: of the controller; `authority`: the authority itself."),
+    ],
     lasts: LastsOption = "",
     directory: DirOption = None,
 ) -> None:
@@ -130,7 +133,7 @@ def login(
         option(
             "--token-file",
             "FILE",
-            "Private file with a token; -: the standard input. Default: $CALLBOARD_TOKEN_FILE, $CALLBOARD_TOKEN.",
+            "Private file with a token; - reads the input. Default: $CALLBOARD_TOKEN_FILE, $CALLBOARD_TOKEN.",
             allow_dash=True,
         ),
     ] = None,
@@ -170,6 +173,6 @@ def use_context(
 def remove_context(name: NameArgument) -> None:
     """Forget a context and its credentials.
 
-    That is: on this machine; the controller still takes them.
+    Only on this machine: the controller still accepts the credentials.
     """
     actions.contexts.remove(name)

@@ -47,7 +47,9 @@ def autoplace(
     nodes: Annotated[
         str,
         option(
-            "--nodes", "TEXT", "The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: the cluster that the config describes."
+            "--nodes",
+            "NODES",
+            "The cluster, e.g. 8+8 or 4x(8gpu:h100). Default: the cluster that the config describes.",
         ),
     ] = "",
     controller: Annotated[

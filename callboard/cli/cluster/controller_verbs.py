@@ -35,7 +35,7 @@ def controller(
         option(
             "--jwt-key",
             "FILE",
-            "Public keys (PEM or JWKS) of a login whose signed tokens count; needs --jwt-issuer, --jwt-audience.",
+            "Public keys (PEM or JWKS) of a login whose signed tokens are valid; needs --jwt-issuer, --jwt-audience.",
         ),
     ] = None,
     jwt_issuer: Annotated[str, option("--jwt-issuer", "URL", "Issuer of signed tokens.")] = "",

@@ -28,11 +28,11 @@ def create(
         str, option("--lasts", "TIME", "How long the token is valid, e.g. 30d. Default: until it is revoked.")
     ] = "",
     replace: Annotated[
-        bool, option("--replace", "Give a client that exists a new token; its old one counts no longer.")
+        bool, option("--replace", "Give a client that exists a new token; its old one is no longer valid.")
     ] = False,
     state_dir: StateDirOption = None,
 ) -> None:
-    """Make a client and print its token, which is kept nowhere else. It counts within a second."""
+    """Make a client and print its token, which is kept nowhere else. It is valid within a second."""
     actions.tokens.create(name, role=role, file=file, lasts=lasts, replace=replace, state_dir=state_dir)
 
 
@@ -46,5 +46,5 @@ def list_tokens(state_dir: StateDirOption = None) -> None:
 @token_verbs.command("revoke", epilog="Example: callboard token revoke alice")
 @takes("output")
 def revoke(name: Annotated[str, argument("NAME", "Name of the client.")], state_dir: StateDirOption = None) -> None:
-    """Take a client's token back. It counts no longer within two seconds, and its open streams end."""
+    """Take a client's token back. Within two seconds it is no longer valid, and the client's open streams end."""
     actions.tokens.revoke(name, state_dir=state_dir)

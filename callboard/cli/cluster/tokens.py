@@ -96,7 +96,7 @@ def revoke(name: str, *, state_dir: Path | None) -> None:
     with _of_controller(state_dir) as directory:
         grants.revoke(directory, name)
     if not printed({"name": name, "revoked": True}):
-        screen.stdout().print(f"The token of {name} counts no longer.")
+        screen.stdout().print(f"The token of {name} is no longer valid.")
 
 
 def printed(value: Any) -> bool:

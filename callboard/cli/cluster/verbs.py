@@ -42,7 +42,7 @@ def up(
         str,
         option(
             "--nodes",
-            "TEXT",
+            "NODES",
             "Instead of --agents and --gpus-per-node: the nodes, e.g. 2x(2gpu,8cpu)+(16cpu). Those "
             "with GPUs are in the node group gpu, the others in cpu.",
         ),

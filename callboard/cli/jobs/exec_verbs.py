@@ -30,11 +30,11 @@ WorkerOption = Annotated[
 @takes("controller", "quiet")
 def exec_(
     job: JobArgument,
-    command: Annotated[list[str], argument("COMMAND…", "The program and its arguments, behind --.")],
+    command: Annotated[list[str], argument("COMMAND…", "The program and its arguments, after --.")],
     rank: Annotated[int, option("--rank", "N", "Rank of the worker.", min=0)] = 0,
     worker: WorkerOption = "",
     interactive: Annotated[
-        bool, option("-i", "--interactive", "Pass standard input on, as always where it is no terminal.")
+        bool, option("-i", "--interactive", "Pass on what you type; input from a file or a pipe is always passed on.")
     ] = False,
     tty: Annotated[bool, option("-t", "--tty", "Give the program a terminal.")] = False,
 ) -> None:

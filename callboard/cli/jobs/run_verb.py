@@ -31,8 +31,8 @@ def run(
         list[str] | None, argument("COMMAND…", "The program and its arguments, as you would type them.")
     ] = None,
     pool: Annotated[str, option("--pool", "POOL", "Pool to charge.")] = "default",
-    priority: Annotated[float | None, option("--priority", "Priority of the job. Default: 5.")] = None,
-    name: Annotated[str, option("--name", "Name of the job. Default: made of the program's name.")] = "",
+    priority: Annotated[float | None, option("--priority", "N", "Priority of the job. Default: 5.")] = None,
+    name: Annotated[str, option("--name", "NAME", "Name of the job. Default: made of the program's name.")] = "",
     nodes: Annotated[str, option("--nodes", "N", "Number of nodes; or the fewest and the most, as in 2:4.")] = "1",
     gpus_per_node: Annotated[int, option("--gpus-per-node", "N", "GPUs on each of them.", min=0, max=1024)] = 0,
     gpu_model: Annotated[str, option("--gpu-model", "WORDS", 'Model of the GPUs, e.g. H200 or "A100 80GB".')] = "",
@@ -75,7 +75,9 @@ def run(
             "Requirements of a Python environment that each node builds once, and the program runs in.",
         ),
     ] = None,
-    uv: Annotated[Path | None, option("--uv", "FILE", "The same of a pyproject.toml and its uv.lock.")] = None,
+    uv: Annotated[
+        Path | None, option("--uv", "FILE", "The same, from a pyproject.toml with the uv.lock beside it.")
+    ] = None,
     conda: Annotated[str, option("--conda", "NAME", "Conda environment of the nodes to run in, by its name.")] = "",
     container: Annotated[str, option("--container", "IMAGE", "Image to run in, by podman or apptainer.")] = "",
     env: Annotated[
@@ -89,7 +91,7 @@ def run(
         option(
             "--wait-for-nodes",
             "TIME",
-            "How long to wait for nodes that could hold it. Default: it is refused where none could.",
+            "How long to wait for nodes that could hold it. Default: the job is refused if no node could hold it.",
         ),
     ] = "",
     array: Annotated[

@@ -16,7 +16,7 @@ job_verbs = typer.Typer(help="Submit, follow, change and end jobs; ask why they 
 app.add_typer(job_verbs, name="job")
 
 JobArgument = Annotated[str, argument("JOB", "Name of the job.", autocompletion=completing.jobs)]
-ReasonOption = Annotated[str, option("--reason", "Reason, shown to people.")]
+ReasonOption = Annotated[str, option("--reason", "TEXT", "Reason, shown to people.")]
 WaitOption = Annotated[bool, option("--wait", "-w", "Wait until it is done.")]
 ComponentOption = Annotated[str, option("--component", "NAME", "Only workers of this component.")]
 
@@ -48,7 +48,7 @@ def submit(
         option(
             "--actors",
             "NAME=pkg:Class",
-            "With --config: the class of a component; may be repeated. Default: a probe that reports itself.",
+            "With --config: the class of a component; may be repeated. Default: a probe that reports where it runs.",
         ),
     ] = None,
     kwargs: Annotated[
@@ -62,8 +62,8 @@ def submit(
     pool: Annotated[
         str, option("--pool", "POOL", "With --config: pool to charge.", autocompletion=completing.pools)
     ] = "default",
-    name: Annotated[str, option("--name", "With --config: name of the job.")] = "",
-    priority: Annotated[float | None, option("--priority", "With --config: priority of the job.")] = None,
+    name: Annotated[str, option("--name", "NAME", "With --config: name of the job.")] = "",
+    priority: Annotated[float | None, option("--priority", "N", "With --config: priority of the job.")] = None,
     planned_at: Annotated[
         int,
         option(
@@ -81,7 +81,7 @@ def submit(
     timeout: TimeoutOption = 300.0,
     validate: Annotated[bool, option("--validate", "Only check the job and show where it would run.")] = False,
     request_id: Annotated[
-        str, option("--request-id", "Id of this request: a submit that repeats it returns the first job.")
+        str, option("--request-id", "ID", "Id of this request: a submit that repeats it returns the first job.")
     ] = "",
 ) -> None:
     """Submit a job."""
@@ -177,7 +177,7 @@ def preempt(
     ] = "",
     reason: ReasonOption = "",
 ) -> None:
-    """Make a job yield now; it waits again with its first submit time."""
+    """Make a job yield now; it then waits as of its first submission."""
     actions.jobs.preempt(job, for_job=for_job, reason=reason)
 
 
@@ -223,9 +223,9 @@ def logs(
             max=2**31 - 1,
         ),
     ] = None,
-    attempt: Annotated[int, option("--attempt", "N", "Attempt of the job, from 1. Default: the newest.", min=0)] = 0,
+    attempt: Annotated[int, option("--attempt", "N", "Attempt of the job, from 1; 0: the newest.", min=0)] = 0,
     since: Annotated[
-        str, option("--since", "DURATION", "Only what was printed in the last 10m, 1h, …: all of it.")
+        str, option("--since", "TIME", "All that was printed in the last 10m, 1h, …, and nothing older.")
     ] = "",
 ) -> None:
     """Show what the workers of a job print, on whatever node.
@@ -245,7 +245,7 @@ def env(
 ) -> None:
     """Show the environment of a job's workers.
 
-    As their nodes made it; values of secret variables are masked.
+    It is shown as the nodes made it, with the values of secret variables masked.
     """
     actions.looking.environment(name, component=component, rank=rank)
 

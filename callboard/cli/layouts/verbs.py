@@ -42,7 +42,7 @@ def show(
         str,
         option(
             "--nodes",
-            "TEXT",
+            "NODES",
             "Describe the nodes instead of asking a controller: 8+8, or 4x(8gpu,32cpu)+2x(32cpu). "
             "Default: `nodes` of the file, else the controller's.",
         ),
@@ -72,14 +72,18 @@ def plan(
         str,
         option(
             "--nodes",
-            "TEXT",
+            "NODES",
             "The cluster: 8+8 (GPUs per node), 4x(2gpu,32cpu), or sums of these. Default: `nodes` of "
-            "the file, else of the file of roles; without any only the totals are said.",
+            "the file, else of the file of roles; without any only the totals are shown.",
         ),
     ] = "",
     roles: Annotated[
         Path | None,
-        option("--roles", "FILE", "YAML file with presets of further roles, as the controller has; and with nodes."),
+        option(
+            "--roles",
+            "FILE",
+            "YAML file with presets of further roles, as for the controller; it may state nodes, too.",
+        ),
     ] = None,
 ) -> None:
     """Say what a job needs per component and pool, where it would go on a cluster, what is left and what doesn't fit.

@@ -51,14 +51,15 @@ def uncordon(
         option(
             "--gpu",
             "N",
-            "Open this GPU instead, which takes no new work; by its index on the node. May be repeated.",
+            "Instead of the node, open this closed GPU, by its index on the node; may be repeated.",
             min=0,
         ),
     ] = None,
 ) -> None:
     """Take a cordon or a drain back, or open a GPU that was closed.
 
-    A GPU that is opened so takes work although its agent says why it shouldn't, until the agent says something else.
+    A closed GPU takes no new work. One that you open takes work again, whatever reason the agent gave against it, until
+    the agent reports another reason.
     """
     actions.nodes.uncordon(node, gpu or [])
 
@@ -76,7 +77,7 @@ def drain(
             "Deadline for running work to leave, e.g. 30s; 0s: at once. Default: each job's own timeouts.",
         ),
     ] = "",
-    reason: Annotated[str, option("--reason", "Reason, shown to people.")] = "",
+    reason: Annotated[str, option("--reason", "TEXT", "Reason, shown to people.")] = "",
     wait: Annotated[bool, option("--wait/--no-wait", "Wait until nothing runs there any more.")] = True,
 ) -> None:
     """Start nothing new on a node; what runs there yields, with notice."""

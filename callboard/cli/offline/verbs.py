@@ -46,7 +46,9 @@ def simulate(
             min=1,
         ),
     ] = None,
-    jobs: Annotated[int | None, option("--jobs", "N", "Jobs to submit; it heals when all have ended.", min=1)] = None,
+    jobs: Annotated[
+        int | None, option("--jobs", "N", "Jobs to submit; everything heals when all have ended.", min=1)
+    ] = None,
     nodes: Annotated[int, option("--nodes", "N", "Machines.", min=1, max=10_000)] = 8,
     faults: Annotated[
         str,
@@ -62,12 +64,14 @@ def simulate(
         option(
             "--schedules",
             "N",
-            "How many interleavings to try: orders in which tasks that could go on at once do so.",
+            "How many orders to try in which tasks run that could run at the same time.",
             min=1,
             max=1_000_000,
         ),
     ] = 1,
-    schedule: Annotated[int, option("--schedule", "N", "The first of them; one replays like a seed.", min=0)] = 0,
+    schedule: Annotated[
+        int, option("--schedule", "N", "The first of these orders; like a seed, it can be run again.", min=0)
+    ] = 0,
     shrink_s: Annotated[
         float,
         option(

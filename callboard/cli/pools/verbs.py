@@ -74,7 +74,9 @@ def set_pool(
             "A YAML file with the whole spec, or single fields to change; values are YAML, null takes one away.",
         ),
     ],
-    etag: Annotated[str, option("--etag", "Refuse the change if the pool has changed since this etag was read.")] = "",
+    etag: Annotated[
+        str, option("--etag", "ETAG", "Refuse the change if the pool has changed since this etag was read.")
+    ] = "",
     validate: ValidateOption = False,
 ) -> None:
     """Change a pool: as a whole from a file, or single fields. What runs goes on."""
@@ -123,7 +125,7 @@ def delete_group(
 ) -> None:
     """Remove an idle placement group.
 
-    A reserved one stays away until its pool is changed.
+    A reserved group is not made again until its pool is changed.
     """
     actions.groups.delete(group, when_free=when_free)
 

@@ -23,11 +23,11 @@ def top(
     once: Annotated[bool, option("--once", "Show it once, then exit.")] = False,
     interval: Annotated[float, option("--interval", "SECONDS", "Refresh interval.", min=0.5, max=3600)] = 2.0,
 ) -> None:
-    """Show what each worker uses and how its calls queue, by member, and what gauges jobs reported.
+    """Show what each worker uses, how the calls of its members queue, and which gauges jobs reported.
 
-    GPU is how busy the worker's devices are, as their driver says, whoever uses them; - where it says nothing. CALLS is
-    what runs or waits, against max_concurrency: more than that waits. Ctrl-C ends it; for programs (json, yaml, a pipe)
-    it is shown once.
+    GPU is how busy the worker's devices are by their driver, which also sees other programs; - where it says nothing.
+    CALLS are those that run or wait, out of max_concurrency: more than that wait. Ctrl-C ends it; for programs (json,
+    yaml, a pipe) it is shown once.
     """
     actions.looking.top(job=job, once=once, interval_s=interval)
 
@@ -37,9 +37,9 @@ def top(
 def page(
     opens: Annotated[bool, option("--open", "Open it in this machine's browser instead.")] = False,
 ) -> None:
-    """Print a link that opens the controller's web page as you: once, within two minutes.
+    """Print a link that logs you in to the controller's web page. It works once, within two minutes.
 
-    Where a certificate says who you are, the page asks for a token.
+    If you call the controller with a certificate, the page asks for a token.
     """
     actions.page.show(opens=opens)
 
@@ -86,7 +86,7 @@ def version(
 def ray_env() -> None:
     """Print `export` lines for a shell, so that `ray status` and `ray.init()` use the Ray of this cluster.
 
-    So do `ray list` and the dashboard where the head has the extra `head`.
+    `ray list` and the dashboard do so, too, if the head is installed with the extra `head`.
     The token of a cluster that runs on this machine is found; elsewhere set RAY_AUTH_TOKEN_PATH yourself.
     """
     actions.looking.ray_env()
@@ -110,7 +110,7 @@ def events(
 @app.command("audit", epilog="Example: callboard audit --who alice")
 @reads
 def audit(
-    last: Annotated[int, option("--last", "-n", "N", "The last N.", min=1, max=1000)] = 20,
+    last: Annotated[int, option("--last", "-n", "N", "Show the last N entries.", min=1, max=1000)] = 20,
     who: Annotated[str, option("--who", "NAME", "Only what this client did.")] = "",
 ) -> None:
     """Show who changed what, when and from where."""
