@@ -28,6 +28,7 @@ from callboard.security.places import TLS_VARIABLES
 from callboard.security.tokens import TOKEN_FILE_VARIABLE
 from callboard.v1.node_pb2 import NodeState
 from tests.cli.cluster import ROOT, RealCluster
+from tests.support.kustomizations import faults
 
 DEPLOY = ROOT / "scripts" / "deploy"
 DOCUMENT = ROOT / "docs" / "growing.md"
@@ -59,15 +60,6 @@ class TestKubernetes:
         file = DEPLOY / "kubernetes" / name
         shown = subprocess.run([*judge, file], capture_output=True, text=True, check=False, timeout=60)
         assert shown.returncode == 0, shown.stdout + shown.stderr
-
-    def test_the_kustomization_is_one_and_names_what_there_is(self) -> None:
-        text = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())
-        assert (text["apiVersion"], text["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
-        assert set(text) == {"apiVersion", "kind", "resources", "images"}
-        used = "".join((DEPLOY / "kubernetes" / name).read_text() for name in text["resources"])
-        for image in text["images"]:
-            assert set(image) <= {"name", "newName", "newTag", "digest"}
-            assert f"image: {image['name']}:" in used
 
     def test_every_command_is_one_of_ours(self) -> None:
         seen = []
@@ -138,6 +130,90 @@ class TestKubernetes:
                 ).params
                 pause = int(re.findall(r"sleep (\d+)", " ".join(agent["lifecycle"]["preStop"]["exec"]["command"]))[0])
                 assert int(options["notice_within_ms"].removesuffix("s")) < pause < pod["terminationGracePeriodSeconds"]
+
+
+def overlay(folder: Path) -> Path:
+    """The kustomization of one's own that operating.md shows, beside a checkout."""
+    (shown,) = re.findall(
+        r"```yaml\n(apiVersion: kustomize.*?)```", (ROOT / "docs" / "operating.md").read_text(), re.DOTALL
+    )
+    (folder / "callboard" / "scripts").mkdir(parents=True)
+    shutil.copytree(DEPLOY, folder / "callboard" / "scripts" / "deploy")
+    shutil.copy(DEPLOY / "kubernetes" / "hpa.yaml", folder)
+    (folder / "kustomization.yaml").write_text(shown)
+    return folder
+
+
+FAULTY = {
+    "an unknown key": ("namespace: ", "nameSpace: ", "nameSpace: unknown"),
+    "a deprecated key": ("namespace: ", "commonLabels: {a: b}\nnamespace: ", "commonLabels: deprecated"),
+    "a resource that isn't there": ("- hpa.yaml", "- hpa.yml", "resources: hpa.yml does not exist"),
+    "a file of another folder": (
+        "- hpa.yaml",
+        "- callboard/../../elsewhere.yaml",
+        "resources: callboard/../../elsewhere.yaml is a file outside of the folder, which kustomize does not read",
+    ),
+    "one thing twice": (
+        "- hpa.yaml",
+        "- hpa.yaml\n  - again.yaml",
+        "HorizontalPodAutoscaler callboard-agent: is there twice",
+    ),
+    "an image that nothing uses": ("name: callboard\n", "name: callbord\n", "images: nothing uses callbord"),
+    "replicas of nothing": (
+        "name: callboard-agent\n    count",
+        "name: agents\n    count",
+        "replicas: nothing that is scaled is called agents",
+    ),
+    "a patch of nothing": (
+        "name: callboard-agent\n      spec",
+        "name: agent\n      spec",
+        "patches: there is no StatefulSet agent",
+    ),
+    "a patch of no container": (
+        "- name: agent\n",
+        "- name: agnt\n",
+        "patches: /spec/template/spec/containers/agnt is not there",
+    ),
+}
+
+
+class TestKustomization:
+    def test_it_has_no_fault_and_tells_of_every_file_beside_it(self) -> None:
+        folder = DEPLOY / "kubernetes"
+        assert faults(folder) == []
+        text = (folder / "kustomization.yaml").read_text()
+        assert not [file.name for file in folder.iterdir() if file.name not in text and file.stem != "kustomization"]
+
+    def test_one_of_ones_own_that_is_shown_has_no_fault(self, tmp_path: Path) -> None:
+        assert faults(overlay(tmp_path)) == []
+
+    @pytest.mark.parametrize(("old", "new", "told"), FAULTY.values(), ids=FAULTY)
+    def test_a_fault_is_found(self, tmp_path: Path, old: str, new: str, told: str) -> None:
+        (folder := tmp_path / "own").mkdir()
+        file = overlay(folder) / "kustomization.yaml"
+        assert file.read_text().count(old) == 1
+        file.write_text(file.read_text().replace(old, new))
+        for copy in (folder / "again.yaml", tmp_path / "elsewhere.yaml"):
+            shutil.copy(DEPLOY / "kubernetes" / "hpa.yaml", copy)
+        assert faults(folder) == [told]
+
+    def test_kubectl_builds_both(self, tmp_path: Path) -> None:
+        """Where the machine has it."""
+        if (kubectl := shutil.which("kubectl")) is None:
+            pytest.skip("this machine has no kubectl")
+        built = []
+        for folder in (DEPLOY / "kubernetes", overlay(tmp_path)):
+            shown = subprocess.run(
+                [kubectl, "kustomize", folder], capture_output=True, text=True, check=False, timeout=60
+            )
+            assert shown.returncode == 0, shown.stderr
+            built.append({(m["kind"], m["metadata"]["name"]): m for m in yaml.safe_load_all(shown.stdout)})
+        base, own = built
+        assert set(own) - set(base) == {("HorizontalPodAutoscaler", "callboard-agent")}
+        agent = own["StatefulSet", "callboard-agent"]["spec"]
+        (container,) = agent["template"]["spec"]["containers"]
+        assert (agent["replicas"], container["image"]) == (4, "registry.example/callboard:0.1.0")
+        assert container["resources"]["limits"] == {"cpu": "16", "memory": "512Gi", "nvidia.com/gpu": "4"}
 
 
 @pytest.fixture

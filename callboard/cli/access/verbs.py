@@ -162,7 +162,7 @@ def show_context(name: Annotated[str, argument("NAME", "Default: the one in use.
 @context_verbs.command("use", epilog="Example: callboard context use lab")
 @takes("output")
 def use_context(
-    name: Annotated[str, argument("NAME", f"Name of the context; {NO_CONTEXT}: none.")],
+    name: Annotated[str, argument("NAME", f"Name of the context; {NO_CONTEXT}: use no context.")],
 ) -> None:
     """Use a context from now on."""
     actions.contexts.use(name)
