@@ -30,6 +30,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _behind_the_verb(_: typer.Context, option: typer.CallbackParam, value: str | None) -> None:
+    """People type options first, and would be told that there are none of that name."""
+    if value is not None:
+        raise typer.BadParameter(f"it belongs behind the verb: callboard VERB {option.opts[0]} {value}")
+
+
 @app.callback()
 def _global_options(
     _version: Annotated[
@@ -41,6 +47,10 @@ def _global_options(
     tls_ca: TlsCaOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
+    _controller: Annotated[
+        str | None, option("--controller", "--address", "-c", "", hidden=True, callback=_behind_the_verb)
+    ] = None,
+    _output: Annotated[str | None, option("--output", "-o", "", hidden=True, callback=_behind_the_verb)] = None,
 ) -> None:
     """A control plane for the Ray actors of RL training: who runs where, on which GPUs, and who yields to whom."""
     wishes.reset()

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from callboard.model.faults import Fault, InvalidInput
-from callboard.model.inputs.scalars import PACKAGE
+from callboard.model.inputs.code import code_of
 
 MAX_FILES = 50_000
 MAX_BYTES = 1 << 30
@@ -158,33 +158,14 @@ _ENVIRONMENTS: Mapping[str, Packer] = MappingProxyType({"requirements": pack_req
 
 def travelling(component: Mapping[str, Any], place: str) -> Iterator[tuple[str, tuple[Packer, str]]]:
     """What a component names that isn't a package yet: its field, how it is packed, and its path."""
-    for packer, keys, value in _named(component):
-        yield place + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys), (packer, value)
+    for keys, value in code_of(component):
+        yield place + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys), (_packer(keys), value)
 
 
-def with_packages(component: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
-    """The component with packages in place of what `travelling` says of it, in that order."""
-    changed = dict(component)
-    for (_, keys, _), package in zip(_named(component), packages, strict=True):
-        if len(keys) == 1:
-            changed[keys[0]] = package
-        elif isinstance(keys[1], int):
-            changed[keys[0]] = [package if index == keys[1] else each for index, each in enumerate(changed[keys[0]])]
-        else:
-            changed[keys[0]] = {**changed[keys[0]], keys[1]: package}
-    return changed
-
-
-def _named(component: Mapping[str, Any]) -> list[tuple[Packer, tuple[Any, ...], str]]:
-    found: list[tuple[Packer, tuple[Any, ...], Any]] = [(pack, ("working_dir",), component.get("working_dir"))]
-    modules = component.get("py_modules")
-    if isinstance(modules, list | tuple):
-        found += [(pack_module, ("py_modules", index), each) for index, each in enumerate(modules)]
-    for key in ("env", "environment"):
-        value = component.get(key)
-        if isinstance(value, Mapping):
-            found += [(packer, (key, kind), value.get(kind)) for kind, packer in _ENVIRONMENTS.items()]
-    return [each for each in found if each[2] and isinstance(each[2], str) and not PACKAGE.fullmatch(each[2])]
+def _packer(keys: tuple[str | int, ...]) -> Packer:
+    if keys[0] == "working_dir":
+        return pack
+    return pack_module if keys[0] == "py_modules" else _ENVIRONMENTS[str(keys[1])]
 
 
 def _tree(directory: Path, field: str) -> Iterator[tuple[str, Path]]:

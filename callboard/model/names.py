@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 Labels = tuple[tuple[str, str], ...]
 """(key, value), sorted by key."""
@@ -26,6 +27,15 @@ GPU_SELECTORS = frozenset({"gpu_model", "gpu_memory_min"})
 
 OWN_RESOURCES = frozenset({"cpu", "gpu", "memory", "gpu_memory"}) | GPU_SELECTORS
 """Resources that every node states by other means; no custom one has such a name, however it is written."""
+
+RESOURCES_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("gpus", "num_gpus", "nvidia.com/gpu"), "gpu"),
+        **dict.fromkeys(("cpus", "num_cpus", "cores"), "cpu"),
+        **dict.fromkeys(("mem", "ram"), "memory"),
+    }
+)
+"""What other systems call our resources. As custom ones they would be asked for and be nowhere."""
 
 OWN_LABELS = frozenset({"node", "node_group"})
 """Labels that every node has, its id and its group: one that states them would pass for another."""

@@ -157,6 +157,10 @@ class TestSyncClass:
         (tmp_path / "done").touch()
         await busy
 
+    async def test_an_entry_that_the_class_lacks_is_told_with_those_it_has(self, host: Host) -> None:
+        _, answer = await host("Busy", "python", entry="runn")
+        assert "entry names the method runn, which Busy does not have; it has run" in str(answer)
+
     @pytest.mark.parametrize("entry", ["", "enter"])
     async def test_ft_b4_one_that_takes_more_is_built_on_the_main_thread_and_runs_there(
         self, host: Host, entry: str

@@ -61,6 +61,14 @@ def test_a_verb_says_what_it_does_and_gives_an_example(path: tuple[str, ...], co
     assert not unexplained
 
 
+@pytest.mark.parametrize("options", [["--controller", "h:1"], ["-c", "h:1"], ["--output", "json"], ["-o", "json"]])
+def test_an_option_before_the_verb_is_told_where_it_belongs(options: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*options, "status"])
+    assert shown.exit_code == 2
+    place = f"it belongs behind the verb: callboard VERB {'--output' if 'json' in options else '--controller'}"
+    assert f"{place} {options[1]}" in " ".join(shown.output.split())
+
+
 GROUPS = [(), *sorted({path[:-1] for path, _ in VERBS if len(path) > 1})]
 
 

@@ -104,6 +104,15 @@ class TestAPlan:
         assert "It does not fit." in shown
         assert "1 × a find no room" in shown
 
+    def test_code_that_a_submit_would_send_stays_where_it_is(self) -> None:
+        """What is named on this machine, all of the README's job."""
+        code = "working_dir: my_job, py_modules: [lib], env: {requirements: need.txt}"
+        text = JOB.replace('actor: "m:A", ', f'actor: "m:A", {code}, ')
+        assert code in text
+        found = [planned("-", "--nodes", "2x(8gpu,64cpu)", text=each) for each in (text, JOB)]
+        assert found[0] == found[1]
+        assert found[0]["fits"] is True
+
     def test_takes_the_nodes_of_the_option_before_those_of_the_file(self) -> None:
         assert planned("-", "--nodes", "2x(8gpu,64cpu)", text=JOB + "nodes: (1cpu)\n")["fits"] is True
         assert planned("-", text=JOB + "nodes: (1cpu)\n")["fits"] is False

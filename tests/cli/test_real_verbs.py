@@ -110,7 +110,7 @@ class TestVerbs:
         shown = await verb(cluster, "job", "logs", "quick", "--tail", "1")
         assert (shown.exit_code, shown.stdout) == (0, "goodbye\n"), shown.output
         unknown = await verb(cluster, "job", "logs", "quick", "--rank", "7")
-        assert (unknown.exit_code, "had no worker/7" in unknown.stderr) == (1, True), unknown.stderr
+        assert (unknown.exit_code, "had no worker of rank 7" in unknown.stderr) == (1, True), unknown.stderr
 
     async def test_a_pool_is_changed_and_ended(self, cluster: RealCluster) -> None:
         shown = await verb(cluster, "pool", "set", "rlhf", "nominal.gpu=2", "labels.team=a", "-o", "json")

@@ -117,6 +117,10 @@ def test_what_can_never_run_has_an_exit_code_of_its_own(run: Run, api: FakeApi, 
     shown = run("job", "submit", str(job_file))
     assert shown.exit_code == 3
     assert "The smallest change that would help: 7 more GPU on n1." in shown.stderr.replace("\n", " ")
+    unblock |= {"unblock.1": "raise pool rlhf gpu by 1"}
+    api.on(methods.SUBMIT_JOB, refusing(Unschedulable("no node has 9 GPUs", metadata=unblock)))
+    together = "changes that would help, all together: 7 more GPU on n1; raise pool rlhf gpu by 1."
+    assert together in run("job", "submit", str(job_file)).stderr.replace("\n", " ")
     short = QuotaExceeded("too much", quota=(QuotaViolation("pools/rlhf", "asks 9 CPU of 6"),))
     api.on(methods.SUBMIT_JOB, refusing(short))
     shown = run("job", "submit", str(job_file))

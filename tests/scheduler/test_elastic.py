@@ -87,6 +87,9 @@ def test_scaling_keeps_ranks_dense_and_the_highest_leave_first() -> None:
     assert [worker.rank for worker in world.workers("e")] == [0, 1, 2]
     with pytest.raises(Refusal, match="may have 1 to 4 workers, not 5"):
         scale(world, "e", 5)
+    world.submit(elastic("fixed", 2, 2))
+    with pytest.raises(Refusal, match="always has 2 workers; a job makes it elastic by min_workers and max_workers"):
+        scale(world, "fixed", 3)
     with pytest.raises(Refusal, match="has no component other"):
         world.send(ev.JobScaled(now_ms=1, uid=world.job("e").uid, component="other", workers=1))
 

@@ -78,11 +78,21 @@ class Member:
                 function = getattr(self.target, hook)
                 await asyncio.wrap_future(lane.build(function, *fitting(function, (offered,))))
             if enters:
-                self.entry = getattr(self.target, self._plan["entry"])
+                self.entry = self._entry()
         except BaseException as error:  # noqa: BLE001 - likewise for a constructor
             return self._failed("CONSTRUCTOR", error)
         self._lane = lane
         return None
+
+    def _entry(self) -> Callable[..., Any]:
+        name, kind = self._plan["entry"], type(self.target)
+        if not hasattr(self.target, name):
+            has = [each for each in vars(kind) if not each.startswith("_") and callable(getattr(kind, each))]
+            raise AttributeError(
+                f"entry names the method {name}, which {kind.__name__} does not have; it has {', '.join(has) or 'none'}"
+            )
+        function: Callable[..., Any] = getattr(self.target, name)
+        return function
 
     def method(self, name: str) -> Callable[..., Any]:
         """A public method of the object."""

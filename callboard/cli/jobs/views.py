@@ -89,7 +89,8 @@ def explanation_view(name: str, state: str, explanation: Explanation) -> Group:
     if reasons:
         parts += ["", Text("Because", style="bold"), *(f"  {reason}" for reason in reasons)]
     if explanation.unblock:
-        parts += ["", Text("What would unblock it", style="bold"), *(f"  {change}" for change in explanation.unblock)]
+        heading = f"What would unblock it{', all together' if len(explanation.unblock) > 1 else ''}"
+        parts += ["", Text(heading, style="bold"), *(f"  {change}" for change in explanation.unblock)]
     if explanation.victims:
         parts += ["", Text("Who makes room", style="bold")]
         parts += [f"  {victim.victim}: {victim.reason}" for victim in explanation.victims]
@@ -107,7 +108,7 @@ def _verdict(explanation: Explanation) -> Text:
     place = f"Its place in the queue is {explanation.queue_position}." if explanation.queue_position else ""
     # A summary of reasons that follow one by one would only repeat them.
     summary = "" if explanation.queue_position and explanation.reasons else explanation.summary
-    return Text(" ".join(part for part in (verdict, summary, place) if part))
+    return Text(" ".join(part if part.endswith(".") else f"{part}." for part in (verdict, summary, place) if part))
 
 
 def _facts(job: Job, *, wide: bool) -> list[tuple[str, RenderableType]]:

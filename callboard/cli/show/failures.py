@@ -201,7 +201,8 @@ def _unschedulable(error: CallboardError) -> Failure:
 def _would_help(error: CallboardError) -> str:
     """The smallest changes by which the request would be taken, as the controller tells them."""
     changes = [change for name, change in error.error.metadata.items() if name.startswith("unblock.")]
-    return f" The smallest change that would help: {'; '.join(changes)}." if changes else ""
+    which = "change that would help" if len(changes) == 1 else "changes that would help, all together"
+    return f" The smallest {which}: {'; '.join(changes)}." if changes else ""
 
 
 _THERE_IS: Mapping[str, str] = MappingProxyType(

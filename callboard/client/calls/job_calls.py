@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from callboard.client.calls import methods
 from callboard.client.calls.connection import Connection
 from callboard.client.jobs import ENDED, JobHandle
-from callboard.client.packing import Packer, travelling, with_packages
+from callboard.client.packing import Packer, travelling
 from callboard.client.workers import WorkerHandle
 from callboard.model.faults import Fault, InvalidInput, guess
 from callboard.model.inputs import SourceMapping, job_spec
+from callboard.model.inputs.code import with_packages
 from callboard.model.specs import JobSpec as ExactJobSpec
 from callboard.v1.job_pb2 import Explanation, Job, JobState, Worker
 from callboard.wire.enums import to_wire

@@ -46,7 +46,9 @@ def id_of(name: str, collection: str, field: str = "name") -> str:
     prefix, slash, found = name.partition("/")
     if prefix != collection or not slash or not is_name(found):
         raise invalid(
-            field, f"{name[:100]!r} is not a valid name; write {collection}/ID, where ID matches {NAME_PATTERN}"
+            field,
+            f"{name[:100]!r} is not a valid name; write {collection}/ID, where ID begins with a letter and matches "
+            f"{NAME_PATTERN}",
         )
     return found
 

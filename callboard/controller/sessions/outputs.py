@@ -235,7 +235,7 @@ class OutputReads:
         if asked.component:
             asked.component = self._process_of(job, asked.component)
         if asked.HasField("rank") and job.attempt and not follow and not self.ran(job, asked):
-            whose = f"{asked.component or 'worker'}/{asked.rank}"
+            whose = f"worker {asked.component}/{asked.rank}" if asked.component else f"worker of rank {asked.rank}"
             which = f"attempt {asked.first_attempt}" if asked.first_attempt == asked.last_attempt else "these attempts"
             raise NotFound(f"job {job.name} had no {whose} in {which}", metadata=subject)
         return asked

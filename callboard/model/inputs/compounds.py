@@ -194,6 +194,8 @@ def _amounts(stated: Iterable[tuple[str, Any]], misfits: list[Misfit], *, whole_
 
 
 def _resource_name(resource: str) -> str:
+    if ours := names.RESOURCES_ELSEWHERE.get(resource.lower()):
+        raise Refused(f"{resource} is not a resource; here it is called {ours}")
     if not names.is_name(resource):
         raise Refused(
             f"{shown_text(resource)} is not a resource; use cpu, gpu, memory, gpu_memory or {names.NAME_PATTERN}"
@@ -208,6 +210,9 @@ def _resource_name(resource: str) -> str:
 def _amount(resource: str, value: object) -> int:
     if resource.lower() in names.GPU_SELECTORS:
         return 0  # refused by its name
+    resource = names.RESOURCES_ELSEWHERE.get(
+        resource.lower(), resource
+    )  # so is this, and its amount is read all the same
     amount = value.amount if isinstance(value, Exact) else _parsed_amount(resource, value)
     most = MAX_MEMORY_BYTES if resource in IN_BYTES else MAX_MILLI
     if amount < 0:

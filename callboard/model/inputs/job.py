@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from callboard.model.faults import InvalidInput
+from callboard.model.inputs.code import as_if_sent
 from callboard.model.inputs.component import ComponentInput
 from callboard.model.inputs.compounds import sequence
 from callboard.model.inputs.groups import faults_of_groups
@@ -139,9 +140,10 @@ def is_job_file(source: Mapping[str, Any]) -> bool:
 
 
 def job_of_file(source: SourceMapping) -> JobSpec:
-    """The job that a file describes, for the verbs that plan it. Its ``nodes`` are no part of the job.
+    """The job that a file describes, for the verbs that plan it and send nothing. Its ``nodes`` are no part of the job.
 
     Raises:
         InvalidInput: every fault.
     """
+    source = as_if_sent(source)
     return job_spec(SourceMapping.like(source, {key: value for key, value in source.items() if key != "nodes"}))

@@ -56,14 +56,14 @@ def scale(tx: Transaction, event: JobScaled) -> str:
         known = ", ".join(components)
         message = f"job {job.name} has no component {event.component}; it has {known}"
         raise Refusal(RefusalCode.NOT_FOUND, f"jobs/{job.name}", message, "component")
-    if not component.min_workers <= event.workers <= component.max_workers:
-        raise Refusal(
-            RefusalCode.INVALID_FIELD,
-            f"jobs/{job.name}",
-            f"{event.component} may have {component.min_workers} to {component.max_workers} workers, "
-            f"not {event.workers}",
-            "workers",
+    least, most = component.min_workers, component.max_workers
+    if not least <= event.workers <= most:
+        message = (
+            f"{event.component} may have {least} to {most} workers, not {event.workers}"
+            if least < most
+            else f"{event.component} always has {most} workers; a job makes it elastic by min_workers and max_workers"
         )
+        raise Refusal(RefusalCode.INVALID_FIELD, f"jobs/{job.name}", message, "workers")
     set_target(tx, job, component, event.workers, reason="request")
     return job.uid
 

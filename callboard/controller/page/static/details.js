@@ -199,7 +199,7 @@ export function jobPage(wanted) {
         h("summary", {}, counted(reasons.length - REASONS_FIRST, "more reason")),
         reasonList(reasons.slice(REASONS_FIRST, REASONS_MOST)),
         reasons.length > REASONS_MOST && h("p", { class: "note" }, `All of them: callboard job explain ${job.uid}`)) : null,
-      help.length ? [h("h3", {}, "What would help"), h("ul", {}, help.map((line) => h("li", {}, line)))] : null,
+      help.length ? [h("h3", {}, `What would help${help.length > 1 ? ", all together" : ""}`), h("ul", {}, help.map((line) => h("li", {}, line)))] : null,
       victims.length ? [h("h3", {}, "Who yields to it"), victimList(victims)] : null);
   }
 
