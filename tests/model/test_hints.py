@@ -36,6 +36,22 @@ class TestWordsOfOtherSystems:
         with pytest.raises(InvalidInput, match=re.escape(f"unknown key {key}; here it is called {here}")):
             pool_spec({"name": "p", key: 1}) if where == "pool" else job_spec(job)
 
+    @pytest.mark.parametrize(
+        ("key", "here"),
+        [("gpus", "gpu"), ("num_CPUs", "cpu"), ("nvidia.com/gpu", "gpu"), ("ram", "memory")],
+    )
+    def test_a_resource_is_named_where_workers_ask_and_pools_limit(self, key: str, here: str) -> None:
+        component = {"name": "a", "actor": "m:C", "resources": {key: "1GiB" if here == "memory" else 1}}
+        amounts = component["resources"]
+        for read in (
+            lambda: job_spec({"name": "j", "pool": "p", "components": [component]}),
+            lambda: pool_spec({"name": "p", "nominal": amounts}),
+        ):
+            with pytest.raises(InvalidInput) as caught:
+                read()
+            (fault,) = caught.value.faults
+            assert fault.message == f"{key} is not a resource; here it is called {here}"
+
     def test_every_hint_names_a_key_that_there_is(self) -> None:
         for model in (ComponentInput, JobInput, PoolInput, PgPoolInput):
             for key, here in model.elsewhere.items():
