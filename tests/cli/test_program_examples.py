@@ -80,7 +80,7 @@ def told(example: Path) -> list[str]:
 @pytest.mark.timeout(300)
 async def test_an_array_of_hyper_parameters_ends_with_a_value_or_a_reason_each(cluster: RealCluster) -> None:
     done = await ran(cluster, "--name", "sweep", *told(EXAMPLES / "sweep.py"))
-    assert done.exit_code == 1, done
+    assert done.exit_code == 1, done.stdout + done.stderr
     results = [json.loads(line.partition(" | ")[2]) for line in done.stdout.splitlines()]
     assert {each["rate"] for each in results} == {0.0002, 0.001, 0.002}
     assert min(results, key=lambda each: each["value"])["rate"] == 0.002
@@ -93,7 +93,7 @@ async def test_torchrun_trains_on_two_nodes_to_the_same_weights(cluster: RealClu
     await cluster.add_node("n1")
     await cluster.client.update_pool({"name": "rlhf", "nominal": {"cpu": 8}})
     done = await ran(cluster, "--name", "ddp", *told(EXAMPLES / "ddp.py"))
-    assert done.exit_code == 0, done
+    assert done.exit_code == 0, done.stdout + done.stderr
     lines = [line.partition(" | ")[2] for line in done.stdout.splitlines()]
     weights = {line.rpartition(" ")[2] for line in lines}
     assert sorted(line.split(":")[0] for line in lines) == [f"rank {rank} of 4" for rank in range(4)]
