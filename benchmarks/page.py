@@ -5,7 +5,8 @@
 A controller in this process with nodes and jobs but without agents, its page in a real headless Chromium beside it on
 the same machine. Printed: how large the board is and how long a browser takes to show it; for each view the time from a
 message received to the frame painted with it, while things happen at a steady rate; the time between two frames while a
-list of all jobs is scrolled from end to end; and how long the controller's loop was held up at most.
+list of all jobs is scrolled from end to end, while nothing happens and while things do; and how long the loop of the
+controller was held up at most.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from tests.support.crowd import Crowd
 PAUSE_S = 0.02
 """Between two things that happen: 50 in a second."""
 
+SCROLLED_S = 4.0
+
 SCROLL = """new Promise((resolve) => {
-    const list = document.querySelector('.list'), gaps = [], end = performance.now() + 4000;
+    const list = document.querySelector('.list'), gaps = [], end = performance.now() + SCROLLED_MS;
     let last = performance.now();
     const step = () => {
         const now = performance.now();
@@ -43,7 +46,7 @@ SCROLL = """new Promise((resolve) => {
         if (now < end) requestAnimationFrame(step); else resolve(gaps.slice(1));
     };
     requestAnimationFrame(step);
-})"""
+})""".replace("SCROLLED_MS", str(SCROLLED_S * 1000))
 
 PAINTED = "performance.getEntriesByName('event-to-paint').map((entry) => entry.duration)"
 
@@ -141,8 +144,14 @@ async def measure(nodes: int, jobs: int, seconds: float) -> None:
             await page.run("location.hash = '#/jobs'")
             await page.until("document.querySelector('.rows .row')")
             for step in (120, 900):
-                frames = of(await page.run(SCROLL.replace("STEP", str(step))))
-                print(f"frames, all jobs scrolled by {step} px each: {frames}; load {os.getloadavg()[0]:.1f}")
+                for going_on in (0.0, SCROLLED_S):
+                    await page.run("performance.clearMeasures('event-to-paint')")
+                    scrolling = page.run(SCROLL.replace("STEP", str(step)))
+                    gaps, _ = await asyncio.gather(scrolling, happen(crowd, going_on))
+                    painted = await page.run(PAINTED)
+                    print(f"frames, all jobs scrolled by {step} px each: {of(gaps)}; load {os.getloadavg()[0]:.1f}")
+                    if going_on:
+                        print(f"scrolled while things happen: {of(painted)} from a message to its paint")
         turns.cancel()
         await controller.stop()
 

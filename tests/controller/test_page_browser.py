@@ -25,6 +25,10 @@ from tests.support.fake_agent import FakeAgent
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
+OUTSIDE = """[...document.querySelectorAll('.head > *, .rows .row:not([hidden]) > *, .minis > *')].filter((each) =>
+    each.getBoundingClientRect().right > each.closest('.row, .head').getBoundingClientRect().right + 0.5).length"""
+"""How many cells of a list, or pictures in them, leave their row."""
+
 PHONE: dict[str, Any] = {"width": 390, "height": 844, "phone": True}
 
 
@@ -269,6 +273,7 @@ async def test_thousands_of_rows_are_few_elements_and_fit_a_phone(browser: Brows
                     "!document.querySelector('.loading') && document.querySelector('main').innerText.length > 20"
                 )
                 assert await page.run("document.documentElement.scrollWidth <= innerWidth"), view
+                assert await page.run(OUTSIDE) == 0, view
             assert [each for each in page.problems if "401" not in each] == []
 
 

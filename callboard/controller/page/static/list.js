@@ -8,7 +8,7 @@ const REST_MS = 150; // after the last step of a scroll
 export class List {
   /**
    * columns: [{ title, width, cell: () => element, show: (element, row) => void, sort?: (row) => value, end?: bool,
-   *             phone?: false }]; `show` changes the element of its column to say what the row says.
+   *             phone?: false, or its width there }]; `show` changes the element of its column to say what the row says.
    * label: what the list holds, for those who hear it.
    * height: of a row in px; the same for all.
    */
@@ -27,7 +27,7 @@ export class List {
     this.scroller = h("div", { class: `list ${tall ?? ""}`, role: "table", "aria-label": label, tabindex: "-1" },
       h("div", { role: "rowgroup", class: "headgroup" }, this.header), this.body);
     this.scroller.style.setProperty("--columns", template);
-    this.scroller.style.setProperty("--phone", columns.filter((each) => each.phone !== false).map((each) => each.width).join(" "));
+    this.scroller.style.setProperty("--phone", columns.filter((each) => each.phone !== false).map((each) => each.phone ?? each.width).join(" "));
     this.scroller.style.setProperty("--height", `${height}px`);
     this.scroller.addEventListener("scroll", () => {
       this.draw();

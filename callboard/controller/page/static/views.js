@@ -283,7 +283,7 @@ function chips(label, choices, chosen, choose) {
 
 function picker(label, all, value, choose) {
   const select = h("select", { "aria-label": label, onchange: () => choose(select.value) });
-  let known = "";
+  let known = null;
   return {
     element: select,
     show(ids) {
@@ -425,16 +425,16 @@ export function nodes() {
   const stateOrder = Object.keys(NODE_STATES);
   const share = (node, what) => (node.capacity[what] ? (node.used[what] ?? 0) / node.capacity[what] : 0);
   const cells = {
-    title: "GPUs", width: "minmax(96px, 1.4fr)", sort: (node) => share(node, "gpu"), down: true,
+    title: "GPUs", width: "minmax(96px, 1.4fr)", phone: "102px", sort: (node) => share(node, "gpu"), down: true,
     cell: () => h("div", {}, h("span", { class: "minis" })),
     show: (cell, node) => minis(cell.firstChild, node),
   };
   const columns = [
-    { title: "State", width: "126px", cell: () => h("div", {}, h("span")),
+    { title: "State", width: "126px", phone: "104px", cell: () => h("div", {}, h("span")),
       show: (cell, node) => showState(cell.firstChild, said(NODE_STATES, node.state)), sort: (node) => stateOrder.indexOf(node.state) },
-    linked("Node", "minmax(110px, 1fr)", (node) => node.id, (node) => nodeHref(node.id), { sort: (node) => node.id, compare: byName }),
+    linked("Node", "minmax(110px, 1fr)", (node) => node.id, (node) => nodeHref(node.id), { phone: "minmax(60px, 1fr)", sort: (node) => node.id, compare: byName }),
     cells,
-    plain("In use", "72px", nodeGpus, { end: true, sort: (node) => share(node, "gpu"), down: true }),
+    plain("In use", "72px", nodeGpus, { end: true, sort: (node) => share(node, "gpu"), down: true, phone: false }),
     plain("CPU", "92px", (node) => `${units(node.used.cpu ?? 0)}/${units(node.capacity.cpu ?? 0)}`,
       { end: true, sort: (node) => share(node, "cpu"), down: true, phone: false }),
     plain("Memory", "150px", (node) => `${bytes(node.used.memory ?? 0)} / ${bytes(node.capacity.memory ?? 0)}`,
@@ -509,9 +509,9 @@ export function pools() {
 function poolCard(pool) {
   const [total, reserved, reservedIdle, dynamic, dynamicIdle] = pool.groups;
   const notes = [
-    pool.cohort && `shares quota in cohort ${pool.cohort}`, pool.deleting && "is being deleted",
-    pool.stop === "HOLD" && "admits nothing new", pool.stop === "HOLD_AND_DRAIN" && "admits nothing new and empties",
-    pool.members.length && `members: ${pool.members.join(", ")}`,
+    pool.cohort && `Shares quota in cohort ${pool.cohort}`, pool.deleting && "Is being deleted",
+    pool.stop === "HOLD" && "Admits nothing new", pool.stop === "HOLD_AND_DRAIN" && "Admits nothing new and empties",
+    pool.members.length && `Members: ${pool.members.join(", ")}`,
   ].filter(Boolean);
   return h("section", { class: "panel card" },
     h("div", { class: "bar-head" }, h("h2", {}, pool.id),
@@ -537,15 +537,15 @@ export function groups() {
     },
   });
   const columns = [
-    { title: "State", width: "138px", cell: () => h("div", {}, h("span")), sort: (group) => group.state,
+    { title: "State", width: "138px", phone: "104px", cell: () => h("div", {}, h("span")), sort: (group) => group.state,
       show: (cell, group) => showState(cell.firstChild, said(GROUP_STATES, group.state)) },
-    plain("Group", "90px", (group) => group.id, { sort: (group) => group.number }),
+    plain("Group", "90px", (group) => group.id, { phone: "60px", sort: (group) => group.number }),
     plain("Kind", "110px", (group) => GROUP_KINDS[group.kind] ?? group.kind, { sort: (group) => group.kind, phone: false }),
     plain("Pool", "minmax(70px, .6fr)", (group) => group.pool || "none", { sort: (group) => group.pool, phone: false }),
     jobCell("Used by", "minmax(100px, 1fr)", "job"),
     { ...jobCell("Held for", "minmax(80px, .8fr)", "nominee"), phone: false },
     plain("Bundles", "minmax(130px, 1.4fr)", bundles, { phone: false, hint: bundles }),
-    plain("Uses", "60px", (group) => count(group.uses), { end: true, sort: (group) => group.uses, down: true }),
+    plain("Uses", "60px", (group) => count(group.uses), { end: true, sort: (group) => group.uses, down: true, phone: false }),
     plain("Idle for", "84px", (group) => (group.idle ? span(now() - group.idle) : "–"),
       { end: true, sort: (group) => group.idle || Infinity, phone: false }),
     plain("Why", "minmax(100px, 1.4fr)", (group) => group.why, { phone: false, hint: (group) => group.why }),
@@ -641,7 +641,8 @@ export function timeline() {
     const end = now();
     const step = TICKS.find((each) => length / each <= 7) ?? TICKS.at(-1);
     const ticks = [];
-    for (let at = Math.ceil((end - length) / step) * step; at <= end; at += step) ticks.push(at);
+    // One at the edge would lie over the heading before it.
+    for (let at = Math.ceil((end - 0.97 * length) / step) * step; at <= end; at += step) ticks.push(at);
     const noted = board.events.filter((event) => MARKED[event.type] && event.at >= end - length).slice(-200);
     fill(axis, ticks.map((at) => {
       const tick = h("time", {}, time(at, end).slice(0, step < 60_000 ? 8 : 5));
@@ -684,9 +685,9 @@ export function segments(cell, job, length, end = now()) {
 
 export function events(query) {
   const columns = [
-    plain("Time", "132px", (event) => time(event.at, now())),
-    { title: "Kind", width: "168px", cell: () => h("div", { class: "kind" }), show: (cell, event) => text(cell, event.type) },
-    { title: "About", width: "minmax(120px, 1fr)", cell: () => h("div"), show: (cell, event) => {
+    plain("Time", "132px", (event) => time(event.at, now()), { phone: "76px" }),
+    { title: "Kind", width: "168px", phone: "minmax(80px, 1fr)", cell: () => h("div", { class: "kind" }), show: (cell, event) => text(cell, event.type) },
+    { title: "About", width: "minmax(120px, 1fr)", phone: "minmax(90px, 1.1fr)", cell: () => h("div"), show: (cell, event) => {
       if (cell.dataset.id === String(event.id)) return;
       cell.dataset.id = event.id;
       fill(cell, subjectLink(event));
