@@ -30,7 +30,7 @@ from callboard.scheduler.plan.grouping import (
     reserved_refund,
 )
 from callboard.scheduler.plan.planning import Blocked, Plan, plan, plan_patiently
-from callboard.scheduler.plan.preemption import yielded_before
+from callboard.scheduler.plan.preemption import winners_over
 from callboard.scheduler.plan.quota import borrows, shortages
 from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import Ask
@@ -150,9 +150,10 @@ def _look_at_all(tx: Transaction, found: Found) -> Place | None:
             requests.finish_deletion(tx, pool.spec.name)
         else:
             groups.ensure_reserved(tx, pool)
-    keys = _keys_of_nominees(tx)
-    for _, uid in sorted((key, uid) for uid, key in keys.items()):
-        _advance_nominee(tx, uid, keys)
+    if state.nominated:
+        nominees = _Nominees(tx)
+        for uid in nominees.order:
+            _advance_nominee(tx, uid, nominees)
     return _go_on(tx, found, FRONT)
 
 
@@ -299,7 +300,7 @@ def _look_at_some(tx: Transaction, found: Found, came: Collection[str], look_on:
         uids.sort(key=lambda uid: state.queue_key(state.jobs[uid]))
     for uid in uids:
         if state.jobs[uid].nominated:
-            _advance_nominee(tx, uid, _keys_of_nominees(tx))
+            _advance_nominee(tx, uid, _Nominees(tx))
         shape = state.shapes[uid]
         alike = state.waiting.get(shape, ())
         # While the queue is gone through, nobody knows who was looked at.
@@ -409,22 +410,41 @@ def _carry_out(tx: Transaction, job: JobRecord, found: Plan) -> None:
         preempting.preempt(tx, victim, nominee)
     if not found.victims:
         # What was in the way may have been of those who stand behind it.
-        _advance_nominee(tx, job.uid, _keys_of_nominees(tx))
+        _advance_nominee(tx, job.uid, _Nominees(tx))
 
 
-def _advance_nominee(tx: Transaction, uid: str, keys: Mapping[str, QueueKey]) -> None:
-    """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again.
+class _Nominees:
+    """Jobs that hold room that is still to come, in their order. Each is looked at after everything that is freed, so
+    what one look asks about all of them is found out once."""
 
-    Args:
-        keys: where all nominated jobs stand in the queue.
-    """
+    def __init__(self, tx: Transaction) -> None:
+        self._state = state = tx.state
+        keys = sorted((state.queue_key(state.jobs[uid]), uid) for uid in state.nominated)
+        self.order = [uid for _, uid in keys]
+        self._place = {uid: place for place, uid in enumerate(self.order)}
+        # Few yielded to anybody, and while nominees are looked at nobody yields.
+        self._winners = {uid: winners_over(state, uid) for uid in self.order if state.jobs[uid].yielded_to}
+
+    def behind(self, uid: str) -> frozenset[str]:
+        """Those that get what they were promised after a job: they yielded to it, or stand behind it in the queue. Of
+        two nominated jobs one at most waits for the other."""
+        place = self._place[uid]
+        found = frozenset(self.order[place + 1 :])
+        if self._winners:
+            found -= self._winners.get(uid, frozenset())
+            found |= {other for other, winners in self._winners.items() if uid in winners}
+        return found
+
+
+def _advance_nominee(tx: Transaction, uid: str, nominees: _Nominees) -> None:
+    """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again."""
     state = tx.state
     job, spec = state.jobs[uid], state.specs[uid].spec
     asks = state.shapes[uid].asks
     uses: list[GroupUse] = []
     broken = ""
     free = True
-    behind = _behind(tx, uid, keys)
+    behind = nominees.behind(uid)
     view = View(state, Assumption(subject=uid, overtaken=behind))
     rooms: dict[str, Room] = {}
     for ask, group_id in zip(asks, job.groups, strict=True):
@@ -441,7 +461,7 @@ def _advance_nominee(tx: Transaction, uid: str, keys: Mapping[str, QueueKey]) ->
             break
         if group.state is GROUP_NOMINATED:
             bundle_of = match_new(state, group, spec, pool.spec, ask)
-            free = free and may_make(view, pool.spec, group.group_kind) and _room_is_free(tx, group_id, rooms)
+            free = free and _room_is_free(tx, group_id, rooms) and may_make(view, pool.spec, group.group_kind)
         else:
             bundle_of = match(state, group, spec, pool.spec, ask) if may_use(pool.spec.pg_pool, spec, group) else None
             free = free and not state.workers_in(group_id)
@@ -457,28 +477,6 @@ def _advance_nominee(tx: Transaction, uid: str, keys: Mapping[str, QueueKey]) ->
         starting.admit(tx, uid, tuple(uses), "its room is free")
     elif not free and not _will_be_free(tx, uid, uses, behind):
         starting.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
-
-
-def _behind(tx: Transaction, uid: str, keys: Mapping[str, QueueKey]) -> frozenset[str]:
-    """Nominated jobs that get what they were promised after a job: they yielded to it, or stand behind it in the queue.
-    Of two nominated jobs one at most waits for the other."""
-    state = tx.state
-    if len(state.nominated) < 2:
-        return frozenset()
-    place, loyal = keys[uid], state.jobs[uid].yielded_to
-    # Few yielded to anybody, so that is asked first.
-    return frozenset(
-        other
-        for other in state.nominated
-        if other != uid
-        and not (loyal and yielded_before(state, uid, other))
-        and (keys[other] > place or (state.jobs[other].yielded_to and yielded_before(state, other, uid)))
-    )
-
-
-def _keys_of_nominees(tx: Transaction) -> dict[str, QueueKey]:
-    state = tx.state
-    return {uid: state.queue_key(state.jobs[uid]) for uid in state.nominated}
 
 
 def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse) -> bool:
@@ -497,7 +495,9 @@ def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> boo
     state = tx.state
     for bundle in state.groups[group_id].bundles:
         book = state.ledger.nodes[bundle.node_id]
-        room = rooms.setdefault(bundle.node_id, Room(book.node, book.booked))
+        room = rooms.get(bundle.node_id)
+        if room is None:
+            room = rooms[bundle.node_id] = Room(book.node, book.booked)
         if not room.holds(bundle):
             return False
         room.use(bundle)
@@ -526,7 +526,9 @@ def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse], behind: froze
         if not may_make(view, pool, group.group_kind):
             return False
         for bundle in group.bundles:
-            room = rooms.setdefault(bundle.node_id, view.room(state.nodes[bundle.node_id]))
+            room = rooms.get(bundle.node_id)
+            if room is None:
+                room = rooms[bundle.node_id] = view.room_alone(state.nodes[bundle.node_id])
             if not room.holds(bundle):
                 return False
             room.use(bundle)

@@ -187,7 +187,9 @@ def match_new(state: State, group: GroupRecord, spec: JobSpec, pool: PoolSpec, a
 
 def may_make(view: View, pool: PoolSpec, kind: GroupKind) -> bool:
     """Whether a pool may have one more group of a kind."""
-    return kind is not KIND_DYNAMIC or view.dynamic_groups(pool.name) < pool.pg_pool.max_dynamic
+    if kind is not KIND_DYNAMIC or len(view.state.group_index.of_pool.get(pool.name, ())) < pool.pg_pool.max_dynamic:
+        return True
+    return view.dynamic_groups(pool.name) < pool.pg_pool.max_dynamic
 
 
 def takes(state: State, group: GroupRecord, index: int, slot: Slot) -> bool:

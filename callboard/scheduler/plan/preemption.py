@@ -213,19 +213,19 @@ def _lost(victim: JobRecord) -> str:
 def yielded_before(state: State, uid: str, other: str) -> bool:
     """Whether a job yielded to another, directly or through jobs that have not ended."""
     job = state.jobs.get(uid)
-    if job is None or not job.yielded_to:
-        return False
+    return job is not None and bool(job.yielded_to) and other in winners_over(state, uid)
+
+
+def winners_over(state: State, uid: str) -> frozenset[str]:
+    """Jobs that a job yielded to, directly or through jobs that have not ended."""
     waiting, seen = [uid], {uid}
     while waiting:
         for winner in state.jobs[waiting.pop()].yielded_to:
             record = state.jobs.get(winner)
-            if winner in seen or record is None or record.state in ENDED:
-                continue
-            if winner == other:
-                return True
-            seen.add(winner)
-            waiting.append(winner)
-    return False
+            if winner not in seen and record is not None and record.state not in ENDED:
+                seen.add(winner)
+                waiting.append(winner)
+    return frozenset(seen - {uid})
 
 
 def label_rule(policy: PreemptionPolicy, winner: JobSpec, loser: JobSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import sub
 
@@ -293,12 +294,16 @@ class View:
     def __init__(self, state: State, assumption: Assumption) -> None:
         self.state = state
         self.assumption = assumption
-        self._gone = assumption.released
-        if assumption.future:
-            leaving = {uid for job_state in LEAVING for uid in state.jobs_by_state[job_state]}
-            self._gone = assumption.released | leaving
         self._ignored = {*assumption.overtaken, *assumption.passed, assumption.subject}
         self._back: dict[str, list[BundleRecord]] | None = None
+
+    @cached_property
+    def _gone(self) -> frozenset[str]:
+        """Jobs that are taken as gone."""
+        if not self.assumption.future:
+            return self.assumption.released
+        by_state = self.state.jobs_by_state
+        return self.assumption.released.union(*(by_state[job_state] for job_state in LEAVING))
 
     @property
     def _returns(self) -> dict[str, list[BundleRecord]]:
@@ -315,6 +320,18 @@ class View:
         room = Room(node, book.booked, book.claimed)
         for bundle in self._returns.get(node.node_id, ()):
             room.give_back(bundle)
+        return room
+
+    def room_alone(self, node: NodeRecord) -> Room:
+        """The same for one who asks about few nodes: looks at what is on this one, not at all that comes back."""
+        book = self.state.ledger.nodes[node.node_id]
+        room = Room(node, book.booked, book.claimed)
+        for group_id in self.state.group_index.on_node.get(node.node_id, ()):
+            group = self.state.groups[group_id]
+            if self._comes_back(group):
+                for bundle in group.bundles:
+                    if bundle.node_id == node.node_id:
+                        room.give_back(bundle)
         return room
 
     def may_hold(self, ask: Resources) -> bool:
@@ -408,9 +425,12 @@ class View:
         """Whether a worker is taken as gone. One that is quarantined is not on its way out."""
         if worker.state not in LIVE:
             return False
-        if worker.job in self._gone or worker.generation in self.assumption.shed:
+        assumption = self.assumption
+        if worker.job in assumption.released or worker.generation in assumption.shed:
             return True
-        return self.assumption.future and worker.extra and worker.state is WORKER_STOPPING
+        return assumption.future and (
+            self.state.jobs[worker.job].state in LEAVING or (worker.extra and worker.state is WORKER_STOPPING)
+        )
 
     def _gone_workers(self) -> Iterator[WorkerRecord]:
         for uid in self._gone:
@@ -431,25 +451,30 @@ class View:
         state, assumption = self.state, self.assumption
         if not assumption.patient and not state.nominated:
             return {}
-        back: list[GroupRecord] = [state.groups[group_id] for group_id in assumption.trimmed]
+        may: dict[str, None] = dict.fromkeys(assumption.trimmed)
         if assumption.future:
-            back += [state.groups[group_id] for group_id in state.group_index.by_state[GROUP_REMOVING]]
+            may |= dict.fromkeys(state.group_index.by_state[GROUP_REMOVING])
         for uid in self._ignored:
             job = state.jobs.get(uid)
             if job is not None and job.nominated:
-                held = (state.groups.get(group_id) for group_id in job.groups)
-                back += [group for group in held if group is not None and group.state is GROUP_NOMINATED]
-        left = dict.fromkeys(worker.group_id for worker in self._gone_workers())
-        for group_id in left:
-            group = state.groups[group_id]
-            if (
-                group_id not in assumption.trimmed
-                and (group.group_kind is KIND_PRIVATE or group.destroy)
-                and all(self._is_gone(worker) for worker in state.workers_in(group_id))
-            ):
-                back.append(group)
+                may |= dict.fromkeys(job.groups)
+        may |= dict.fromkeys(worker.group_id for worker in self._gone_workers())
         by_node: dict[str, list[BundleRecord]] = {}
-        for group in back:
-            for bundle in group.bundles:
-                by_node.setdefault(bundle.node_id, []).append(bundle)
+        for group_id in may:
+            group = state.groups.get(group_id)
+            if group is not None and self._comes_back(group):
+                for bundle in group.bundles:
+                    by_node.setdefault(bundle.node_id, []).append(bundle)
         return by_node
+
+    def _comes_back(self, group: GroupRecord) -> bool:
+        """Whether the assumption counts a group's room as free although the ledger does not."""
+        assumption = self.assumption
+        if group.state is GROUP_NOMINATED:
+            return group.nominee in self._ignored
+        if group.group_id in assumption.trimmed or (assumption.future and group.state is GROUP_REMOVING):
+            return True
+        if not (group.group_kind is KIND_PRIVATE or group.destroy):
+            return False
+        holders = self.state.workers_in(group.group_id)
+        return bool(holders) and all(map(self._is_gone, holders))
