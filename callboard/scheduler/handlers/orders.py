@@ -143,13 +143,15 @@ def must_have_its_devices(state: State, group: GroupRecord) -> bool:
     shape = state.shapes.get(group.job or group.nominee)
     if shape is not None and shape.placed:
         return True
+    node_id, ask = "", None
     for bundle in group.bundles:
-        node = state.nodes.get(bundle.node_id)
-        if node is not None and node.closed:
-            return True
-        picks = bundle.resources.gpu_memory_bytes or bundle.resources.selects
-        if picks and node is not None and len(set(cards(node))) > 1:
-            return True
+        if bundle.node_id != node_id or bundle.resources is not ask:  # those of a gang are alike
+            node_id, ask = bundle.node_id, bundle.resources
+            node = state.nodes.get(node_id)
+            if node is not None:
+                picks = ask.gpu_memory_bytes or ask.selects
+                if node.closed or (picks and len(set(cards(node))) > 1):
+                    return True
         for share in bundle.devices:
             if share.milli < MILLI:
                 return True

@@ -205,6 +205,8 @@ class _Turns:
 
 def _look_at_queue(tx: Transaction, found: Found, start: Place) -> Place | None:
     """Goes through the queue from a place on; returns where to go on, if that is left for the next event."""
+    if not tx.state.waiting:
+        return None
     look = _look_at_heads if len(tx.state.waiting) <= MOST_HEADS else _look_one_by_one
     return look(tx, found, start, _Turns(tx))
 

@@ -112,10 +112,12 @@ def devices_in(node: NodeRecord, bundle: BundleRecord, slot: Slot) -> tuple[Devi
     first that has it."""
     if slot.place is not None:
         return bundle.devices
-    ask_milli = slot.resources.gpu_milli
+    ask = slot.resources
+    ask_milli = ask.gpu_milli
     if ask_milli == 0:
         return ()
-    devices = suiting(node, bundle.devices, slot.resources) if slot.resources.selects else bundle.devices
+    picks = ask.gpu_model or ask.gpu_memory_min_bytes
+    devices = suiting(node, bundle.devices, ask) if picks else bundle.devices
     if ask_milli < 1000:
         share = next(share for share in devices if share.milli >= ask_milli)
         return (DeviceShare(share.index, share.id, ask_milli),)

@@ -47,8 +47,11 @@ def fit(rooms: Rooms, slots: Sequence[Slot], strategy: Strategy) -> tuple[Bundle
         return _fit_parts(rooms, slots, strategy)
     if any(slot.selector or slot.prefers for slot in slots):
         return _fit_selected(rooms, slots, strategy)
-    order = sorted(range(len(slots)), key=lambda i: _size(slots[i].resources), reverse=True)
-    asks = [slots[i].resources for i in order]
+    asks = [slot.resources for slot in slots]
+    order = list(range(len(slots)))
+    if asks.count(asks[0]) < len(asks):
+        order.sort(key=lambda i: _size(slots[i].resources), reverse=True)
+        asks = [slots[i].resources for i in order]
     chosen = search(rooms, asks, strategy)
     if chosen is None:
         return _fit_exactly(rooms, slots, order, strategy)
@@ -109,7 +112,7 @@ def _fit_one(rooms: Rooms, slot: Slot, strategy: Strategy) -> tuple[BundleRecord
     if chosen is None:
         return _fit_exactly(rooms, [slot], [0], strategy)
     room = chosen[0]
-    if strategy in _PACKS:
+    if strategy in _PACKS and room.tells_distances:
         room.prefer_near((slot.resources,))
     devices = room.take(slot.resources)
     return (BundleRecord(node_id=room.node.node_id, resources=slot.resources, devices=devices),)
@@ -249,7 +252,7 @@ def _hand_out(
         ordered = sorted((nodes[i] for i in members), key=lambda room: room.node.rank)
         for i, room in zip(members, ordered, strict=True):
             nodes[i] = room
-    if near:
+    if near and any(room.tells_distances for room in set(rooms)):
         together: dict[str, list[int]] = {}
         for i, room in enumerate(nodes):
             together.setdefault(room.node.node_id, []).append(i)

@@ -259,16 +259,17 @@ def _make_one(state: State, view: View, spec: JobSpec, ask: Ask) -> list[GroupUs
 def may_hold(state: State, view: View, spec: JobSpec, asks: Sequence[Ask]) -> bool:
     """Whether workers may find room as far as sums tell: none of them is listed, and no node is looked at. Many that
     can't be held cost no more than one."""
+    empty = view.assumption.empty
+    if not empty and len(asks) == 1 and asks[0].count == 1:
+        return True  # the index of free room tells that as soon
     if any(ask.placed for ask in asks):
         return True
-    if view.assumption.empty:
+    if empty:
         return all(
             _held_by_empty_nodes(state, spec, state.pools[ask.pool].spec, component, len(ranks))
             for ask in asks
             for component, ranks in ask.parts
         )
-    if len(asks) == 1 and asks[0].count == 1:
-        return True  # the index of free room tells that as soon
     return view.may_hold(total(ask.resources for ask in asks))
 
 

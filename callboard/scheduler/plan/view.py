@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from operator import sub
 
@@ -65,6 +64,12 @@ class Room:
             self.device_milli = list(map(sub, self.device_milli, amounts.device_milli))
             for index, taken in amounts.device_bytes.items():
                 self.taken_bytes[index] = self.taken_bytes.get(index, 0) + taken
+
+    @property
+    def tells_distances(self) -> bool:
+        """Whether it is known which devices of the node are connected with each other."""
+        devices = self.node.devices
+        return bool(devices) and bool(devices[0].distances)
 
     def prefer_near(self, asks: Collection[Resources]) -> None:
         """From now on, whole devices are taken so that those of these workers are connected with each other, as far as
@@ -296,14 +301,15 @@ class View:
         self.assumption = assumption
         self._ignored = {*assumption.overtaken, *assumption.passed, assumption.subject}
         self._back: dict[str, list[BundleRecord]] | None = None
+        self._left: frozenset[str] | None = None if assumption.future else assumption.released
 
-    @cached_property
+    @property
     def _gone(self) -> frozenset[str]:
-        """Jobs that are taken as gone."""
-        if not self.assumption.future:
-            return self.assumption.released
-        by_state = self.state.jobs_by_state
-        return self.assumption.released.union(*(by_state[job_state] for job_state in LEAVING))
+        """Jobs that are taken as gone. Found when it is asked for first, too."""
+        if self._left is None:
+            by_state = self.state.jobs_by_state
+            self._left = self.assumption.released.union(*(by_state[job_state] for job_state in LEAVING))
+        return self._left
 
     @property
     def _returns(self) -> dict[str, list[BundleRecord]]:
@@ -433,7 +439,8 @@ class View:
         )
 
     def _gone_workers(self) -> Iterator[WorkerRecord]:
-        for uid in self._gone:
+        gone = self._gone
+        for uid in gone:
             for generation in self.state.jobs_holding.get(uid, ()):
                 worker = self.state.workers[generation]
                 if worker.state in LIVE:
@@ -443,7 +450,7 @@ class View:
             extras |= self.state.leaving_extras
         for generation in extras:
             worker = self.state.workers[generation]
-            if worker.job not in self._gone and worker.state in LIVE:
+            if worker.job not in gone and worker.state in LIVE:
                 yield worker
 
     def _returned_bundles(self) -> dict[str, list[BundleRecord]]:

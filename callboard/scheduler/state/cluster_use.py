@@ -88,17 +88,12 @@ class ClusterUse:
 
 
 def _account(book: NodeBook) -> _Account:
-    use = book.use()
-    left = [MILLI - each.used_milli - each.held_milli - each.quarantined_milli for each in use.devices]
-    free = FreeGpus(left.count(MILLI), sum(milli for milli in left if 0 < milli < MILLI))
-    return (
-        book.node.capacity,
-        use.used,
-        use.held,
-        use.free,
-        use.quarantined,
-        free if book.node.usable else FreeGpus(),
-    )
+    used, held, free, quarantined, left, _ = book.sums()
+    gpus = FreeGpus()
+    if book.node.usable:
+        whole = left.count(MILLI)
+        gpus = FreeGpus(whole, sum(left) - whole * MILLI)
+    return (book.node.capacity, used, held, free, quarantined, gpus)
 
 
 def _plus(left: _Account, right: _Account) -> _Account:

@@ -109,8 +109,9 @@ class NodeBook:
         self.used = Amounts(len(node.devices))
         self.quarantined = Amounts(len(node.devices))
 
-    def use(self) -> NodeUse:
-        """The account of the node, as people see it."""
+    def sums(self) -> tuple[Resources, Resources, Resources, Resources, list[int], dict[int, int]]:
+        """What is used, held, free and quarantined of the node; what is free of each device, and what would be of those
+        that are closed, in milli-GPU."""
         capacity = self.node.capacity
         booked, claimed = self.booked.resources(), self.claimed.resources()
         used, quarantined = self.used.resources(), self.quarantined.resources()
@@ -120,12 +121,17 @@ class NodeBook:
         ]
         # A closed device is as one that nobody could prove free.
         closed = {index: free_devices[index] for index, _ in self.node.closed if index < len(free_devices)}
-        free_bytes = [self._free_bytes(i) if free_devices[i] else 0 for i in range(len(free_devices))]
-        quarantined += Resources.of(
-            gpu_milli=sum(closed.values()), gpu_memory_bytes=sum(free_bytes[index] for index in closed)
-        )
-        for index in closed:
-            free_devices[index] = free_bytes[index] = 0
+        free_bytes: list[int] = []
+        if capacity.gpu_memory_bytes:
+            free_bytes = [self._free_bytes(i) if free_devices[i] else 0 for i in range(len(free_devices))]
+        if closed:
+            quarantined += Resources.of(
+                gpu_milli=sum(closed.values()), gpu_memory_bytes=sum(free_bytes[i] for i in closed if free_bytes)
+            )
+            for index in closed:
+                free_devices[index] = 0
+                if free_bytes:
+                    free_bytes[index] = 0
         free = (capacity - booked - claimed).clamped()
         # A claim may overlap what its victim still holds, so free GPU is counted device by device.
         free = Resources.of(
@@ -135,6 +141,11 @@ class NodeBook:
             gpu_memory_bytes=sum(free_bytes),
             custom=dict(free.custom_milli),
         )
+        return used, capacity - used - quarantined - free, free, quarantined, free_devices, closed
+
+    def use(self) -> NodeUse:
+        """The account of the node, as people see it."""
+        used, held, free, quarantined, free_devices, closed = self.sums()
         devices = tuple(
             DeviceUse(
                 self.used.device_milli[i],
@@ -148,12 +159,10 @@ class NodeBook:
             )
             for i in range(len(self.node.devices))
         )
-        return NodeUse(used, capacity - used - quarantined - free, free, quarantined, devices)
+        return NodeUse(used, held, free, quarantined, devices)
 
     def _free_bytes(self, index: int) -> int:
         """Memory of a device that nobody was promised."""
-        if not self.node.capacity.gpu_memory_bytes:
-            return 0
         taken = self.booked.device_bytes.get(index, 0) + self.claimed.device_bytes.get(index, 0)
         return max(0, self.node.devices[index].memory_bytes - taken)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
+from operator import attrgetter
 
 from callboard.model.quantities import Resources
 from callboard.model.specs import Labels
@@ -105,9 +106,12 @@ class NodeKinds:
                     del self._nodes[label]
 
 
+_CARD = attrgetter("memory_bytes", "model")
+
+
 def cards(node: NodeRecord) -> tuple[tuple[int, str], ...]:
     """(bytes of memory, model) of each device of a node, the smallest first."""
-    found = [(device.memory_bytes, device.model) for device in node.devices]
+    found = list(map(_CARD, node.devices))
     if found.count(found[0]) == len(found) if found else True:
         return tuple(found)
     return tuple(sorted(found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from callboard.scheduler.records.node_record import NodeRecord
@@ -69,8 +69,10 @@ class Roster:
         """The node that offers a device; None if none does."""
         return self._owners.get(uuid)
 
-    def taken(self, uuids: Iterable[str], node_id: str) -> list[str]:
+    def taken(self, uuids: Collection[str], node_id: str) -> list[str]:
         """Which of these devices another node offers."""
+        if self._owners.keys().isdisjoint(uuids):
+            return []  # the rule for a node that is new
         owner_of = self._owners.get
         return [uuid for uuid in uuids if owner_of(uuid, node_id) != node_id]
 
