@@ -25,7 +25,7 @@ from callboard.controller.loop.questions import SWITCH_S
 from callboard.controller.metrics.metrics import Metrics, MetricsPortTaken
 from callboard.controller.metrics.traces import Traces, provider_for
 from callboard.controller.options import ControllerOptions, split_address
-from callboard.controller.packages import Packages
+from callboard.controller.packages import Packages, SharedPackages
 from callboard.controller.page import PageUnavailable
 from callboard.controller.page.calls import Calls
 from callboard.controller.record import remove_record, write_record
@@ -383,7 +383,9 @@ class Controller:
         jobs = JobService(driver, self.outputs, options)
         jobs.traces = self.traces
         jobs.execs = self.agents.execs
-        jobs.packages = self.agents.packages = Packages(options.state_dir / "packages", self._needed_packages)
+        shared = SharedPackages(options.store) if options.store else None
+        packages = Packages(options.state_dir / "packages", self._needed_packages, shared=shared)
+        jobs.packages = self.agents.packages = packages
         self.agents.joining = Joining(options.state_dir, self._certs, self.access)
         nodes, pools = NodeService(driver, options, self.sessions.live), PoolService(driver, options)
         events = EventService(self.events, driver, options)

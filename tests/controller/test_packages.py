@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from callboard.controller.packages import PIECE_BYTES, Packages
+from callboard.controller.journal.postgres import PostgresDatabase
+from callboard.controller.packages import PIECE_BYTES, Packages, SharedPackages
 from callboard.wire.refusals import InvalidRequest, LimitReached, NotFound
 
 
@@ -62,6 +63,31 @@ async def test_what_no_living_job_needs_makes_room(tmp_path: Path) -> None:
         await packages.put(named(b"y" * 100), 100, 0, b"y" * 100)
 
 
+async def test_controllers_that_share_a_database_have_the_same_packages_within_the_same_bound(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    database = PostgresDatabase(postgres_url, "prepares")
+    database.share()
+    database.close()
+    needed: set[str] = set()
+    leader, successor = (
+        Packages(tmp_path / name, lambda: {"p": needed}, 250, shared=SharedPackages(postgres_url))
+        for name in ("leader", "successor")
+    )
+    kept, unused, new = (os.urandom(100) for _ in range(3))
+    for data in (kept, unused):
+        await leader.put(named(data), 100, 0, data)
+    assert await successor.put(named(kept), 100, 0, b"") == 100, "it need not be sent again"
+    needed.add(named(kept))
+    assert await successor.put(named(new), 100, 0, new) == 100
+    (tmp_path / "leader" / named(unused).partition(":")[2]).unlink()
+    assert [await leader.obtain(named(data)) for data in (kept, unused, new)] == [True, False, True]
+    assert await leader.read(named(new), 90) == (100, new[90:])
+    needed.add(named(new))
+    with pytest.raises(LimitReached, match="there is no room for 100 more"):
+        await leader.put(named(unused), 100, 0, unused)
+
+
 async def test_two_who_send_the_same_at_one_time_and_a_restart_between_pieces(tmp_path: Path) -> None:
     data = os.urandom(5_000)
     name = named(data)
@@ -99,7 +125,7 @@ async def test_a_pool_has_a_bound_of_its_own(tmp_path: Path) -> None:
         names.append(named(data))
         await packages.put(names[-1], 100, 0, data)
     needed["a"] = set(names[:2])
-    packages.check_room("a", names[:1])
-    packages.check_room("b", names[1:])
+    await packages.check_room("a", names[:1])
+    await packages.check_room("b", names[1:])
     with pytest.raises(LimitReached, match="packages of pool a's living jobs"):
-        packages.check_room("a", names[2:])
+        await packages.check_room("a", names[2:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,6 +27,7 @@ from callboard.v1 import job_pb2, job_pb2_grpc, pool_pb2_grpc
 from callboard.wire.errors import parse_error
 from callboard.wire.refusals import ErrorReason, NotAllowed
 from tests.controller.support import pool
+from tests.recovery.programs import Agent
 from tests.support.controller_process import ControllerProcess
 from tests.support.members import Members, Wire, more_than, until, writers
 from tests.support.postgres import Postgres
@@ -142,6 +144,35 @@ class TestTakingOver:
             async with Client(successor.address, tls=viewer) as other:
                 with pytest.raises(NotAllowed, match="vera"):
                     await other.create_pool({"name": "never"})
+
+    async def test_code_that_the_old_leader_took_runs_and_need_not_be_sent_again(
+        self, pair: Members, tmp_path: Path
+    ) -> None:
+        code = tmp_path / "code"
+        code.mkdir()
+        (code / "main.py").write_text("print('brought along')\n")
+        part = {"name": "w", "command": [sys.executable, "main.py"], "working_dir": str(code)}
+        spec = {"name": "first", "pool": "p", "wait_for_nodes": "2m", "components": [part]}
+        leader, standby = pair.all
+        async with Client(leader.address) as client:
+            await client.create_pool({"name": "p"})
+        # By way of the standby, which must not keep for itself what only the leader can give to a job.
+        async with Client(f"{standby.address},{leader.address}", timeout=60) as client:
+            sent = await client.send_code(spec)
+            jobs = [await client.submit(sent)]
+            assert not (standby.state_dir / "packages").exists()
+            await leader.kill()
+            assert await pair.next_leader() is standby
+            jobs.append(await client.submit({**sent, "name": "second"}))  # as it was, without its files
+            agent = Agent(tmp_path, "n0", None, standby.address, {})
+            agent.wanted = True
+            await agent.ensure()
+            try:
+                for job in jobs:
+                    assert (await job.finished(60)).state == job_pb2.JOB_STATE_SUCCEEDED
+                    assert [line.text async for line in job.logs()] == ["brought along"]
+            finally:
+                await agent.leave()
 
     async def test_a_watch_goes_on_without_loss(self, pair: Members) -> None:
         seen: list[int] = []

@@ -90,7 +90,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         spec = job_spec_from_proto(request.spec)
         request_id = text_of(request.request_id, "request_id", MAX_REQUEST_ID)
         self._check_submit(spec)
-        self._check_packages(spec)
+        self._driver.check_serving()  # a standby names the leader, and does not know what is kept there
+        await self._check_packages(spec)
         if request.validate_only:
             return job_pb2.SubmitJobResponse(plan=await self._plan(spec, request_id))
         uid = self._new_uid()
@@ -110,19 +111,20 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = await self._resolving(spec, request_id, submit)
         return job_pb2.SubmitJobResponse(job=job)
 
-    def _check_packages(self, spec: JobSpec) -> None:
+    async def _check_packages(self, spec: JobSpec) -> None:
         parts = unfused(spec).components
         for place, component in enumerate(parts):
             for package in component.packages:
-                if self.packages is None or not self.packages.has(package):
+                if self.packages is None or not await self.packages.obtain(package):
                     why = f"{package} isn't kept here; submit with `callboard` or the SDK, which send it before"
                     raise invalid(f"spec.components[{place}].{component.field_of(package)}", why)
         if self.packages is not None and (needed := {each for part in parts for each in part.packages}):
-            self.packages.check_room(spec.pool, needed)
+            await self.packages.check_room(spec.pool, needed)
 
     async def PutPackage(self, request: job_pb2.PutPackageRequest, context: Context) -> job_pb2.PutPackageResponse:
         """Takes a piece of a package."""
         assert self.packages is not None, "this controller has no state directory"
+        self._driver.check_serving()
         received = await self.packages.put(request.package, request.size_bytes, request.offset, request.data)
         return job_pb2.PutPackageResponse(received_bytes=received)
 
