@@ -270,9 +270,10 @@ def unsealed(place: int, kept: object) -> str:
         raise UnreadableChange(f"{DAMAGED}: entry {place} is not text")
     if kept.startswith("{"):
         return kept
-    if sealed(place, kept[_SEAL:]) != kept:
-        raise UnreadableChange(f"{DAMAGED}: the checksum of entry {place} is another one: {kept[_SEAL:][:80]}")
-    return kept[_SEAL:]
+    text = kept[_SEAL:]
+    if f"{crc32(text.encode(), place & 0xFFFFFFFF):08x}" != kept[:_SEAL]:
+        raise UnreadableChange(f"{DAMAGED}: the checksum of entry {place} is another one: {text[:80]}")
+    return text
 
 
 def _line(kind: str, what: str, body: bytes) -> str:

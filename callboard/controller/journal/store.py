@@ -34,7 +34,6 @@ from callboard.controller.journal.database import Database, SqliteDatabase, Wher
 from callboard.controller.journal.packs import Pack, changes_of, line_of, packed
 from callboard.controller.journal.secret_store import MissingSecrets, SecretStore, without_values
 from callboard.controller.journal.state_dir import StateDir, StoreFailed
-from callboard.model.frozen import sleeps
 from callboard.scheduler import State
 from callboard.scheduler.records.events import JobSubmitted
 from callboard.scheduler.records.job_records import Change, Drop, EventRecord, JobRecord, Put, Record, SpecRecord
@@ -398,18 +397,23 @@ def with_secrets(changes: Sequence[Change], secrets: SecretStore) -> list[Change
     Raises:
         MissingSecrets: those of a job that has not ended are gone.
     """
+    # By their exact types: a record that sleeps has ended, and lies before all that is told of its job later.
     live: set[str] = set()
-    for change in changes:
-        if isinstance(change, Put) and isinstance(change.record, JobRecord):
-            (live.discard if change.record.state in ENDED else live.add)(change.record.uid)
-        elif isinstance(change, Drop) and change.kind == JobRecord.kind:
-            live.discard(str(change.key))
-    return [
-        Put(secrets.restore(change.record, needed=change.record.uid in live))
-        if isinstance(change, Put) and isinstance(change.record, SpecRecord) and not sleeps(change.record)
-        else change
-        for change in changes
-    ]
+    specs: list[tuple[int, SpecRecord]] = []
+    for place, change in enumerate(changes):
+        if isinstance(change, Drop):
+            if change.kind == JobRecord.kind:
+                live.discard(str(change.key))
+            continue
+        record = change.record
+        if type(record) is SpecRecord:
+            specs.append((place, record))
+        elif type(record) is JobRecord:
+            (live.discard if record.state in ENDED else live.add)(record.uid)
+    whole = list(changes)
+    for place, spec in specs:
+        whole[place] = Put(secrets.restore(spec, needed=spec.uid in live))
+    return whole
 
 
 @contextmanager

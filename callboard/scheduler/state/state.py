@@ -308,7 +308,8 @@ class State:
 
     def _index_spec(self, old: SpecRecord | None, new: SpecRecord | None) -> None:
         if new is not None:
-            self._job_index.follow_spec(new, self.jobs.get(new.uid))
+            if old is not None:  # nothing stands by one that is new: a spec comes before its job
+                self._job_index.follow_spec(new, self.jobs.get(new.uid))
         elif old is not None:
             self.shapes.drop(old.uid)
 
