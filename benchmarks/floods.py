@@ -125,26 +125,42 @@ async def submits(address: str) -> None:
 
 
 async def reports(address: str) -> None:
-    """An agent that reports the end of workers that nobody knows."""
+    """An agent that reports the end of workers that nobody knows. It joins again when its session ends, as agents do,
+    and says why it ended."""
     async with open_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
-        call = stub.Session()
-        await call.write(agent_pb2.SessionRequest(hello=hello_of(9_001, secrets.token_hex(8))))
-        await call.read()
-
-        async def read() -> None:
-            while await call.read() is not grpc.aio.EOF:
-                pass
-
-        reading = asyncio.create_task(read())
+        instance = secrets.token_hex(8)
         for number in itertools.count(1):
-            report = agent_pb2.Report(report_id=secrets.token_hex(8))
-            report.worker_exited.worker.job_id = "nobody"
-            report.worker_exited.worker.component = "w"
-            report.worker_exited.generation = number
-            await call.write(agent_pb2.SessionRequest(report=report))
-            if reading.done():
-                break
+            call = stub.Session()
+            hello = hello_of(9_001, instance)
+            hello.number = number
+            try:
+                await call.write(agent_pb2.SessionRequest(hello=hello))
+                await call.read()
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(_read_all(call))
+                    both.create_task(_report(call))
+            except* grpc.aio.AioRpcError:
+                # Of a write that came too late gRPC knows less than of the call.
+                why = f"{await call.code()}, {await call.details()}"
+                print(f"session {number} of the agent that reports ended: {why}", file=sys.stderr, flush=True)
+            finally:
+                call.cancel()
+            await asyncio.sleep(0.1)
+
+
+async def _read_all(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def _report(call: Any) -> None:
+    for generation in itertools.count(1):
+        report = agent_pb2.Report(report_id=secrets.token_hex(8))
+        report.worker_exited.worker.job_id = "nobody"
+        report.worker_exited.worker.component = "w"
+        report.worker_exited.generation = generation
+        await call.write(agent_pb2.SessionRequest(report=report))
 
 
 async def malformed(address: str) -> None:
