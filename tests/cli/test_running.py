@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from callboard.cli.jobs.running import _indexes, _program
+from callboard.cli.main import app
 from callboard.client.jobs import JobHandle
 from tests.cli.cluster import ROOT, RealCluster, job
 
@@ -211,9 +213,14 @@ async def test_a_directory_travels_with_the_program_and_is_sent_once(cluster: Re
     assert len(written) == 2
     assert (await ran(cluster, *line)).stdout == "it came along too\n"
     assert sorted(path.stat().st_ino for path in (tmp_path / "state" / "packages").iterdir()) == written
-    gone = await ran(cluster, "--working-dir", str(tmp_path / "nothing"), "--", "true")
-    assert gone.exit_code == 2
-    assert "nothing is not a directory" in gone.stderr
+
+
+@pytest.mark.parametrize("flag", ["--working-dir", "--py-module", "--requirements", "--uv"])
+def test_a_path_that_isnt_there_is_told_with_its_option_and_what_to_do(flag: str, tmp_path: Path) -> None:
+    gone = tmp_path / "nothing"
+    done = CliRunner().invoke(app, ["run", "--pool", "rlhf", flag, str(gone), "--", "true"])
+    assert done.exit_code == 2
+    assert f"{flag}: {gone} is not there; name a path that is" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(("text", "indexes"), [("3", [3]), ("0-2", [0, 1, 2]), ("0-6:3,1", [0, 3, 6, 1]), ("4-4", [4])])

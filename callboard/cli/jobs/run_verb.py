@@ -186,6 +186,13 @@ def _code(
     container: str,
 ) -> dict[str, Any]:
     """What travels with a program, and what it runs in."""
+    named = [("--working-dir", working_dir), *(("--py-module", each) for each in py_modules or [])]
+    named += [(f"--{kind}", each) for kind, each in environments.items() if isinstance(each, Path)]
+    for flag, path in named:
+        if path is not None and not path.exists():
+            # Said of the option: who typed it knows no field of a job file.
+            why = f"{path} is not there; name a path that is (a relative one begins at {Path.cwd()}), or leave it out"
+            raise typer.BadParameter(why, param_hint=flag)
     found: dict[str, Any] = {}
     if working_dir is not None:
         found["working_dir"] = str(working_dir)
