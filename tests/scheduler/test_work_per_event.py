@@ -26,7 +26,7 @@ from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
 from callboard.scheduler.records.asks import asks_of
 from callboard.scheduler.records.node_record import DeviceInfo
-from callboard.scheduler.records.states import JobState, WorkerState
+from callboard.scheduler.records.states import JobState, StopOutcome, WorkerState
 from callboard.scheduler.state import transaction
 from callboard.scheduler.state.invariants import whole
 from tests.scheduler.histories import TwinWorld
@@ -154,6 +154,29 @@ def test_a_join_costs_the_same_however_many_are_there_and_wait() -> None:
         events = [late(scheduler, each) for each in range(200)]
         counts.append(max(calls_of(lambda event=each, of=scheduler: decide(of, event)) for each in events))  # type: ignore[misc]
     assert counts[1] <= counts[0] + 50
+
+
+@pytest.mark.parametrize("pool", [pool_spec(), pool_spec(gpu=10_000)], ids=["no quota", "quota"])
+def test_what_an_event_asks_about_nominated_jobs_grows_with_their_number_and_no_faster(pool: PoolSpec) -> None:
+    counts = []
+    for waiting in (16, 64):
+        world = World({f"n{number:03}": GPUS for number in range(waiting // GPUS)})
+        world.pool(pool)
+        for number in range(waiting):
+            world.submit(f"victim{number}", priority=1)
+        world.auto = False
+        for number in range(waiting):
+            world.submit(f"preemptor{number}", priority=50)
+        assert len(world.state.nominated) == waiting
+        victim = next(worker for worker in world.state.workers.values() if worker.state is WorkerState.STOPPING)
+        stopped = ev.WorkerStopped(
+            now_ms=world.state.meta.now_ms,
+            node_id=victim.node_id,
+            generation=victim.generation,
+            outcome=StopOutcome.COOPERATIVE,
+        )
+        counts.append(calls_of(lambda event=stopped, of=world.scheduler: decide(of, event)))  # type: ignore[misc]
+    assert counts[1] <= 5 * counts[0]  # 16 times as many if each were asked about each
 
 
 def many_that_wait(world: World, shapes: int) -> None:

@@ -56,7 +56,7 @@ def blockers(state: State, view: View, spec: JobSpec) -> list[Reason]:
 def _quota_reasons(view: View, state: State, asks: Sequence[Ask], ask: Ask) -> list[Reason]:
     spec = state.pools[ask.pool].spec
     reasons = []
-    for short in shortages(state.pools, charged_beside(view, asks, ask), spec, ask.resources):
+    for short in shortages(state.pools, charged_beside(view.charged, asks, ask), spec, ask.resources):
         resource, nominal = short.resource, dict(spec.nominal)[short.resource]
         own, used = format_amount(resource, nominal), format_amount(resource, short.used)
         lent = f"other pools lend at most {format_amount(resource, short.limit - nominal)}"

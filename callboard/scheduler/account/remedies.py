@@ -40,7 +40,7 @@ def remedies(state: State, spec: JobSpec, view: View) -> tuple[str, ...]:
             continue
         if pool.spec.stop_policy is not StopPolicy.NONE and not view.assumption.empty:
             changes.append(f"set the stop_policy of pool {ask.pool} to none")
-        charged = charged_beside(view, asks, ask)
+        charged = charged_beside(view.charged, asks, ask)
         for short in shortages(state.pools, charged, pool.spec, ask.resources):
             more = change(short.resource, _least_raise(state.pools, charged, pool, short))
             changes.append(f"raise pool {ask.pool} {short.resource} by {more}")

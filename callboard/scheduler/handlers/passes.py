@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from callboard.model.quantities import Resources
+from callboard.model.quantities import NOTHING, Resources, total
 from callboard.model.specs import JobSpec, StopPolicy
 from callboard.scheduler.handlers import elastic, groups, preempting, requests, starting
 from callboard.scheduler.plan.grouping import (
@@ -31,7 +31,7 @@ from callboard.scheduler.plan.grouping import (
 )
 from callboard.scheduler.plan.planning import Blocked, Plan, plan, plan_patiently
 from callboard.scheduler.plan.preemption import winners_over
-from callboard.scheduler.plan.quota import borrows, shortages
+from callboard.scheduler.plan.quota import Charged, borrows, shortages
 from callboard.scheduler.plan.view import Assumption, Room, View
 from callboard.scheduler.records.asks import Ask
 from callboard.scheduler.records.job_records import JobRecord
@@ -420,10 +420,13 @@ class _Nominees:
     what one look asks about all of them is found out once."""
 
     def __init__(self, tx: Transaction) -> None:
-        self._state = state = tx.state
+        self._tx, self._state = tx, tx.state
+        state = tx.state
         keys = sorted((state.queue_key(state.jobs[uid]), uid) for uid in state.nominated)
         self.order = [uid for _, uid in keys]
         self._place = {uid: place for place, uid in enumerate(self.order)}
+        self._changes = -1
+        self._sums: dict[tuple[str, bool], list[Resources]] = {}
         # Few yielded to anybody, and while nominees are looked at nobody yields.
         self._winners = {uid: winners_over(state, uid) for uid in self.order if state.jobs[uid].yielded_to}
 
@@ -437,6 +440,35 @@ class _Nominees:
             found |= {other for other, winners in self._winners.items() if uid in winners}
         return found
 
+    def charged(self, view: View, uid: str) -> Charged:
+        """What counts against pools beside a nominee: ``view.charged`` of a view that overtakes those behind it. While
+        none yielded to anybody, they are those before it, whose sum grows from one to the next."""
+        if self._winners or view.assumption.released:
+            return view.charged
+        future, place = view.assumption.future, self._place[uid]
+
+        def of(pool: str) -> Resources:
+            if self._changes != len(self._tx.changes):
+                self._changes = len(self._tx.changes)
+                self._sums.clear()
+            sums = self._sums.get((pool, future))
+            if sums is None:
+                sums = self._sums[pool, future] = self._sums_of(pool, future=future)
+            return sums[place]
+
+        return of
+
+    def _sums_of(self, pool: str, *, future: bool) -> list[Resources]:
+        """What counts against a pool beside each nominee in turn."""
+        view = View(self._state, Assumption(future=future, overtaken=frozenset(self._state.nominated)))
+        sums = [view.charged(pool)]
+        for uid in self.order:
+            asked = NOTHING
+            if uid in self._state.nominated:
+                asked = total(ask.resources for ask in self._state.shapes[uid].asks if ask.pool == pool)
+            sums.append(sums[-1] + asked)
+        return sums
+
 
 def _advance_nominee(tx: Transaction, uid: str, nominees: _Nominees) -> None:
     """Starts a nominated job when its room is free; when there is nothing left to wait for, it is planned again."""
@@ -446,8 +478,7 @@ def _advance_nominee(tx: Transaction, uid: str, nominees: _Nominees) -> None:
     uses: list[GroupUse] = []
     broken = ""
     free = True
-    behind = nominees.behind(uid)
-    view = View(state, Assumption(subject=uid, overtaken=behind))
+    view = View(state, Assumption(subject=uid, overtaken=nominees.behind(uid)))
     rooms: dict[str, Room] = {}
     for ask, group_id in zip(asks, job.groups, strict=True):
         group = state.groups.get(group_id)
@@ -471,21 +502,21 @@ def _advance_nominee(tx: Transaction, uid: str, nominees: _Nominees) -> None:
             broken = f"placement group {group_id} fits no longer" if bundle_of is None else f"pool {ask.pool} holds"
             break
         use = GroupUse(ask, group_id, group.group_kind, group.bundles, bundle_of)
-        free = free and not _charged_too_much(tx, view, asks, use)
+        free = free and not _charged_too_much(tx, nominees.charged(view, uid), asks, use)
         uses.append(use)
     if broken:
         starting.drop_nomination(tx, uid, broken)
     elif free and job.eligible_ms <= tx.now_ms and not starting.a_copy_may_live(tx, uid):
         starting.admit(tx, uid, tuple(uses), "its room is free")
-    elif not free and not _will_be_free(tx, uid, uses, behind):
+    elif not free and not _will_be_free(tx, uid, uses, nominees):
         starting.drop_nomination(tx, uid, "what is on its way out does not free its room any more")
 
 
-def _charged_too_much(tx: Transaction, view: View, asks: tuple[Ask, ...], use: GroupUse) -> bool:
+def _charged_too_much(tx: Transaction, charged: Charged, asks: tuple[Ask, ...], use: GroupUse) -> bool:
     """Whether the quota doesn't hold the ask yet."""
     pool = tx.state.pools[use.ask.pool].spec
     refund = reserved_refund(tx.state, pool, use)
-    return bool(shortages(tx.state.pools, charged_beside(view, asks, use.ask), pool, use.ask.resources, refund))
+    return bool(shortages(tx.state.pools, charged_beside(charged, asks, use.ask), pool, use.ask.resources, refund))
 
 
 def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> bool:
@@ -506,19 +537,21 @@ def _room_is_free(tx: Transaction, group_id: str, rooms: dict[str, Room]) -> boo
     return True
 
 
-def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse], behind: frozenset[str]) -> bool:
+def _will_be_free(tx: Transaction, uid: str, uses: list[GroupUse], nominees: _Nominees) -> bool:
     """Whether a nominated job can start once everything that is on its way out is gone; for one that waits for running
     jobs to end, once they have."""
     state = tx.state
     released: frozenset[str] = frozenset()
     if state.jobs[uid].patient:
         released = frozenset((*state.jobs_by_state[JOB_RUNNING], *state.jobs_by_state[JOB_STARTING]))
-    view = View(state, Assumption(subject=uid, future=True, released=released, overtaken=behind))
+    overtaken = nominees.behind(uid)
+    view = View(state, Assumption(subject=uid, future=True, released=released, overtaken=overtaken))
+    beside = nominees.charged(view, uid)
     rooms: dict[str, Room] = {}
     for use in uses:
         group = state.groups[use.group_id]
         pool = state.pools[use.ask.pool].spec
-        charged = charged_beside(view, [other.ask for other in uses], use.ask)
+        charged = charged_beside(beside, [other.ask for other in uses], use.ask)
         if shortages(state.pools, charged, pool, use.ask.resources, reserved_refund(state, pool, use)):
             return False
         if group.state is not GROUP_NOMINATED:

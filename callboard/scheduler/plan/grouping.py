@@ -82,17 +82,21 @@ def _complete(
     for use in uses:
         pool = state.pools[use.ask.pool].spec
         refund = reserved_refund(state, pool, use)
-        if shortages(state.pools, charged_beside(view, asks, use.ask), pool, use.ask.resources, refund):
+        if shortages(state.pools, charged_beside(view.charged, asks, use.ask), pool, use.ask.resources, refund):
             return None
     return uses
 
 
-def charged_beside(view: View, asks: Sequence[Ask], ask: Ask) -> Charged:
-    """What counts against pools beside one ask of a job: in a cohort, its other asks come out of the same pot."""
+def charged_beside(charged: Charged, asks: Sequence[Ask], ask: Ask) -> Charged:
+    """What counts against pools beside one ask of a job: in a cohort, its other asks come out of the same pot.
+
+    Args:
+        charged: what counts beside the job.
+    """
     if len(asks) == 1:
-        return view.charged
+        return charged
     others = {other.pool: other.resources for other in asks if other.pool != ask.pool}
-    return lambda pool: view.charged(pool) + others.get(pool, NOTHING)
+    return lambda pool: charged(pool) + others.get(pool, NOTHING)
 
 
 def _keeps_strategy(placement: Strategy, uses: Sequence[GroupUse]) -> bool:
