@@ -200,7 +200,10 @@ def _unschedulable(error: CallboardError) -> Failure:
 
 def _would_help(error: CallboardError) -> str:
     """The smallest changes by which the request would be taken, as the controller tells them."""
-    changes = [change for name, change in error.error.metadata.items() if name.startswith("unblock.")]
+    told = error.error.metadata
+    # A map of protobuf has no order; their names have numbers.
+    names = sorted((name for name in told if name.startswith("unblock.")), key=lambda name: (len(name), name))
+    changes = [told[name] for name in names]
     which = "change that would help" if len(changes) == 1 else "changes that would help, all together"
     return f" The smallest {which}: {'; '.join(changes)}." if changes else ""
 
