@@ -54,7 +54,6 @@ class NodeText:
     """One node of a described cluster.
 
     Attributes:
-        gpus: number of GPUs; 0: none.
         cpu_milli: milli-CPUs; None: not stated.
         memory_bytes: bytes of memory; None: not stated.
         gpu_model: what the GPUs are, in lower case; empty: not stated.

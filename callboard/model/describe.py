@@ -23,7 +23,6 @@ def job_to_mapping(spec: JobSpec, *, defaults: bool = False, secrets: bool = Fal
     """A job as ``job_spec`` reads it.
 
     Args:
-        spec: the job.
         defaults: state defaults too.
         secrets: show the values of secret variables.
     """
@@ -47,7 +46,6 @@ def described(spec: Any, *, defaults: bool = False, secrets: bool = False, base:
     """What the fields of a spec declare, by the keys that people write.
 
     Args:
-        spec: the spec.
         defaults: state defaults too.
         secrets: show the values of secret variables.
         base: spec whose values are the defaults, in place of those declared.

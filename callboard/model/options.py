@@ -75,9 +75,6 @@ class Declared:
     """A field with its option.
 
     Attributes:
-        name: of the field.
-        kind: its type.
-        option: what the command line says of it.
         default: of the field; None where it has none, or makes one.
     """
 

@@ -149,9 +149,7 @@ class Resources:
     """An amount of each resource.
 
     Attributes:
-        cpu_milli: milli-CPU.
         gpu_milli: milli-GPU; above 1000 a multiple of 1000.
-        memory_bytes: bytes.
         custom_milli: (name, milli-units), sorted by name, no zero entries: two equal amounts compare equal.
         gpu_memory_bytes: bytes of memory of all GPUs together; a worker has an equal part of it on each of its own.
         gpu_model: words that the model of each GPU must have; empty: any will do. Like the next one it is no amount:

@@ -62,7 +62,6 @@ class RayFault:
     """Why a node is in no Ray cluster.
 
     Attributes:
-        code: what kind of fault.
         message: one sentence, with what Ray said.
         permanent: the agent does not try again: the same would happen.
     """

@@ -31,7 +31,6 @@ class RolePreset:
     """What one worker of a role gets where its component doesn't say.
 
     Attributes:
-        role: name of the role.
         resources: per worker.
         max_concurrency: calls that may run at once in one worker.
         profile: what such a worker spends its time on, for people.

@@ -174,7 +174,6 @@ class PoolSpec:
     """A named quota that jobs are charged to.
 
     Attributes:
-        name: name of the pool.
         nominal: guaranteed amount per resource; a resource without an entry is not limited (PC-16).
         borrow_limit: most that may be borrowed from the cohort per resource; without an entry: unlimited.
         lend_limit: most that may be lent to the cohort per resource; without an entry: unlimited.
@@ -183,8 +182,6 @@ class PoolSpec:
         node_selector: labels that a node must have to be used.
         protected: nobody outside may preempt here.
         stop_policy: what happens to new and running jobs.
-        pg_pool: the placement-group pool.
-        preemption: overrides of the cluster's policy.
         members: clients with the role trainer that may act in it.
         preload: modules that spare worker processes import before a start takes one.
         exec: whether people may run programs in the environments of its workers.
@@ -230,7 +227,6 @@ class WorkerPlace:
     """Where one worker must run (docs/scheduling.md, Workers with a place).
 
     Attributes:
-        node_id: node.
         devices: (index in the node's visible list, share in milli) of each device it holds, in that order.
         observes: it sees every device of the node and holds none.
         env: (name, value) of the variables of the node's ``env_configs``, sorted; the component's win.
@@ -295,8 +291,6 @@ class ComponentSpec:
         kwargs_json: keyword arguments of the constructor, a JSON object.
         entry: method called on every worker; the job succeeds when all return. Empty: none.
         min_workers: fewest workers; equal to ``max_workers`` unless elastic.
-        max_workers: most workers.
-        resources: resources of each worker.
         zero_resources: resources stated as none, so that no preset fills them in; empty without a role.
         max_concurrency: calls that may run at once in one worker; 0: as the preset of its role says.
         env: (name, value) of variables, sorted.
@@ -434,18 +428,13 @@ class JobSpec:
 
     Attributes:
         name: name, unique among jobs that neither have ended nor are ending.
-        pool: pool to charge.
         components: at least one.
-        priority_milli: priority in milli.
         labels: labels for preemption rules and people.
         placement: where workers lie to each other.
         gang: all or nothing. Without, a component of a fixed number of workers is elastic from one worker on.
         session_lease_ms: cancelled when its client is gone this long; 0: detached.
-        preemptible: whether it may be preempted.
         min_runtime_ms: runs this long before it may be preempted.
         grace_ms: bound of its hooks when stopped; only shortens the policy's. None: the policy's.
-        on_preempt: what happens when it yields.
-        restart: restarts after failures.
         ttl_after_finished_ms: how long it stays listed once ended. None: until the history is full.
         estimated_duration_ms: how long it is thought to run; 0: unknown.
         wait_for_nodes_ms: how long to wait for nodes that could hold it. None: refused at once.

@@ -12,7 +12,6 @@ class Holder:
     """Workers of one component on one device, or on no device of a node.
 
     Attributes:
-        component: the component.
         ranks: their ranks, ascending.
         milli: what each is charged of the device; 0: nothing.
         hardware: declared hardware that they were given; empty: none.

@@ -87,8 +87,6 @@ class SimulationOptions:
         hours: virtual hours until everything heals; None: until ``events`` or ``jobs``.
         events: events decided by the scheduler until everything heals; None: until ``hours`` or ``jobs``.
         jobs: jobs that clients submit; None: as many as there is time for.
-        nodes: machines.
-        faults: what may go wrong.
         schedule: of the orders in which tasks that are ready at once may go on, which one; see :attr:`Fault.SCHEDULE`.
         only: names of the faults and of the users' acts that happen, as a shrunk run has them; None: all.
         full_check_every: events between checks of every invariant.

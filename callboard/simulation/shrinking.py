@@ -28,7 +28,6 @@ class Shrunk:
         options: of the smaller run.
         failure: what it breaks; the same rule.
         before: how many faults and acts the first run had.
-        runs: how many runs were tried.
     """
 
     options: SimulationOptions
@@ -80,7 +79,6 @@ def shrink(
 
     Args:
         within_s: no run begins after so many seconds.
-        make: makes a simulation.
         clock: seconds.
     """
     first = make(options)

@@ -37,7 +37,6 @@ def message_of(kind: type[M], record: object, /, **others: Any) -> M:
     """The message of a record.
 
     Args:
-        kind: its class.
         record: whose attributes its fields are.
         others: fields that the record has not, or has in another form.
     """

@@ -86,7 +86,6 @@ def text_of(message: Message, field: str = "state") -> str:
 
     Args:
         message: a job, worker, node, placement group, or any other message that the SDK returns.
-        field: which of its fields.
 
     Returns:
         The name without the prefix of its type; empty: not stated; digits: a value that a newer controller sent.

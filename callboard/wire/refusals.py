@@ -68,7 +68,6 @@ class CallError:
     Attributes:
         code: name of the gRPC status code, e.g. ``NOT_FOUND``.
         reason: the controller's reason; UNSPECIFIED where none (or an unknown one) came with the status.
-        message: one sentence.
         metadata: named values of the reason, e.g. ``{"job": "train-00"}``.
         faults: fields of the request that are wrong.
         quota: quotas that are too small.

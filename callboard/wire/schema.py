@@ -56,8 +56,6 @@ def written(spec: Any, message: type[M], *, mask: bool = False) -> M:
     """The message of a spec, with every field set that says something.
 
     Args:
-        spec: the spec.
-        message: its class.
         mask: mask the values of secret variables, for everything that is shown (SE-04).
     """
     plan, together = _write_plan(type(spec), message)

@@ -19,7 +19,6 @@ def job_spec_to_proto(spec: JobSpec, *, mask: bool = False) -> job_pb2.JobSpec:
     """The message of ``spec``, every field set that is not left to a preset; members of groups apart, as asked for.
 
     Args:
-        spec: the job.
         mask: mask the values of secret variables, for everything that is shown (SE-04). A masked message must not be
             submitted again.
     """
@@ -30,7 +29,6 @@ def job_spec_from_proto(message: job_pb2.JobSpec, *, field: str = "spec") -> Job
     """A job, validated in full.
 
     Args:
-        message: the message.
         field: path of ``message`` in its request, for faults.
 
     Raises:
@@ -57,7 +55,6 @@ def pool_spec_from_proto(
 
     Args:
         name: name of the pool, not yet checked.
-        message: its spec.
         field: path of ``message`` in its request, for faults.
         name_field: path of ``name`` in the request.
 
@@ -82,7 +79,6 @@ def policy_from_proto(message: policy_pb2.PreemptionPolicy, *, field: str = "pol
     """The cluster's policy; absent fields take their defaults.
 
     Args:
-        message: the message.
         field: path of ``message`` in its request, for faults.
 
     Raises:

@@ -44,7 +44,6 @@ def with_placement(text: str, num_nodes: int, placement: Mapping[str, PlacementV
     right above it included, move to the entry that places its components now.
 
     Args:
-        text: the file.
         num_nodes: nodes of the cluster that the placement is for.
         placement: by component names joined with commas.
 
@@ -71,7 +70,6 @@ class _Editor:
     """Replacements in a text, applied together.
 
     Attributes:
-        text: as it was.
         aliases: where each ``*name`` stands. The parser gives such a value the place of its anchor.
     """
 

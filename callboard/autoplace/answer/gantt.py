@@ -26,9 +26,7 @@ class Bar:
     """A component's stay on some GPUs.
 
     Attributes:
-        component: whose.
         start_seconds: when it begins, from the start of the iteration.
-        end_seconds: when it ends.
         first_gpu: lowest rank; -1: it has no GPU.
         gpus: number of ranks from there on.
         estimated: its cost was not measured.
@@ -97,7 +95,6 @@ def chart_lines(bars: Sequence[Bar], *, gpus: int, seconds: float, width: int) -
     """A chart of text: lines for ranges of GPUs and for components without any, and the time axis below them.
 
     Args:
-        bars: what is shown.
         gpus: GPUs of the cluster; those without a bar are shown idle.
         seconds: length of the iteration.
         width: columns, labels included; at least :data:`MIN_WIDTH`.

@@ -113,7 +113,6 @@ def draw(bars: Sequence[Bar], *, gpus: int, seconds: float, title: str) -> Pictu
         bars: what is shown, component by component.
         gpus: GPUs of the cluster: the vertical axis.
         seconds: length of the iteration: the horizontal axis.
-        title: stands above it.
     """
     scale = _Scale(seconds, gpus)
     lanes = [bar for bar in bars if bar.gpus == 0]

@@ -29,9 +29,6 @@ def placement_of(answer: Answer) -> dict[str, PlacementValue]:
 
     Of an RLinf job: inference is left out where it runs inside the actor (collocated), components without a cost keep
     their entry, and get the rollout's GPUs where their own ranks lie outside of them.
-
-    Args:
-        answer: what the search found.
     """
     placement, job = answer.plan.component_placement(), answer.job
     if job is None:
@@ -266,7 +263,6 @@ class Answer:
     """What a config gets.
 
     Attributes:
-        plan: the plan to use.
         job: the RLinf job that it is for; None: a workflow in the general form.
         unrestricted: the best plan of any layout, where ``plan`` was restricted; None: it wasn't, or it could not be
             searched.

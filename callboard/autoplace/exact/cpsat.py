@@ -73,7 +73,6 @@ def solve(
     """Searches with the solver until it is done or ``halt`` says so.
 
     Args:
-        instance: what to search.
         best: the shortest plan that is known; only shorter ones are looked for.
         bound: a known lower bound.
         halt: polled while the solver runs.

@@ -26,7 +26,6 @@ class Model:
 
     Args:
         cp: the solver's module.
-        instance: what to model.
         below: only shorter plans are of interest.
         bound: a known lower bound.
     """

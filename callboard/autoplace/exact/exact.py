@@ -34,8 +34,6 @@ class Shortest:
 
     Attributes:
         below: only shorter plans are of interest; falls with each one found.
-        budget: nodes and interruption.
-        best: the shortest so far.
         on_found: told of each.
         open: once stopped: the least time of what was not looked into, in the combination that was searched.
     """
@@ -50,7 +48,6 @@ class Shortest:
         """Searches one combination of chains.
 
         Args:
-            search: the combination.
             start: only below this node of it; None: all of it.
 
         Raises:
@@ -94,8 +91,6 @@ class Leanest:
 
     Attributes:
         length: longest plan of interest.
-        budget: nodes and interruption.
-        best: the leanest so far.
     """
 
     length: int

@@ -31,7 +31,6 @@ class Variants:
     """The search over option sets.
 
     Args:
-        instance: what to search.
         budget: nodes and interruption of all branch and bound together.
         on_found: told of each plan, better than the last or not.
     """

@@ -19,7 +19,6 @@ class Options:
     """Makes options out of modes.
 
     Args:
-        problem: what is placed.
         unit: seconds of one time unit.
         pools: index of each pool by its name.
         memory: MiB per GPU of each pool; None: can't be exceeded.

@@ -21,7 +21,6 @@ class Part:
 
     Attributes:
         component: index in the problem.
-        mode: the mode it runs in.
         offloads: it leaves memory between its spans.
         column: first GPU of its range, from the first of the option's range in its pool.
         pool: index of the pool; −1: CPU only.
@@ -39,7 +38,6 @@ class Option:
     """One way to run a task. Times in units, memory in MiB per GPU.
 
     Attributes:
-        parts: its components.
         widths: (pool index, GPUs), ascending by pool; empty: CPU only.
         work: time for the whole batch.
         piece: time for one piece, at least.

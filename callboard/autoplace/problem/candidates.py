@@ -22,7 +22,6 @@ class Rules:
         most: most GPUs.
         counts: the only legal ones; None: any.
         data_parallel_divides: ``gpus / multiple_of`` must divide this (groups of samples per step); None: any.
-        measured_only: only counts that were measured.
     """
 
     multiple_of: int = 1
@@ -48,7 +47,6 @@ class Asked:
     """A component as it was described, before it meets a cluster.
 
     Attributes:
-        name: name of the component.
         seconds_by_gpus: measured seconds, in every pool it may lie in.
         seconds_by_pool: measured seconds per pool, instead.
         scaling: law for counts outside the measured range.
@@ -59,7 +57,6 @@ class Asked:
         resident_gib: per GPU between its spans; None: all of it.
         offload_seconds: cost of leaving memory between spans; None: it can't.
         switch_seconds: cost of sharing GPUs in time.
-        rules: legal counts.
     """
 
     name: str

@@ -27,7 +27,6 @@ class Span:
     """When and where one component runs.
 
     Attributes:
-        component: its name.
         start_seconds: start, from the start of the batch's iteration.
         end_seconds: end, including waiting for pieces, switching and offloading.
         gpu_ranks: ranks in the cluster, ascending, contiguous in the pool; empty: CPU only.
@@ -104,10 +103,8 @@ class Plan:
     """A placement with its proof.
 
     Attributes:
-        problem: what was searched.
         iteration_seconds: sync: time of one iteration with its weight sync; async: the period.
         lower_bound_seconds: no plan of the model is faster.
-        status: how the search ended.
         spans: one per component, in the problem's order; by name too, ``spans["actor"]``.
         layout: ``collocated``, ``disaggregated`` or ``hybrid``.
         alternatives: seconds of the best ``collocated``, ``disaggregated`` and ``hybrid`` plans; None: there is none,

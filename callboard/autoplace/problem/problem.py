@@ -168,7 +168,6 @@ class Problem:
         edges: between them; a cycle of edges is one ping-pong stage.
         pools: at least one; a component lies in one of them.
         chunks: pieces M that the batch streams in; a component that takes t for the batch takes t/M for one.
-        objective: what is minimised.
         weight_sync_seconds: trainer → rollout; added to the iteration when sync, overlapped when async.
         switch_always: ``switch_seconds`` is paid whether or not GPUs are shared (the case files' form).
         layout: which plans may be proposed.
@@ -257,9 +256,7 @@ class Unplaceable:
     """Why a component has no place.
 
     Attributes:
-        component: its name.
         gpus: the counts that were looked at.
-        reason: one sentence.
     """
 
     component: str

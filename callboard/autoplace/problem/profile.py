@@ -38,12 +38,9 @@ class Timing:
     """One recorded run of one rank.
 
     Attributes:
-        component: whose.
-        seconds: how long it took.
         gpus: GPUs of the whole component; None: not stated.
         envs: environments per instance; None: not stated.
         rank: of the component's worker.
-        attempt: of the job.
         iteration: which; None: in the order recorded.
         devices: GPUs of this worker, unique in the cluster.
     """
@@ -63,11 +60,9 @@ class Measured:
     """A component's mean.
 
     Attributes:
-        component: whose.
         gpus: GPUs it was measured on; None: not known.
         envs: environments per instance; None: it has none.
         seconds: mean per iteration.
-        median_seconds: median of the iterations.
         spread_seconds: standard deviation of the iterations.
         iterations: how many were averaged.
         dropped: how many were left out as warm-up.
@@ -87,7 +82,6 @@ def read_timings(lines: Iterable[str], source: str) -> list[Timing]:
     """The recordings of a JSONL text; empty lines are skipped.
 
     Args:
-        lines: its lines.
         source: what to call it in faults.
 
     Raises:
@@ -185,11 +179,7 @@ def components(found: Iterable[Measured]) -> dict[str, Any]:
 
 
 class _Line:
-    """Reads one line.
-
-    Attributes:
-        faults: what is wrong with it.
-    """
+    """Reads one line."""
 
     def __init__(self, line: str) -> None:
         self._line = line

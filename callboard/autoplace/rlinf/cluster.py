@@ -28,8 +28,6 @@ def own_nodes(config: RLinfConfig, source: Mapping[str, Any], notes: list[str]) 
     """GPUs of each node, by what the config says: nodes are stated, GPUs per node perhaps.
 
     Args:
-        config: what was read of it.
-        source: the whole of it.
         notes: gets what was assumed.
 
     Raises:
@@ -80,7 +78,6 @@ def pool_of(config: RLinfConfig, group: str, nodes: Sequence[int]) -> Pool:
     """The GPUs of a group, as it numbers them.
 
     Args:
-        config: what was read.
         group: its label; empty: the whole cluster.
         nodes: GPUs of each node.
 
@@ -128,7 +125,6 @@ def refuse_beyond(config: RLinfConfig, group: str, pool: Pool, nodes: Sequence[i
     """A current placement that the cluster can't hold means that the wrong cluster was stated, or the wrong file.
 
     Args:
-        config: what was read.
         group: label of the costed components' group.
         pool: its GPUs.
         nodes: GPUs of each node.
@@ -156,7 +152,6 @@ def profiled_gpus(config: RLinfConfig, pool: Pool, nodes: Sequence[int], stated:
     """W: on how many GPUs the single figures were measured. "All" is meant of the cluster that the config is for.
 
     Args:
-        config: what was read.
         pool: GPUs that are searched.
         nodes: GPUs of each node.
         stated: the nodes are not the config's own.

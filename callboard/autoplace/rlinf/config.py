@@ -102,7 +102,6 @@ class Entry:
     Attributes:
         key: as written, e.g. ``actor,rollout``.
         names: the components in it.
-        value: what was written.
         text: its placement as text.
         group: label of its node group; empty: the whole cluster.
     """

@@ -33,8 +33,6 @@ class RLinfJob:
     """An RLinf config as a problem, with what its answer has to fit into.
 
     Attributes:
-        problem: what is searched.
-        config: what was read.
         nodes: GPUs of each node of the cluster.
         group: label of the node group of the costed components; empty: the whole cluster.
     """

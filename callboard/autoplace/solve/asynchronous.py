@@ -124,8 +124,6 @@ def search_async(
 
     Args:
         problem: with an asynchronous objective.
-        instance: its tasks.
-        halt: when to end.
         told: the period and its bound, in units, as they improve.
         gap: relative gap that is good enough.
 

@@ -87,7 +87,6 @@ def least_period(size: int, rules: Sequence[Rule], least: float, below: float) -
 
     Args:
         size: number of variables.
-        rules: all of them.
         least: a lower bound.
         below: only shorter periods are of interest.
     """

@@ -50,7 +50,6 @@ class Groups:
     """The groups that each set of tasks can be, from the leanest to the fastest.
 
     Args:
-        instance: the tasks.
         sync: time of the weight sync: nothing overlaps it when one group has all tasks with GPUs.
     """
 
@@ -169,7 +168,6 @@ def least_load(groups: Groups, most: int) -> int | None:
     """The least period that the loads alone allow; None: no split fits at all.
 
     Args:
-        groups: of the instance.
         most: a load that is surely enough.
     """
     size = len(groups.instance.tasks)

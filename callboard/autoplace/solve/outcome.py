@@ -27,7 +27,6 @@ class Outcome:
     """What came out.
 
     Attributes:
-        instance: what was searched.
         found: the best plan; None: there is none.
         bound: no plan is shorter, in units.
         proved: ``found`` is the shortest.

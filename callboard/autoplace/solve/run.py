@@ -38,14 +38,11 @@ class Run:
     """One search: the incumbent, the bound, and who is told of them.
 
     Args:
-        instance: what to search.
-        halt: when to end.
         told: the incumbent and the bound, in units, as they improve.
         gap: relative gap that is good enough.
         solver: whether to ask CP-SAT for what branch and bound doesn't prove.
 
     Attributes:
-        best: the shortest plan so far.
         hybrid: the shortest that is neither collocated nor disaggregated.
         bound: no plan is shorter, in units.
         notes: what was lost.

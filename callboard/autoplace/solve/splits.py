@@ -36,9 +36,7 @@ class SplitSearch:
 
     Args:
         problem: with an asynchronous objective.
-        instance: its tasks.
         groups: the groups that its tasks can be in.
-        budget: nodes and interruption.
 
     Attributes:
         best: the split with the shortest period so far.

@@ -44,9 +44,7 @@ def search_sync(
     """The shortest plan of an instance.
 
     Args:
-        instance: what to search.
         layout: which plans may be proposed.
-        halt: when to end.
         told: the incumbent and the bound, in units, as they improve.
         gap: relative gap that is good enough.
         solver: whether to ask CP-SAT for what branch and bound doesn't prove.

@@ -76,7 +76,6 @@ def composed(text: str, loader: type = yaml.SafeLoader) -> yaml.MappingNode:
     """The nodes of a YAML or JSON text, each with its marks.
 
     Args:
-        text: the text.
         loader: PyYAML's, for the tags and the speed that the caller needs.
 
     Raises:

@@ -57,10 +57,8 @@ class Node:
     """One machine, or a slice of one.
 
     Attributes:
-        node_id: its stable id.
         rank: its rank in the cluster, from 0; ranks may have gaps.
         accelerators: its visible accelerators, in the order of its inventory.
-        labels: labels, sorted by key.
         node_group: label of the node group that it joined with; empty: none.
         hardware: hardware that it declared, in order.
         interpreters: Python interpreters that it allows; None: not known.
@@ -101,11 +99,9 @@ class NodeGroup:
     """Nodes under one label.
 
     Attributes:
-        label: the label.
         node_ranks: ranks of its nodes, ascending.
         hardware_type: what its ranks number instead of accelerators; empty: accelerators, or nodes.
         hardware: (node rank, unit) of each unit, in the order of their ranks.
-        env_configs: how workers start on its nodes.
         ignore_hardware: its nodes are plain nodes, whatever they have.
     """
 

@@ -38,16 +38,11 @@ class Span:
     """Consecutive ranks on one node.
 
     Attributes:
-        first: rank of the first.
-        count: how many.
-        node: their node.
         group: the group that numbered them.
-        kind: what they are.
         ids: accelerators: id of each, in order; else empty.
         types: type of each, in order.
         uniform: whether all types are equal.
         units: hardware: each unit, in order; else empty.
-        env: how workers start here.
     """
 
     first: int
@@ -75,7 +70,6 @@ class Numbering:
         labels: labels of the groups, in order.
         spans: spans in the order of their ranks.
         starts: first rank of each span.
-        total: how many ranks there are.
     """
 
     labels: tuple[str, ...]
@@ -134,10 +128,7 @@ def number(
     """The ranks of the groups ``labels``; None when there are faults, which ``report`` has then.
 
     Args:
-        cluster: nodes and groups.
         labels: labels of groups, in the order of their ranks.
-        where: place that names them.
-        report: where faults go.
         nodes_only: number nodes, whatever they have.
         defective: labels that exist too, but have faults, which were told.
     """

@@ -43,15 +43,12 @@ class Entry:
     """The placement that a config states for one component.
 
     Attributes:
-        component: name of the component.
         node_groups: labels of the node groups, in the order of their ranks.
         segments: what its placement text says; empty when it has faults.
         share_milli: milli-GPU of each worker; 0: not stated.
         visible_all: every worker sees all accelerators of its node.
         needs_gpus: it asks for GPUs elsewhere, so a placement without any is wrong.
         where: place of the placement text, or of whatever stands for it.
-        group_where: place of the node group.
-        share_where: place of the share.
     """
 
     component: str
@@ -76,7 +73,6 @@ class PlacementConfig:
 
     Attributes:
         entries: one per component, in the order written.
-        groups: node groups that it defines.
         defective: labels of groups whose definition has faults.
         num_nodes: nodes that it wants; None: all.
         gpus_per_node: accelerators that each node is said to have; None: not said.
@@ -152,10 +148,6 @@ class Section:
     Attributes:
         path: keys that lead to it; none where it is the whole document.
         table: what it holds; None: the document has none, or it is not a mapping.
-
-    Args:
-        document: what was written.
-        report: where faults go.
     """
 
     def __init__(self, document: Document, report: Report) -> None:

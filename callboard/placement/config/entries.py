@@ -19,13 +19,7 @@ _ENTRY_KEYS = ("node_group", "placement", "share", "visible")
 
 
 class EntryReader:
-    """Reads the entries of one document.
-
-    Args:
-        document: what was written.
-        section: its cluster section.
-        report: where faults go.
-    """
+    """Reads the entries of one document."""
 
     def __init__(self, document: Document, section: Section, report: Report) -> None:
         self._document = document

@@ -41,7 +41,6 @@ class Segment:
         first: first resource rank; 0 for ``all``.
         last: last resource rank; -1 for ``all``.
         processes: first and last process rank; None: one process per resource.
-        text: what was written.
         column: column in the placement text, from 1.
         process_column: column of the process ranks, from 1.
     """
@@ -235,11 +234,8 @@ def compile_segments(
     """The parts of ``segments`` on ``total`` resources; None when there are faults, which ``report`` has then.
 
     Args:
-        segments: what the placement text says.
         total: how many resources there are.
         resource: what a resource is called, e.g. ``GPU``.
-        where: place of the placement text.
-        report: where faults go.
     """
     parts: list[Part] = []
     faults_before = len(report.faults)

@@ -104,9 +104,7 @@ def read_config(
     """What ``document`` asks for, and the nodes that it may use.
 
     Args:
-        document: what was written.
         cluster: the nodes that are there; None: those that the document describes itself.
-        report: where faults go.
         reasoning: whether the sizes of model parallelism count; None: as ``runner.task_type`` says.
 
     Returns:

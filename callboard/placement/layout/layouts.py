@@ -20,10 +20,7 @@ class Layout:
     """A component whose text fits the cluster.
 
     Attributes:
-        entry: what was asked for.
-        numbering: what its ranks mean.
         parts: its segments with their counts.
-        strategy: what it compiled to.
         processes: resource ranks of each process.
     """
 
@@ -56,11 +53,9 @@ class Laying:
     """Lays entries over the cluster.
 
     Attributes:
-        config: what was asked for.
         cluster: the nodes that may be used.
         given: the nodes that are there.
         needing: components that need GPUs although their config does not say so.
-        report: where faults go.
     """
 
     config: PlacementConfig

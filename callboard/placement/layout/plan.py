@@ -34,9 +34,6 @@ class PlannedWorker:
     """One process.
 
     Attributes:
-        component: its component.
-        placement: where it is.
-        node_id: id of its node.
         devices: what it is charged for, by position; empty: it lives on CPUs.
         observer: it sees accelerators that it is not charged for.
         hardware: declared hardware that it was given, with settings.
@@ -59,8 +56,6 @@ class PlannedComponent:
     """One component.
 
     Attributes:
-        name: its name.
-        strategy: the strategy that its text compiled to.
         workers: its workers by rank.
     """
 
@@ -79,10 +74,7 @@ class NodeDemand:
     """What a placement takes of one node: the union of its components' devices, each counted once.
 
     Attributes:
-        node_id: id of the node.
-        node_rank: its rank.
         devices: position and milli of each device that is used: 1000, or the sum of the shares where all are stated.
-        workers: how many workers run there.
     """
 
     node_id: str
@@ -101,7 +93,6 @@ class PlacementPlan:
     """A placement that was checked against a cluster.
 
     Attributes:
-        config: what was asked for.
         cluster: the nodes it was resolved against, with the groups of the config.
         mode: how the components lie to each other.
         sync_mode: how weights get from actor to rollout; None unless the components are placed by model parallelism.

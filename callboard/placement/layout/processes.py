@@ -29,9 +29,6 @@ def check_processes(
 
     Args:
         processes: resource ranks of each process, or of each block of them, ascending.
-        numbering: what the ranks mean.
-        where: place of the placement.
-        report: where faults go.
         first: rank of the first process.
         per_block: how many processes an item of ``processes`` stands for.
         segment: what was written for them; None: they are of no text, or of all of it.

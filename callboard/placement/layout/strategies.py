@@ -52,7 +52,6 @@ class PlacementStrategy:
         """One record per process, by rank.
 
         Args:
-            cluster: nodes and groups.
             isolate_accelerator: whether a worker sees only its own accelerators; False: its node's whole list.
 
         Raises:

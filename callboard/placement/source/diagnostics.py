@@ -21,8 +21,6 @@ class Diagnostic(Fault):
         segment: the segment of its placement text; empty: the whole.
         segment_column: column of the segment, or of the part of it that is wrong, in the placement text, from 1;
             0: no part of a placement text.
-        read: what was read.
-        allowed: what is allowed.
         nearest: the nearest thing that exists, such as a known key; empty: nothing is near.
     """
 

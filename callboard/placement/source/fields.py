@@ -153,9 +153,7 @@ def node_ranks(value: Value, known: Sequence[int], report: Report) -> tuple[int,
     """Node ranks: a number, ``0-3``, ``0,2``, ``all`` or a list; ascending, each once, each of a node that is there.
 
     Args:
-        value: what was written.
         known: ranks of the nodes that are there, ascending.
-        report: where faults go.
     """
     leaves: list[Leaf] = []
     for item in value.items if isinstance(value, Items) else (value,):

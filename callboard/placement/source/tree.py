@@ -37,7 +37,6 @@ class Leaf:
 
     Attributes:
         text: what was written; of a parsed mapping the text that gives this value.
-        where: its place.
         bare: written without quotes, or parsed from a number.
         null: it is nothing: empty, ``~`` or ``null``.
         lost: for a parsed value whose text can't be told: what it is now, for people. Empty: the text is right.

@@ -240,7 +240,6 @@ class Short:
     """A component of a running job with fewer workers than it should have.
 
     Attributes:
-        component: its name.
         wanted, there: workers that it should have, and that are there or on their way.
         why: what keeps the next ones from coming.
         lacking: those that lack room or quota, as a component; None: something else is awaited.

@@ -27,8 +27,6 @@ class Want:
     """Equal workers of a job that have no place.
 
     Attributes:
-        count: how many.
-        job: name of its job.
         since_ms: when its job began to want it.
         optional: its job runs without it.
         quota_blocked: a quota stands in the way, so that room alone would not help.
@@ -49,10 +47,7 @@ class Demand:
     """Workers of one shape that have no place, in one pool.
 
     Attributes:
-        pool: pool they would be charged to.
-        shape: resources of each.
         selector: labels that a node must have.
-        count: how many.
         optional: how many of them a running job does without.
         jobs: names of the first jobs that want them.
         since_ms: when the first of them began to wait.

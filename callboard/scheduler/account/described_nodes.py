@@ -33,11 +33,6 @@ class DescribedNode:
     """One node that is only described.
 
     Attributes:
-        node_id: its id.
-        rank: its rank.
-        node_group: its node group.
-        labels: labels, sorted by key.
-        gpus: number of GPUs.
         gpu_model: what they are; empty: not stated.
         cpu_milli: milli-CPUs; None: not stated.
         memory_bytes: bytes of memory; None: not stated.
@@ -61,7 +56,6 @@ class Unplaced:
 
     Attributes:
         component: component, or colocation group.
-        workers: how many.
         why: what stands in their way, one sentence each.
     """
 
@@ -75,8 +69,6 @@ class PlannedNode:
     """What one described node would hold.
 
     Attributes:
-        node_id: id of the node.
-        node_group: its node group.
         workers: component → number of its workers there.
         used: what they hold.
         left: what is free beside them; of what the text doesn't state, nothing is said.
@@ -97,7 +89,6 @@ class JobPlan:
 
     Attributes:
         spec: the job, settled.
-        nodes: every described node.
         unplaced: what doesn't fit; empty: everything does.
     """
 

@@ -24,7 +24,6 @@ class Together:
     """Some workers as one ask.
 
     Attributes:
-        slots: the workers.
         ask: the sum of what they ask.
         least_share_milli: the smallest share of a device that one asks; 0: all ask whole devices or none.
         alike: all that ask for a device ask for the same share.

@@ -63,8 +63,6 @@ def pool_use(state: State, name: str, inside: Mapping[str, tuple[int, int]] | No
     """The account of one pool.
 
     Args:
-        state: the state.
-        name: of the pool.
         inside: what :func:`jobs_in_pools` counted, if several pools are asked for.
     """
     spec = state.pools[name].spec

@@ -34,9 +34,6 @@ class Peers:
     """The workers of one component in one attempt.
 
     Attributes:
-        state: where they are.
-        component: their component.
-        world_size: how many they are.
         first: the one of the lowest rank, at whose node they meet.
     """
 

@@ -30,8 +30,6 @@ class GroupUse:
     Attributes:
         ask: whose workers go there.
         group_id: an existing group, or empty for a new one.
-        kind: kind of a new group.
-        bundles: bundles of the group.
         bundle_of: bundle index of each slot of the ask.
         later: something has to end before the existing group is free.
     """

@@ -49,7 +49,6 @@ class Plan:
     """How a job starts.
 
     Attributes:
-        uses: its placement groups.
         trims: ids of idle groups to remove first.
         overtakes: uids of jobs whose nomination is dropped.
         victims: jobs that must yield first.

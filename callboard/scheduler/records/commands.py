@@ -22,7 +22,6 @@ class StartWorker:
 
     Attributes:
         strict: no copy of it may outlive its lease (R5).
-        node_group: node group of the node.
         master_address: of the node of rank 0: in Ray, else where its agent's stream comes from, else its name.
         preload: modules that its process may have imported already, by its pool.
     """

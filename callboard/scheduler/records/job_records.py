@@ -51,8 +51,6 @@ class Failure:
     """One failure of a worker.
 
     Attributes:
-        attempt: attempt of the job.
-        at_ms: when it failed.
         worker: ``component/rank``.
         died: its process ended by itself; otherwise its code raised, or it did not start.
         reason: the job's reason, should this be the cause.

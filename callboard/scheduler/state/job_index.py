@@ -31,10 +31,6 @@ class JobIndex:
     """
 
     def __init__(self, specs: Mapping[str, SpecRecord]) -> None:
-        """
-        Args:
-            specs: the spec of every job, by uid.
-        """
         self._specs = specs
         self.shapes = Shapes(specs)
         self.by_state: dict[JobState, InOrder[str, int]] = {state: InOrder() for state in JobState}

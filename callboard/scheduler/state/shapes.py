@@ -74,10 +74,6 @@ class Shapes(dict[str, Shape]):
     jobs that have ended. Each is kept once, so that to compare two is to compare their addresses."""
 
     def __init__(self, specs: Mapping[str, SpecRecord]) -> None:
-        """
-        Args:
-            specs: the spec of every job, by uid.
-        """
         super().__init__()
         self._specs = specs
         self._kept: dict[ShapeKey, Shape] = {}

@@ -13,8 +13,6 @@ class SimulationFailure:
     Attributes:
         step: events decided until then.
         at_ms: virtual time.
-        rule: which rule.
-        message: what happened.
         story: what is known of the job concerned, line by line.
         last_events: the last events decided, oldest first.
         command: command line that replays it.
@@ -39,7 +37,6 @@ class SimulationReport:
         wall_s: seconds that it took.
         handle_s: seconds of these inside ``Scheduler.handle``.
         jobs: (state, count) of the jobs that ended, or are listed.
-        preemptions: decided.
         faults: (what, count) of what was injected and met.
         promises: answers that were given, and held.
         processes: process trees that were started.

@@ -56,10 +56,6 @@ class Witness:
     """Sees what passes between the controller and its agents."""
 
     def __init__(self, site: Site, state: Callable[[], State]) -> None:
-        """
-        Args:
-            state: as it is decided.
-        """
         self._site = site
         self._state = state
         self._workers: dict[int, WorkerRecord] = {}

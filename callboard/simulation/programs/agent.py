@@ -36,7 +36,6 @@ class Agent:
     """One run of the agent of one node.
 
     Args:
-        is_head: starts Ray's head.
         on_exit: told the exit code when the program ends by itself.
     """
 

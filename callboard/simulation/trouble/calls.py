@@ -34,7 +34,6 @@ class Calls:
         """One call.
 
         Args:
-            make: makes the event.
             answered: told the outcome.
             again: done a while later when no answer came, because it was lost or the controller was away.
             refused: told that the answer was no.

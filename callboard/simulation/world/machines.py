@@ -38,7 +38,6 @@ class Running:
         root: what it hangs from: a raylet, or the run of a program that started it.
         kill_ms: how long its end takes.
         stuck_ms: how long it can't be killed, from the first attempt on.
-        on_end: called when it is gone.
         dies_ms: when it will be gone; 0: nobody has killed it.
         watchers: told its exit code.
     """
@@ -62,7 +61,6 @@ class Tree:
         leader: the worker's own.
         children: what it started.
         generation: of the worker; 0: it is a host that waits for one.
-        key: of the worker.
         marker: "NAME=value" that its processes carry, once it runs code of the user.
         devices: (index, milli) that its processes use.
         strict: its job's copies must never run at the same time.

@@ -48,11 +48,7 @@ class Actor(Protocol):
 
 @dataclass(slots=True)
 class Raylet:
-    """A living raylet.
-
-    Attributes:
-        kill: ends it.
-    """
+    """A living raylet."""
 
     gpu_milli: int
     kill: Callable[[], None] = lambda: None

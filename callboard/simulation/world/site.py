@@ -19,7 +19,6 @@ class Site:
 
     Attributes:
         faults: what may go wrong at the moment; emptied when everything heals.
-        counts: how often what happened.
         heard_ms: when the controller last heard of each node.
         controller: where agents' streams lead.
         happened: names of the faults and of the users' acts so far, in order; of a shrunk run, those that were kept.
