@@ -39,8 +39,6 @@ _log = structlog.get_logger(__name__)
 
 
 class Commands:
-    """Carries out commands."""
-
     def __init__(
         self,
         *,

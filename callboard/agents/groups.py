@@ -21,8 +21,6 @@ _log = structlog.get_logger(__name__)
 
 
 class Groups:
-    """Placement groups under way."""
-
     def __init__(self, runtime: Runtime, outbox: Outbox) -> None:
         self._runtime = runtime
         self._outbox = outbox

@@ -182,15 +182,12 @@ class ThisMachine:
         self.environment: Mapping[str, str] = dict(os.environ)
 
     async def start_ray_node(self, spec: RayNodeSpec) -> RayNode:
-        """Run `ray start`."""
         return await RayNode.start(spec, self.processes)
 
     async def start_driver(self, environment: Mapping[str, str]) -> DriverProgram:
-        """A child process."""
         return await start_driver(self.run_dir, environment)
 
     async def start_fence(self, environment: Mapping[str, str]) -> FenceProgram:
-        """A child process."""
         return await start_fence(self.run_dir, environment)
 
 

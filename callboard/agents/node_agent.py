@@ -298,11 +298,9 @@ class Agent:
         self.ray_bootstrap(welcome.ray_bootstrap)
 
     def command(self, command: agent_pb2.Command) -> None:
-        """Carry it out."""
         self._commands.handle(command)
 
     def spare_target(self, target: agent_pb2.SpareTarget) -> None:
-        """Keep so many spares."""
         if not self._commands.leaving:
             lists = [each.modules for each in target.preloads]
             self._spares.aim(min(target.count, self._options.warm_spares), lists)
@@ -324,24 +322,19 @@ class Agent:
         return now
 
     def read_output(self, ask: agent_pb2.ReadOutput) -> None:
-        """Send it."""
         self._machine.sender.begin(ask)
 
     def start_exec(self, ask: agent_pb2.StartExec) -> None:
-        """Run it."""
         if self._machine.execs is not None:
             self._machine.execs.begin(ask, self._workers.control_of(ask.worker, ask.generation))
 
     def forget_jobs(self, jobs: Sequence[str]) -> None:
-        """Delete their output."""
         self._outputs.forget(jobs)
 
     async def inspect(self, ask: inspection_pb2.InspectionAsk) -> inspection_pb2.NodeInspection:
-        """Look around."""
         return await self._inspector.inspect(ask)
 
     def ray_bootstrap(self, bootstrap: agent_pb2.RayBootstrap) -> None:
-        """Join that Ray cluster."""
         if self._membership is not None:
             self._membership.offer(bootstrap)
 

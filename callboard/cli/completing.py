@@ -37,24 +37,20 @@ def _of(names: Callable[[Client], Awaitable[list[str]]]) -> Callable[[typer.Cont
 
 @_of
 async def jobs(client: Client) -> list[str]:
-    """Names of jobs."""
     return [job.spec.name for job in await client.list_jobs()]
 
 
 @_of
 async def pools(client: Client) -> list[str]:
-    """Names of pools."""
     return [pool.name.removeprefix("pools/") for pool in await client.list_pools()]
 
 
 @_of
 async def nodes(client: Client) -> list[str]:
-    """Ids of nodes."""
     return [node.name.removeprefix("nodes/") for node in await client.list_nodes()]
 
 
 @_of
 async def groups(client: Client) -> list[str]:
-    """Ids of placement groups."""
     found = await client.list_placement_groups()
     return [group.name.removeprefix("placementGroups/") for group in found]

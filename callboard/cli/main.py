@@ -60,7 +60,6 @@ def _global_options(
 
 
 def main() -> None:
-    """Runs the command line of this process."""
     # Read once, when gRPC is imported: its fork handlers stall programs that start others (docs/agents.md).
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # Else gRPC writes a line for each connection that fails, of whoever tries.

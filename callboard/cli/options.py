@@ -55,7 +55,6 @@ class Wishes:
         return self.output is Output.WIDE
 
     def reset(self) -> None:
-        """A new command line begins."""
         vars(self).clear()
 
 

@@ -26,7 +26,6 @@ class Endings:
         self._parent_fd = -1
 
     def watch(self) -> None:
-        """Begins to listen."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
@@ -34,7 +33,6 @@ class Endings:
             self._watch_parent()
 
     def unwatch(self) -> None:
-        """Stops to listen."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

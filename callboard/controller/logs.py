@@ -22,7 +22,6 @@ class _Lines:
         self._target = target
 
     def msg(self, message: str) -> None:
-        """Writes one line."""
         try:
             self._target.write(message + "\n")
             self._target.flush()

@@ -39,7 +39,6 @@ ORDER_SLACK_MS = 1_500
 
 
 async def rollouts_start(stage: Stage) -> Verdict:
-    """Two rollouts start on dynamic placement groups."""
     verdict = Verdict("rollouts start on dynamic placement groups")
     before = await stage.pg_stats()
     jobs = []
@@ -70,7 +69,6 @@ async def rollouts_start(stage: Stage) -> Verdict:
 
 
 async def reward_starts(stage: Stage) -> Verdict:
-    """A reward model starts on a reserved placement group."""
     verdict = Verdict("a reward model starts on a reserved group")
     before = await stage.pg_stats()
     job = await stage.submit("reward-00")

@@ -53,7 +53,6 @@ class DataPlane:
             )
 
     async def connect(self, address: str, *, token_path: str, node_ip: str) -> None:
-        """Joins the Ray cluster."""
         await self._ask("connect", CONNECT_S, address=address, token_path=token_path, node_ip=node_ip)
 
     async def call(self, worker: WorkerHandle, method: str, *args: Any) -> Any:

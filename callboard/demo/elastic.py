@@ -95,7 +95,6 @@ class ElasticResult:
         return bool(self.checks) and all(holds for _, holds in self.checks)
 
     def failures(self) -> list[str]:
-        """What does not hold."""
         return [what for what, holds in self.checks if not holds]
 
     def as_plain(self) -> dict[str, Any]:

@@ -40,7 +40,6 @@ class Probe:
         self._in_flight: list[Any] = []
 
     def connect(self, address: str, token_path: str, node_ip: str) -> None:
-        """Joins the cluster as a driver."""
         connect_ray(address, token_path=token_path, node_ip=node_ip)
 
     def call(self, worker: Mapping[str, Any], method: str, args: list[Any], limit_s: float) -> Any:
@@ -105,7 +104,6 @@ class Probe:
             time.sleep(0.05)  # Ray has no event for this either.
 
     def close(self) -> None:
-        """Leaves the cluster."""
         self._in_flight.clear()
         ray.shutdown()
 

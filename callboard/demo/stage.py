@@ -147,12 +147,10 @@ class Stage:
             self.story.decided(f"what would let it start: {change}")
 
     async def show_gpus(self) -> None:
-        """Tells who is on which GPU."""
         self.story.gpus(await self.client.list_nodes())
 
 
 def where(job: JobHandle) -> str:
-    """ "node-0 GPU 1"."""
     return words.places_of(job.job)
 
 
@@ -186,7 +184,6 @@ class Responsiveness:
 
     @property
     def count(self) -> int:
-        """Calls so far."""
         return len(self._times_ms)
 
     async def __aenter__(self) -> Self:
@@ -201,7 +198,6 @@ class Responsiveness:
         await self._client.close()
 
     async def stop(self) -> None:
-        """Ends the measurement."""
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -314,7 +310,6 @@ class Setting:
         )
 
     def amounts(self, cpu: str, memory_mib: int, gpu: str) -> dict[str, str]:
-        """Amounts at this scale."""
         factor = Decimal(self.factor)
         return {"cpu": str(Decimal(cpu) * factor), "memory": f"{int(memory_mib * factor)}MiB", "gpu": _gpu(gpu, factor)}
 

@@ -47,7 +47,6 @@ class Verdict:
         return bool(self.checks) and all(holds for _, holds in self.checks)
 
     def check(self, what: str, holds: bool) -> None:
-        """Notes something that must hold."""
         self.checks.append((what, holds))
 
     def failures(self) -> list[str]:
@@ -62,12 +61,10 @@ class Story:
         self.console = console
 
     def act(self, number: int, title: str) -> None:
-        """A new act begins."""
         self.console.print()
         self._heading(f"Act {number} · {title}")
 
     def say(self, text: str) -> None:
-        """One sentence of the narrator."""
         self.console.print(Text(text, style="italic"), width=self._width)
 
     def attempt_failed(self, what: str, failure: Failure) -> None:
@@ -76,7 +73,6 @@ class Story:
         self.say("Trying with a Ray of its own.")
 
     def asked(self, job: Job) -> None:
-        """What is asked."""
         labels = words.labels(job.spec.labels)
         self._line(
             "asked",
@@ -85,7 +81,6 @@ class Story:
         )
 
     def decided(self, text: str) -> None:
-        """What the scheduler decided, in its own words."""
         self._line("decided", text, style="yellow")
 
     def happened(self, text: str) -> None:
@@ -93,7 +88,6 @@ class Story:
         self._line("happened", text, style="green")
 
     def measured(self, text: str) -> None:
-        """Something that was looked at from outside."""
         self._line("measured", text, style="magenta")
 
     def pool(self, before: PlacementGroupPoolStats, after: PlacementGroupPoolStats) -> None:
@@ -118,12 +112,10 @@ class Story:
         self.console.print(GpuPicture(nodes))
 
     def verdict(self, verdict: Verdict) -> None:
-        """How the act ended."""
         for failure in verdict.failures():
             self._line("failed", failure, style="bold red")
 
     def verdicts(self, verdicts: Sequence[Verdict], seconds: float) -> None:
-        """How all ended."""
         self.console.print()
         self._heading("Verdicts")
         rows: list[list[RenderableType]] = [

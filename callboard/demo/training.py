@@ -58,8 +58,6 @@ class TrainingActor:
 
 
 class _Plain:
-    """Plain Python."""
-
     device = "CPU"
 
     def __init__(self) -> None:
@@ -79,8 +77,6 @@ class _Plain:
 
 
 class _NumPy:
-    """NumPy."""
-
     device = "CPU"
 
     def __init__(self) -> None:

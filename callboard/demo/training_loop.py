@@ -221,7 +221,6 @@ class TrainingStory:
         self._console = console
 
     def begins(self, how_to_add: str) -> None:
-        """The loop begins."""
         for line in (
             "🎯 DYNAMIC TRAINING LOOP STARTED",
             _RULE,
@@ -238,7 +237,6 @@ class TrainingStory:
             self._say(line)
 
     def node_joined(self, node_id: str, gpus: float) -> None:
-        """A node takes work."""
         self._say("")
         if gpus:
             self._say(f"🆕 Detected new worker: {node_id} with {gpus:.1f} GPUs")
@@ -246,20 +244,16 @@ class TrainingStory:
             self._say(f"⚠️  {node_id} joined without a GPU: no actor runs there")
 
     def node_changed(self, node_id: str, state: str, reason: str) -> None:
-        """A node takes no more work."""
         self._say("")
         self._say(f"🔻 Worker {node_id} is {state}: {reason}")
 
     def group_made(self, number: int) -> None:
-        """There is one placement group more."""
         self._say(f"✅ Created placement group {number}")
 
     def actor_spawned(self, rank: int, node_id: str) -> None:
-        """A worker is there."""
         self._say(f"🎭 Spawned training actor {rank} on node {node_id}")
 
     def actor_lost(self, rank: int, node_id: str) -> None:
-        """A worker is gone and nobody wished it."""
         self._say("")
         self._say(f"💥 Lost training actor {rank} on node {node_id}; going on without it")
 
@@ -268,11 +262,9 @@ class TrainingStory:
         self._say(f"👋 Training actor {rank} left node {node_id}, which is being emptied")
 
     def recovered(self, rank: int) -> None:
-        """A lost worker is back."""
         self._say(f"♻️  Training actor {rank} is back")
 
     def step_starts(self, number: int, actors: int) -> None:
-        """A step begins."""
         self._say("")
         self._say(f"🚀 Running training step {number} on {actors} actors...")
 
@@ -288,7 +280,6 @@ class TrainingStory:
             self._say(f"   - Actor {rank}: {_answer_text(answer)}")
 
     def total(self, number: int, actor_steps: int, actors: int, most: int) -> None:
-        """Every so many steps."""
         self._say("")
         self._say(f"📈 Total after {number} steps: {actor_steps} actor steps, {actors} actors now, {most} at most")
 
@@ -311,7 +302,6 @@ class TrainingStory:
             self._say(line)
 
     def failed(self, what: str) -> None:
-        """Something that must hold does not."""
         self._say(f"❌ {what}")
 
     def _say(self, text: str) -> None:

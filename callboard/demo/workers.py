@@ -55,7 +55,6 @@ class SlowCancelWorker(RLHFWorker):
     HANG_S = 8.0
 
     def cancel(self) -> None:
-        """Hangs."""
         time.sleep(self.HANG_S)
 
 

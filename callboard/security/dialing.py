@@ -116,7 +116,6 @@ class Channel(grpc.aio.Channel):
 
     @property
     def address(self) -> str:
-        """Where it goes now."""
         return self._address
 
     def renew(self) -> bool:

@@ -141,7 +141,6 @@ class AgentCredentials:
         self._joined_with = self.directory / "joined-with"
 
     def exist(self) -> bool:
-        """Whether it has joined before."""
         return self.token_file.exists() or self._pem["cert"].exists()
 
     def come_from(self, joining: JoinToken) -> bool:

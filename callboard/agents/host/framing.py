@@ -39,7 +39,6 @@ class RemoteError(Exception):
 
 
 def encode(message: Json) -> bytes:
-    """One frame."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(body)} bytes; at most {MAX_FRAME_BYTES}")

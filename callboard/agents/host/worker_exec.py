@@ -93,7 +93,6 @@ class Frames:
 
 
 def frame(kind: bytes, content: bytes = b"") -> bytes:
-    """One frame."""
     return HEADER.pack(kind, len(content)) + content
 
 

@@ -170,15 +170,12 @@ class ThreadLane:
         self._pool, self._build, self._enter = pool, build or pool, enter or pool
 
     def build(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Run on the thread for that."""
         return self._build.submit(lambda: _finish(function(*args)))
 
     def enter(self, function: Callable[..., Any], /) -> Future[Any]:
-        """Run on the thread for that."""
         return self._enter.submit(lambda: _finish(function()))
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run on the pool."""
         return self._pool.submit(lambda: _finish(function(*args, **kwargs)))
 
     async def stream(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
@@ -209,16 +206,12 @@ class LoopLane:
         threading.Thread(target=self._loop.run_forever, name="callboard-loop", daemon=True).start()
 
     def build(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Run on the loop, as everything."""
         return self.call(function, *args)
 
     def enter(self, function: Callable[..., Any], /) -> Future[Any]:
-        """Run on the loop, as everything."""
         return self.call(function)
 
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run on the loop; a method that isn't async blocks it, as it would anywhere."""
-
         async def run() -> Any:
             async with self._limit:
                 result = function(*args, **kwargs)

@@ -102,7 +102,6 @@ class Member:
         return function
 
     def has(self, hook: str) -> bool:
-        """Whether the class has a hook."""
         return callable(getattr(self.target, hook, None))
 
     def run_entry(self) -> Future[Any]:
@@ -173,7 +172,6 @@ class Members:
         return member, own
 
     def has(self, hook: str) -> bool:
-        """Whether some member has a hook."""
         return any(each.has(hook) for each in self.all)
 
     @property

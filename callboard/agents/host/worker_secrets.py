@@ -85,6 +85,5 @@ class HidingStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each, masked."""
         for line in lines:
             self.write(line)

@@ -76,7 +76,6 @@ class Driver:
         }
 
     async def handle(self, method: str, argument: Json) -> Json:
-        """One request."""
         if method in self._blocking:
             return await asyncio.to_thread(self._blocking[method], **argument)
         match method:

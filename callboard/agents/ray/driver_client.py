@@ -104,7 +104,6 @@ class DriverClient:
         return self.connection
 
     async def disconnect(self) -> None:
-        """End the driver."""
         self.connection = None
         if self._keeper is not None:
             self._keeper.cancel()

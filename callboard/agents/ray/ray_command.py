@@ -68,7 +68,6 @@ class RayNodeSpec:
 
 
 def ray_start(spec: RayNodeSpec) -> list[str]:
-    """The command line."""
     port, services = gcs_port(spec), service_ports(spec)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     if spec.head:
@@ -141,7 +140,6 @@ def check_ports(spec: RayNodeSpec) -> None:
 
 
 def gcs_port(spec: RayNodeSpec) -> int:
-    """Port of the cluster's GCS."""
     return int(spec.gcs_address.rsplit(":", 1)[1])
 
 

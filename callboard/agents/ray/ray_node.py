@@ -176,12 +176,10 @@ class _Output:
         return await found
 
     def close(self) -> None:
-        """Stop copying."""
         if self._copying is not None:
             self._copying.cancel()
 
     def lines(self) -> list[str]:
-        """The last lines."""
         return list(self._last)
 
     async def _copy(self, text: str, found: asyncio.Future[bool]) -> None:

@@ -104,7 +104,6 @@ class RayRuntime:
         self._owe_kill(actor_name(launch.name))
 
     async def book(self, group: GroupBooking) -> BookedGroup:
-        """Book the group in Ray."""
         connection = self._driver.connection
         if connection is None:
             raise HostError("this node is in no Ray cluster")
@@ -252,5 +251,4 @@ class RayHosted:
         return f"process {self.process.pid} ended"
 
     def release(self) -> None:
-        """Let Ray know."""
         self._runtime.forget(self.actor_name)

@@ -110,7 +110,6 @@ def start_ms(process: ProcessId) -> int:
 
 
 def process_table() -> dict[int, ProcessEntry]:
-    """Every process there is, by pid."""
     entries = (read_entry(int(folder.name)) for folder in PROC.iterdir() if folder.name.isdigit())
     return {entry.id.pid: entry for entry in entries if entry is not None}
 

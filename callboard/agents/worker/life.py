@@ -178,8 +178,6 @@ MOVES: Mapping[State, Mapping[Event, Move]] = {
 
 
 class Life:
-    """The life of one worker."""
-
     def __init__(self, *, adopted: bool) -> None:
         self.state = State.ADOPTED if adopted else State.WAITING
 

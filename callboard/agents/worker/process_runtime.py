@@ -171,7 +171,6 @@ class HostedProcess:
         return how_it_ended(self._reaped(self._child))
 
     def release(self) -> None:
-        """Reap the child and remove its socket."""
         if self._child is not None:
             self._child.wait()
         self._requests.close()

@@ -69,7 +69,6 @@ class Spare:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is up."""
         return self.host.done() and not self.host.cancelled() and self.host.exception() is None
 
 

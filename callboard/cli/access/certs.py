@@ -23,7 +23,6 @@ from callboard.security.roles import Role
 
 
 def init(hosts: Sequence[str], *, lasts: str, directory: Path | None) -> None:
-    """Makes an authority."""
     with _of_authority(directory) as place:
         certificates.make_authority(place, hosts, lasts_ms=_lasts_ms(lasts))
     if not printed({"directory": str(place)}):
@@ -31,7 +30,6 @@ def init(hosts: Sequence[str], *, lasts: str, directory: Path | None) -> None:
 
 
 def renew(name: str, *, lasts: str, directory: Path | None) -> None:
-    """Puts a new certificate in the place of one."""
     with _of_authority(directory) as place:
         if name == AUTHORITY:
             certificates.renew_authority(place)
@@ -49,7 +47,6 @@ def renew(name: str, *, lasts: str, directory: Path | None) -> None:
 
 
 def revoke(name: str, *, directory: Path | None) -> None:
-    """Takes certificates back."""
     with _of_authority(directory) as place:
         count = certificates.revoke(place, name)
     if not printed({"name": name, "revoked": count}):
@@ -57,7 +54,6 @@ def revoke(name: str, *, directory: Path | None) -> None:
 
 
 def retire(*, directory: Path | None) -> None:
-    """Takes old authorities back."""
     with _of_authority(directory) as place:
         count = certificates.retire_authority(place)
     if not printed({"retired": count}):
@@ -65,7 +61,6 @@ def retire(*, directory: Path | None) -> None:
 
 
 def show_list(*, directory: Path | None) -> None:
-    """Shows what was issued."""
     with _of_authority(directory) as place:
         issued = read_issued(place)
     if not printed([_plain(each) for each in issued]):
@@ -74,7 +69,6 @@ def show_list(*, directory: Path | None) -> None:
 
 
 def issue(name: str, role: Role, *, out: Path | None, lasts: str, directory: Path | None) -> None:
-    """Makes a certificate."""
     folder = (out or Path(name)).absolute()
     with _of_authority(directory) as place:
         made = certificates.issue(place, name, role, folder, lasts_ms=_lasts_ms(lasts))

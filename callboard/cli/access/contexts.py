@@ -56,7 +56,6 @@ def login(
 
 
 def show_list() -> None:
-    """Shows the contexts."""
     with changing():
         found, current = read_contexts(), current_context()
     if not printed([_plain(each) | {"current": each == current} for each in found.known.values()]):
@@ -68,7 +67,6 @@ def show_list() -> None:
 
 
 def show(name: str) -> None:
-    """Shows one context."""
     with changing():
         found = read_contexts().known.get(name) if name else current_context()
         if found is None:
@@ -81,7 +79,6 @@ def show(name: str) -> None:
 
 
 def use(name: str) -> None:
-    """Uses a context from now on."""
     with changing():
         contexts.use(name)
     if not printed({"current": name}):
@@ -89,7 +86,6 @@ def use(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Forgets a context."""
     with changing():
         contexts.remove(name)
     if not printed({"name": name, "removed": True}):

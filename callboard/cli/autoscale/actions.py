@@ -30,7 +30,6 @@ from callboard.v1.scheduler_pb2 import Demand
 
 @connected
 async def show_demand(client: Client) -> None:
-    """Shows what is wanted."""
     demands = await client.demand()
     nothing = "Nothing is wanted beyond what there is."
     show_result([plain(entry) for entry in demands], lambda _: _table(demands), empty=nothing)

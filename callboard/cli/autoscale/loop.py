@@ -37,8 +37,6 @@ class ProviderFailed(Exception):
 
 
 class Provider(Protocol):
-    """Where nodes come from and go."""
-
     def new_room(self, nodes: Sequence[Node]) -> Room | None:
         """What one more node would have; None: that is not known yet."""
 

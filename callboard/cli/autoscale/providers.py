@@ -72,7 +72,6 @@ class LocalProvider:
         return node_id != self._plan.node_id(0) and node_id in running_workers(self._directory)
 
     async def add(self) -> str:
-        """Starts the next agent."""
         try:
             added = await add_worker(self._directory, self, timeout_s=JOIN_S, lock_pause_s=1.0)
         except LOCAL_ERRORS as error:
@@ -81,12 +80,10 @@ class LocalProvider:
         return added.node.name.removeprefix("nodes/")
 
     async def remove(self, node_id: str) -> None:
-        """Ends the agent of a node."""
         if not await end_worker(self._directory, node_id):
             raise ProviderFailed(f"no agent of {node_id} runs on this machine")
 
     def step(self, text: str) -> None:
-        """How far an addition is."""
         self._tell(text)
 
 
@@ -152,7 +149,6 @@ class CommandProvider:
                 return
 
     async def remove(self, node_id: str) -> None:
-        """Ends a node."""
         await self._run(self._down, node_id)
 
     async def _run(self, command: str, node_id: str) -> None:

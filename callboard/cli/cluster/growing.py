@@ -99,6 +99,5 @@ class Lines:
     """Tells how far an addition is, a line each."""
 
     def step(self, text: str) -> None:
-        """Something begins."""
         if not wishes.quiet:
             screen.stderr().print(f"{text} …", markup=False)

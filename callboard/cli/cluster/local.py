@@ -124,8 +124,6 @@ def up(
 
 
 def down(*, name: str, every: bool) -> None:
-    """Ends clusters of this machine."""
-
     async def main(interrupts: Interrupts) -> None:
         for record in _chosen(name, every=every):
             if not wishes.quiet:

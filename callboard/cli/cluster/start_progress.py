@@ -34,17 +34,14 @@ class StartProgress:
         self.finish()
 
     def step(self, text: str) -> None:
-        """Something begins."""
         self._show(f"{text} …")
 
     def nodes(self, nodes: Sequence[Node]) -> None:
-        """The nodes as they are now."""
         ready = sum(1 for node in nodes if words.node_state(node) == "READY")
         seen = ", ".join(_seen(node) for node in nodes)
         self._show(f"{ready} of {self._agents} nodes ready" + (f" ({seen})" if seen else "") + " …")
 
     def finish(self) -> None:
-        """Takes the display away."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -28,7 +28,6 @@ from callboard.security.roles import Role
 
 
 def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: bool, state_dir: Path | None) -> None:
-    """Makes a client."""
     try:
         lasts_ms = parse_duration_ms(lasts) if lasts else 0
     except QuantityError as error:
@@ -49,7 +48,6 @@ def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: boo
 
 
 def create_join(*, lasts: str, node: str, file: Path, state_dir: Path | None) -> None:
-    """Makes a join token."""
     try:
         lasts_ms = parse_duration_ms(lasts)
     except QuantityError as error:
@@ -82,7 +80,6 @@ def _port_for_tokens(directory: Path) -> int:
 
 
 def show_list(*, state_dir: Path | None) -> None:
-    """Shows the clients."""
     with _of_controller(state_dir) as directory:
         found = sorted(read_grants(directory), key=lambda each: each.name)
     plain = [asdict(each) | {"role": str(each.role)} for each in found]
@@ -92,7 +89,6 @@ def show_list(*, state_dir: Path | None) -> None:
 
 
 def revoke(name: str, *, state_dir: Path | None) -> None:
-    """Takes a client's token back."""
     with _of_controller(state_dir) as directory:
         grants.revoke(directory, name)
     if not printed({"name": name, "revoked": True}):
@@ -100,7 +96,6 @@ def revoke(name: str, *, state_dir: Path | None) -> None:
 
 
 def printed(value: Any) -> bool:
-    """Prints a value for a program, if it asked for that."""
     if wishes.for_program:
         printing.print_data(value)
     return wishes.for_program

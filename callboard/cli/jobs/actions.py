@@ -141,7 +141,6 @@ def _located(fault: Fault, source: SourceMapping) -> Fault:
 
 
 def show_list(*, pool: str, states: Sequence[str], every: bool) -> None:
-    """Lists jobs."""
     wanted = [state.upper() for state in states]
     if unknown := [state for state in wanted if state not in words.JOB_STATES]:
         raise typer.BadParameter(
@@ -166,7 +165,6 @@ def show_list(*, pool: str, states: Sequence[str], every: bool) -> None:
 
 @connected
 async def show(client: Client, name: str) -> None:
-    """Shows one job."""
     job = await client.get_job(name)
     show_result(plain(job.job), lambda wide: job_views.job_view(job.job, wide=wide))
 
@@ -175,7 +173,6 @@ async def show(client: Client, name: str) -> None:
 async def cancel(
     client: Client, name: str, *, reason: str, destroy_placement_groups: bool, grace: str, wait: bool, timeout_s: float
 ) -> None:
-    """Cancels a job."""
     job = await client.get_job(name)
     await job.cancel(reason, destroy_placement_groups=destroy_placement_groups, grace=grace or None)
     await _finish(job, wait=wait, timeout_s=timeout_s)
@@ -183,7 +180,6 @@ async def cancel(
 
 @connected
 async def complete(client: Client, name: str, *, reason: str, wait: bool, timeout_s: float) -> None:
-    """Completes a job."""
     job = await client.get_job(name)
     await job.complete(reason)
     await _finish(job, wait=wait, timeout_s=timeout_s)
@@ -191,7 +187,6 @@ async def complete(client: Client, name: str, *, reason: str, wait: bool, timeou
 
 @connected
 async def preempt(client: Client, name: str, *, for_job: str, reason: str) -> None:
-    """Preempts a job by hand."""
     job = await client.get_job(name)
     await job.preempt(for_job=for_job, reason=reason)
     to = f" to {for_job}" if for_job else ""
@@ -200,7 +195,6 @@ async def preempt(client: Client, name: str, *, for_job: str, reason: str) -> No
 
 @connected
 async def scale(client: Client, name: str, *, component: str, workers: int) -> None:
-    """Scales a component of a job."""
     job = await client.get_job(name)
     await job.scale(component, workers)
     done(job.job, f"Job {job.name} goes to {workers} × {component}; it is {job.state}.")
@@ -221,7 +215,6 @@ async def result(client: Client, name: str, *, timeout_s: float) -> None:
 
 @connected
 async def explain(client: Client, name: str) -> None:
-    """Explains a job."""
     job = await client.get_job(name)
     explanation = await job.explain()
     show_result(plain(explanation), lambda _: job_views.explanation_view(job.name, job.state, explanation))

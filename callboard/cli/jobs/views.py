@@ -24,7 +24,6 @@ _VERDICTS = {
 
 
 def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
-    """A row per job."""
     columns = ["NAME", "POOL", "PRIORITY", "STATE", "WORKERS", "WHERE", "AGE", "WHY"]
     if wide:
         columns[-1:] = ["COMPONENTS", "ATTEMPT", "PREEMPTED", "PGS", "UID", "REVISION", "WHY"]
@@ -54,7 +53,6 @@ def job_table(jobs: Sequence[Job], *, wide: bool) -> Table:
 
 
 def job_view(job: Job, *, wide: bool) -> Group:
-    """Everything about one job."""
     parts: list[RenderableType] = [screen.facts(_facts(job, wide=wide))]
     if job.workers:
         parts += ["", _worker_table(job, wide=wide)]

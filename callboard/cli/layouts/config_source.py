@@ -220,7 +220,6 @@ def _decides(entry: str) -> bool:
 
 
 def _resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as plain data."""
     if not hasattr(config, "_content"):  # no DictConfig
         return dict(config)
     omegaconf, errors = importlib.import_module("omegaconf"), importlib.import_module("omegaconf.errors")

@@ -71,7 +71,6 @@ class Child:
         return ChildEnded(role=self.role, exit_code=self._popen.wait(), last_lines=self.last_lines(), log=self.log)
 
     def last_lines(self, count: int = 15) -> tuple[str, ...]:
-        """The end of its output."""
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             return tuple(line.rstrip("\n") for line in deque(lines, count))
 

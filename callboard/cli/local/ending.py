@@ -33,7 +33,6 @@ class StillRunning(Exception):
 
 
 async def ended(process: ProcessId) -> None:
-    """Returns when ``process`` has ended."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -46,7 +46,6 @@ class Interrupts:
             self._task, self._hurry_at_once = task, False
 
     def take(self, number: signal.Signals) -> None:
-        """A signal arrived."""
         if self.received is not None or self._hurry_at_once:
             self.hurry.set()
         if self.received is None:

@@ -106,29 +106,23 @@ class ClusterPlan:
 
     @property
     def controller(self) -> str:
-        """The controller's address."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def own_ray(self) -> bool:
-        """Whether the cluster starts a Ray of its own."""
         return self.runtime == "ray" and not self.ray_address
 
     @property
     def token_path(self) -> Path:
-        """File with the controller's token."""
         return self.directory / "controller" / TOKEN_NAME
 
     def node_id(self, rank: int) -> str:
-        """Id of a node."""
         return f"node-{rank}"
 
     def node_ip(self, rank: int) -> str:
-        """Address of a node's Ray services."""
         return f"127.0.{self.block}.{_FIRST_HOST + rank}"
 
     def shape(self, rank: int) -> NodeShape:
-        """What a node consists of."""
         if self.shapes:
             return self.shapes[min(rank, len(self.shapes) - 1)]
         return NodeShape(cpus=self.cpus, memory=self.memory, gpus=self.gpus)
@@ -172,7 +166,6 @@ class ClusterPlan:
         return self.directory / "logs" / f"{program}.log"
 
     def controller_arguments(self) -> list[str]:
-        """Command line of the controller."""
         directory = self.directory / "controller"
         return [
             *("controller", "--listen", self.controller),
@@ -186,7 +179,6 @@ class ClusterPlan:
         ]
 
     def agent_arguments(self, rank: int) -> list[str]:
-        """Command line of a node's agent."""
         return [*self.added_arguments(rank), *self._common()]
 
     def added_arguments(self, rank: int) -> list[str]:

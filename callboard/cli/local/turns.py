@@ -87,7 +87,6 @@ class Turn:
             return "another program"
 
     def give_back(self) -> None:
-        """Lets others have it; the file stays."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

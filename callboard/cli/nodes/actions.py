@@ -20,7 +20,6 @@ from callboard.wire.refusals import WrongState
 
 @connected
 async def show_list(client: Client, *, every: bool) -> None:
-    """Lists nodes."""
     nodes = [node for node in await client.list_nodes() if every or not words.has_left(node)]
     show_result(
         [plain(node) for node in nodes],
@@ -31,14 +30,12 @@ async def show_list(client: Client, *, every: bool) -> None:
 
 @connected
 async def show(client: Client, node_id: str) -> None:
-    """Shows one node."""
     node = await client.get_node(node_id)
     show_result(plain(node), lambda wide: node_views.node_view(node, wide=wide))
 
 
 @connected
 async def cordon(client: Client, node_id: str) -> None:
-    """Cordons a node."""
     _say(await client.cordon_node(node_id), "nothing new starts there")
 
 
@@ -63,7 +60,6 @@ async def drain(client: Client, node_id: str, *, within: str, reason: str, wait:
 
 @connected
 async def remove(client: Client, node_id: str) -> None:
-    """Has a node forgotten."""
     try:
         await client.remove_node(node_id)
     except WrongState as error:

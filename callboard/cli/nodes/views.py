@@ -15,7 +15,6 @@ from callboard.v1.node_pb2 import DeviceUse, Node
 
 
 def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
-    """A row per node: used of what there is."""
     columns = ["RANK", "NODE", "STATE", "CPU", "GPU", "MEMORY", "JOBS", "LABELS", "WHY"]
     if wide:
         columns = [*columns[:-1], "HOST", "ADDRESS", "RUNTIME", "EPOCH", "VERSION", "RAY NODE", "WHY"]
@@ -39,7 +38,6 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
 
 
 def node_view(node: Node, *, wide: bool) -> Group:
-    """Everything about one node."""
     found: list[tuple[str, RenderableType]] = [
         ("Node", words.node_id(node)),
         ("State", screen.state_text(words.node_state(node))),

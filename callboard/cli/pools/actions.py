@@ -79,7 +79,6 @@ def read_pool(file: Path) -> Mapping[str, Any]:
 
 @connected
 async def show_list(client: Client) -> None:
-    """Lists pools."""
     pools = await client.list_pools()
     show_result(
         [plain(pool) for pool in pools],
@@ -90,13 +89,11 @@ async def show_list(client: Client) -> None:
 
 @connected
 async def show(client: Client, name: str) -> None:
-    """Shows one pool."""
     pool = await client.get_pool(name)
     show_result(plain(pool), lambda wide: pool_views.pool_view(pool, wide=wide))
 
 
 def print_pool(pool: Pool) -> None:
-    """Prints a pool that was made or changed."""
     if wishes.for_program or not wishes.quiet:
         show_result(plain(pool), lambda wide: pool_views.pool_table([pool], wide=wide))
 
@@ -117,7 +114,6 @@ async def change(client: Client, name: str, changes: Sequence[str], *, etag: str
 
 @connected
 async def delete(client: Client, name: str, *, force: bool) -> None:
-    """Deletes a pool."""
     pool = await client.delete_pool(name, force=force)
     rest = "is gone" if pool is None else "takes no more jobs and goes with the last of those in it"
     done(pool or {"name": f"pools/{name}", "removed": True}, f"Pool {name} {rest}.")

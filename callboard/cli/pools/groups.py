@@ -11,7 +11,6 @@ from callboard.client.client import Client
 
 @connected
 async def show_list(client: Client, *, pool: str) -> None:
-    """Lists placement groups."""
     groups = await client.list_placement_groups(pool=pool)
     show_result(
         [plain(group) for group in groups],
@@ -22,14 +21,12 @@ async def show_list(client: Client, *, pool: str) -> None:
 
 @connected
 async def show(client: Client, group_id: str) -> None:
-    """Shows one placement group."""
     group = await client.get_placement_group(_bare(group_id))
     show_result(plain(group), lambda wide: pool_views.group_view(group, wide=wide))
 
 
 @connected
 async def delete(client: Client, group_id: str, *, when_free: bool) -> None:
-    """Removes a placement group."""
     group = await client.delete_placement_group(_bare(group_id), when_free=when_free)
     if group is None:
         became = "is gone"

@@ -20,7 +20,6 @@ from callboard.model.quantities import MILLI
 
 @connected
 async def show(client: Client) -> None:
-    """Shows the policy."""
     _print(await client.get_policy())
 
 

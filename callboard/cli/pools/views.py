@@ -35,7 +35,6 @@ def pool_table(pools: Sequence[Pool], *, wide: bool) -> Table:
 
 
 def pool_view(pool: Pool, *, wide: bool) -> Group:
-    """Everything about one pool."""
     stats = pool.pg_stats
     removals = ", ".join(
         f"{count} {reason.lower().replace('_', ' ')}" for reason, count in sorted(stats.removals.items())
@@ -74,7 +73,6 @@ def _stopped(pool: Pool) -> str:
 
 
 def group_table(groups: Sequence[PlacementGroup], *, wide: bool) -> Table:
-    """A row per placement group."""
     columns = ["POOL", "KIND", "STATE", "SIZE", "WHERE", "USED BY", "USES"]
     if wide:
         columns = ["ID", *columns, "RAY ID", "REVISION"]
@@ -97,7 +95,6 @@ def group_table(groups: Sequence[PlacementGroup], *, wide: bool) -> Table:
 
 
 def group_view(group: PlacementGroup, *, wide: bool) -> Group:
-    """Everything about one placement group."""
     found: list[tuple[str, RenderableType]] = [
         ("Pool", group.pool),
         ("Kind", short_enum(PlacementGroupKind.DESCRIPTOR, group.kind).lower()),

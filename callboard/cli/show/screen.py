@@ -80,7 +80,6 @@ class _Console(Console):
 
 
 def state_text(state: str) -> Text:
-    """A state in its colour."""
     return Text(state, style=STATE_STYLES.get(state, ""))
 
 

@@ -20,7 +20,6 @@ def rect(x: float, y: float, width: float, height: float, fill: str, **more: flo
 
 
 def line(x1: float, y1: float, x2: float, y2: float, **more: float | str) -> str:
-    """A line."""
     return f"<line {_attributes(x1=x1, y1=y1, x2=x2, y2=y2, **more)}/>"
 
 

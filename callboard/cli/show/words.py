@@ -49,7 +49,6 @@ def node_state(node: Node) -> str:
 
 
 def node_id(node: Node) -> str:
-    """Id of a node."""
     return node.name.removeprefix("nodes/")
 
 
@@ -159,7 +158,6 @@ def places_of(job: Job) -> str:
 
 
 def may_run(worker: Worker) -> bool:
-    """Whether a worker may have a process."""
     return worker.state not in (WorkerState.WORKER_STATE_STOPPED, WorkerState.WORKER_STATE_LOST)
 
 

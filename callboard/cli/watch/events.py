@@ -44,7 +44,6 @@ def show(*, follow: bool, last: int, types: Sequence[str], job: str) -> None:
 
 @connected
 async def show_audit(client: Client, *, last: int, who: str) -> None:
-    """Shows who changed what."""
     entries = (await client.audit(last=last, who=who))[::-1]
     if wishes.for_program:
         printing.print_data([plain(each) for each in entries])

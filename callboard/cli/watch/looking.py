@@ -230,7 +230,6 @@ def _plain_top(jobs: list[Job], seen: dict[str, NodeInspection], silent: dict[st
 
 @connected
 async def list_workers(client: Client, *, job: str, node: str) -> None:
-    """Lists workers."""
     found = await client.list_workers(job=job, node=node)
     value = [{"job": owner.spec.name, **plain(worker)} for owner, worker in found]
     show_result(value, lambda wide: worker_list(found, wide=wide), empty=f"No workers at {client.address}.")

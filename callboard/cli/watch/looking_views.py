@@ -76,7 +76,6 @@ def versions_view(programs: Sequence[Mapping[str, str]], differ: Sequence[str]) 
 
 
 def environment_view(job: Job, found: Sequence[tuple[Worker, Mapping[str, str]]], silent: Mapping[str, str]) -> Group:
-    """The variables of each worker."""
     parts: list[RenderableType] = []
     for worker, variables in found:
         head = f"{job.spec.name}/{words.component_of(worker)}/{worker.key.rank}"

@@ -38,7 +38,6 @@ class Method(Generic[Request, Response]):
 
     @property
     def full_path(self) -> str:
-        """Its path on the wire."""
         return f"/callboard.v1.{self.path}"
 
     def may_repeat(self, request: Message) -> bool:

@@ -17,7 +17,6 @@ _ANYWHERE = WorkerPlace(node_id="")
 
 
 def command_message(command: Command, term: int) -> agent_pb2.SessionResponse:
-    """The message of a command in a term of the controller."""
     message = agent_pb2.Command(command_id=command.command_id, term=term)
     if isinstance(command, StartWorker):
         message.start_worker.CopyFrom(_start_worker(command))
@@ -41,12 +40,10 @@ def command_message(command: Command, term: int) -> agent_pb2.SessionResponse:
 
 
 def worker_key(worker: WorkerRecord) -> common_pb2.WorkerKey:
-    """Which worker."""
     return common_pb2.WorkerKey(job_id=worker.job, component=worker.component, rank=worker.rank)
 
 
 def allocation(worker: WorkerRecord) -> common_pb2.Allocation:
-    """What a worker holds."""
     return message_of(common_pb2.Allocation, worker, placement_group_id=worker.group_id)
 
 

@@ -68,7 +68,6 @@ _PUT = re.compile(rf'\{{"v":{VERSION},"kind":"([a-z]+)","put":')
 
 
 def encode_change(change: Change) -> str:
-    """The line of a change."""
     if isinstance(change, Put):
         return _line(change.record.kind, "put", _RECORDS[change.record.kind].dump_json(change.record))
     return _line(change.kind, "drop", _KEY.dump_json(change.key))
@@ -120,7 +119,6 @@ def _newest(line: str) -> Put | None:
 
 
 def encode_event(event: EventRecord) -> str:
-    """The text of an event."""
     return _EVENT.dump_json(event).decode()
 
 
@@ -166,7 +164,6 @@ class Told:
 
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
-    """Of a dataclass."""
     return tuple(field.name for field in fields(kind))
 
 
@@ -219,7 +216,6 @@ def _event_adapter(kind: str) -> TypeAdapter[Any]:
 
 
 def encode_decision(decision: Decision) -> str:
-    """The text of a decision."""
     kind = type(decision.event).__name__
     body = _event_adapter(kind).dump_json(decision.event).decode()
     wake = "null" if decision.wake_ms is None else decision.wake_ms

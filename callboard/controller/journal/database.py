@@ -134,11 +134,9 @@ class SqliteDatabase:
             raise sqlite3.DatabaseError(f"malformed: {found[0]}")
 
     def script(self, sql: str) -> None:
-        """Runs statements without values."""
         self._connection.executescript(sql)
 
     def insert(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds rows to a table."""
         found = list(rows)
         if found:
             marks = ", ".join("?" * len(found[0]))
@@ -170,15 +168,12 @@ class SqliteDatabase:
                 self.execute("ROLLBACK")
 
     def format(self) -> int:
-        """Version of the tables."""
         return int(self.execute("PRAGMA user_version").fetchone()[0])
 
     def set_format(self, number: int) -> None:
-        """Writes it down."""
         self.execute(f"PRAGMA user_version={number}")
 
     def has_table(self, name: str) -> bool:
-        """Whether a table is there."""
         return self.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
     def compact(self) -> None:
@@ -190,7 +185,6 @@ class SqliteDatabase:
         return failure(self.path, error)
 
     def close(self) -> None:
-        """Closes the file."""
         self._connection.close()
 
 

@@ -188,7 +188,6 @@ class StoreJournal(ABC):
         return await asyncio.to_thread(read_events, self.where, first_revision, limit)
 
     async def close(self) -> None:
-        """Closes the files and ends the thread."""
         await self._run(self._close)
         self._thread.shutdown()
 

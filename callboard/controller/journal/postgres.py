@@ -104,7 +104,6 @@ class PostgresDatabase:
             raise self.failure(error) from error
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> Rows:
-        """Runs a statement."""
         found: Rows = self._connection.execute(_placed(sql), values)
         return found
 
@@ -118,7 +117,6 @@ class PostgresDatabase:
         self.script(_SHARED)
 
     def insert(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds rows to a table."""
         left = iter(rows)
         while some := list(islice(left, _ROWS_AT_ONCE)):
             columns = [list(column) for column in zip(*some, strict=True)]
@@ -166,7 +164,6 @@ class PostgresDatabase:
                 self.execute("ROLLBACK")
 
     def format(self) -> int:
-        """Version of the tables."""
         if not self.has_table("mark"):
             return 0
         row = self.execute("SELECT value FROM mark WHERE name = 'format'").fetchone()
@@ -177,7 +174,6 @@ class PostgresDatabase:
         self.execute("INSERT INTO mark VALUES ('format', ?)", (number,))
 
     def has_table(self, name: str) -> bool:
-        """Whether a table is there."""
         found = self.execute("SELECT to_regclass(?)::text", (f"{SCHEMA}.{name}",)).fetchone()
         return found[0] is not None
 
@@ -242,7 +238,6 @@ class PostgresDatabase:
         return bool(self._connection.closed)
 
     def close(self) -> None:
-        """Ends the session."""
         with suppress(psycopg.Error, OSError):
             self._connection.close()
 

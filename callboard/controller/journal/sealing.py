@@ -90,7 +90,6 @@ class Seal:
         return isinstance(kept, str) or not kept.startswith(_FORM)
 
     def close(self, value: str) -> bytes:
-        """The value, sealed."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return _FORM + nonce + self._ciphers[0].encrypt(nonce, value.encode(errors="surrogatepass"), _FORM)
 

@@ -142,7 +142,6 @@ class SecretStore:
                 self._database.execute("DELETE FROM secret WHERE uid = ?", (uid,))
 
     def close(self) -> None:
-        """Closes the file."""
         self._database.close()
 
 

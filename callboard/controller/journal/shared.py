@@ -361,7 +361,6 @@ class PostgresJournal(StoreJournal):
 
     @property
     def where(self) -> str:
-        """The database."""
         return self._url
 
     async def prepare(self) -> str:

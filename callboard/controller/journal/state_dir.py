@@ -42,12 +42,10 @@ class StateDir:
 
     @property
     def journal_path(self) -> Path:
-        """The journal's database."""
         return self.path / JOURNAL_NAME
 
     @property
     def secrets_path(self) -> Path:
-        """The database of secret values."""
         return self.path / SECRETS_NAME
 
     def open(self) -> None:
@@ -99,7 +97,6 @@ class StateDir:
         return file.read_text().strip()
 
     def close(self) -> None:
-        """Lets go of the directory."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1

@@ -233,7 +233,6 @@ class Store:
             return [decode_event(unsealed(*row)) for row in reversed(rows)]
 
     def close(self) -> None:
-        """Closes the files."""
         self._secrets.close()
         self._database.close()
 

@@ -101,7 +101,6 @@ class Inbox:
         return ask.answer
 
     async def get(self) -> Ask[Any] | None:
-        """The next ask, or None for a wake-up."""
         return await self._queue.get()
 
     def get_nowait(self) -> Ask[Any] | None:
@@ -109,7 +108,6 @@ class Inbox:
         return self._queue.get_nowait()
 
     def empty(self) -> bool:
-        """Whether nothing waits."""
         return self._queue.empty()
 
     def wake(self) -> None:

@@ -109,13 +109,11 @@ class Liveness:
         return node is not None and not node.suspected
 
     def forget(self, node_id: str, epoch: int) -> None:
-        """Nothing is expected of this session of the node any more."""
         node = self._nodes.get(node_id)
         if node is not None and node.epoch == epoch:
             del self._nodes[node_id]
 
     def clear(self) -> None:
-        """Forgets every node."""
         self._nodes.clear()
         self._heap.clear()
         if self._timer is not None:

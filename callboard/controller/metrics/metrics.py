@@ -79,7 +79,6 @@ class Metrics:
         log.info("metrics", url=f"http{'s' if tls else ''}://{self.address}/metrics")
 
     async def stop(self) -> None:
-        """Listens no more."""
         if self._server is not None:
             await asyncio.to_thread(self._server.close)
             self._server = None

@@ -38,7 +38,6 @@ class LoopCollector(Collector):
         self._build = build
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics."""
         yield from on_loop(self._loop, self._build)
 
     def describe(self) -> Iterator[Metric]:

@@ -84,21 +84,17 @@ class PageContext:
         return {}
 
     def peer(self) -> str:
-        """Address of the browser."""
         return self._peer
 
     def cancelled(self) -> bool:
-        """Whether nobody waits for the answer."""
         return self.gone
 
     done = cancelled
 
     async def write(self, message: Any) -> None:
-        """Sends a message of a stream."""
         await self.sends(message)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", _: object = ()) -> NoReturn:
-        """Ends the call with a status."""
         raise CallRefused(code, details)
 
 

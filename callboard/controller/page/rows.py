@@ -32,7 +32,6 @@ TEXT_SHOWN = 300
 
 
 def job_row(job: JobRecord, state: State) -> Row:
-    """One job."""
     spec = state.specs[job.uid].spec
     workers = [worker for worker in state.workers_of(job.uid) if worker.attempt == job.attempt]
     row: Row = {
@@ -126,8 +125,6 @@ def pool_row(pool: PoolRecord, state: State, pending: int, active: int) -> Row:
 
 
 def group_row(group: GroupRecord, state: State) -> Row:
-    """One placement group."""
-
     def number(uid: str) -> int:
         job = state.jobs.get(uid)
         return job.order if job is not None else 0
@@ -150,7 +147,6 @@ def group_row(group: GroupRecord, state: State) -> Row:
 
 
 def event_row(event: EventRecord) -> Row:
-    """One entry of the log."""
     row: Row = {
         "id": event.revision,
         "at": event.at_ms,

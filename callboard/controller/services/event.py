@@ -35,7 +35,6 @@ class EventService(event_pb2_grpc.EventServiceServicer):
         self._turn = asyncio.Lock()
 
     async def Watch(self, request: event_pb2.WatchRequest, context: Context) -> AsyncIterator[event_pb2.WatchResponse]:
-        """Follows the log."""
         self._driver.check_readable()  # a log that was not read yet has an end that says nothing
         wanted = self._filter(request.filter)
         following = self._driver.following
@@ -53,7 +52,6 @@ class EventService(event_pb2_grpc.EventServiceServicer):
             yield response
 
     async def ListEvents(self, request: event_pb2.ListEventsRequest, context: Context) -> event_pb2.ListEventsResponse:
-        """A page of the log."""
         self._driver.check_readable()
         if not 0 <= request.page_size <= LARGEST_PAGE:
             raise invalid("page_size", f"{request.page_size} is out of bounds; use 1 to {LARGEST_PAGE}")
@@ -118,5 +116,4 @@ def may_see(driver: Driver, who: Identity) -> Callable[[str], bool] | None:
 
 
 def event_message(event: EventRecord) -> event_pb2.Event:
-    """One entry of the log."""
     return message_of(event_pb2.Event, event, time=timestamp(event.at_ms))

@@ -109,7 +109,6 @@ class _Writes:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        """As of grpc.aio."""
         self._writing = asyncio.ensure_future(self._context.write(message))
         self._writing.add_done_callback(_note_end)
         await asyncio.shield(self._writing)

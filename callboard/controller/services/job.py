@@ -66,8 +66,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
-    """The jobs."""
-
     def __init__(
         self,
         driver: Driver,
@@ -122,7 +120,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             await self.packages.check_room(spec.pool, needed)
 
     async def PutPackage(self, request: job_pb2.PutPackageRequest, context: Context) -> job_pb2.PutPackageResponse:
-        """Takes a piece of a package."""
         assert self.packages is not None, "this controller has no state directory"
         self._driver.check_serving()
         received = await self.packages.put(request.package, request.size_bytes, request.offset, request.data)
@@ -202,7 +199,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return jobs, len(holding) + len(waiting) - len(jobs)
 
     async def CancelJob(self, request: job_pb2.CancelJobRequest, context: Context) -> job_pb2.CancelJobResponse:
-        """Cancels a job."""
         wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
         within_ms = request.grace_ms if request.HasField("grace_ms") else None
         if within_ms is not None and not 0 <= within_ms <= DAY_MS:
@@ -234,7 +230,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return job_pb2.CompleteJobResponse(job=job)
 
     async def PreemptJob(self, request: job_pb2.PreemptJobRequest, context: Context) -> job_pb2.PreemptJobResponse:
-        """Makes a job yield by hand."""
         wanted, reason = id_of(request.name, "jobs"), text_of(request.reason, "reason")
         for_job = id_of(request.for_job, "jobs", "for_job") if request.for_job else ""
         job = await self._driver.ask(

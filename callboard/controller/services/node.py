@@ -33,8 +33,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
-    """The nodes."""
-
     def __init__(
         self, driver: Driver, options: ControllerOptions, sessions: Mapping[str, AgentSession] = MappingProxyType({})
     ) -> None:
@@ -50,7 +48,6 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._messages = NodeMessages()
 
     async def GetNode(self, request: node_pb2.GetNodeRequest, context: Context) -> node_pb2.GetNodeResponse:
-        """One node."""
         node_id = id_of(request.name, "nodes")
 
         def build(state: State) -> node_pb2.Node:

@@ -21,8 +21,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PlacementGroupService(placement_group_pb2_grpc.PlacementGroupServiceServicer):
-    """The placement groups."""
-
     def __init__(self, driver: Driver, options: ControllerOptions) -> None:
         self._driver = driver
         self._options = options
@@ -30,7 +28,6 @@ class PlacementGroupService(placement_group_pb2_grpc.PlacementGroupServiceServic
     async def GetPlacementGroup(
         self, request: pb.GetPlacementGroupRequest, context: Context
     ) -> pb.GetPlacementGroupResponse:
-        """One group."""
         group_id = id_of(request.name, "placementGroups")
 
         def build(state: State) -> pb.PlacementGroup:

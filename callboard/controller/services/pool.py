@@ -24,8 +24,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PoolService(pool_pb2_grpc.PoolServiceServicer):
-    """The pools."""
-
     def __init__(self, driver: Driver, options: ControllerOptions) -> None:
         self._driver = driver
         self._options = options
@@ -44,7 +42,6 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         return pool_pb2.CreatePoolResponse(pool=pool)
 
     async def GetPool(self, request: pool_pb2.GetPoolRequest, context: Context) -> pool_pb2.GetPoolResponse:
-        """One pool."""
         name = id_of(request.name, "pools")
 
         def build(state: State) -> pool_pb2.Pool:
@@ -67,7 +64,6 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         return pools, len(self._driver.state.pools) - len(pools)
 
     async def UpdatePool(self, request: pool_pb2.UpdatePoolRequest, context: Context) -> pool_pb2.UpdatePoolResponse:
-        """Changes a pool."""
         name = id_of(request.name, "pools")
         expected = version_of(request.etag)
         mask = _checked_mask(request)

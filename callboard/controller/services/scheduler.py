@@ -73,7 +73,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetPolicy(
         self, request: scheduler_pb2.GetPolicyRequest, context: Context
     ) -> scheduler_pb2.GetPolicyResponse:
-        """The cluster's policy."""
         return await self._driver.read(
             lambda state: scheduler_pb2.GetPolicyResponse(
                 policy=policy_to_proto(state.meta.policy), etag=str(state.meta.policy_version)
@@ -83,7 +82,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def SetPolicy(
         self, request: scheduler_pb2.SetPolicyRequest, context: Context
     ) -> scheduler_pb2.SetPolicyResponse:
-        """Replaces the cluster's policy."""
         policy = policy_from_proto(request.policy)
         expected = version_of(request.etag)
 
@@ -159,7 +157,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def ListAudit(
         self, request: scheduler_pb2.ListAuditRequest, context: Context
     ) -> scheduler_pb2.ListAuditResponse:
-        """Who changed what."""
         if not 0 <= request.page_size <= LARGEST_PAGE:
             raise invalid("page_size", f"{request.page_size} is out of bounds; 1 to {LARGEST_PAGE} is allowed")
         if request.before < 0:

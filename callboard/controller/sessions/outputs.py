@@ -75,12 +75,10 @@ class _Pull:
         self.items: asyncio.Queue[agent_pb2.SendOutputRequest] = asyncio.Queue(AHEAD)
 
     def end(self, why: str) -> None:
-        """Nothing more comes."""
         if not self.ended.done():
             self.ended.set_result(why)
 
     def close(self) -> None:
-        """Nobody reads any more."""
         if not self.gone.done():
             self.gone.set_result(None)
 
@@ -210,7 +208,6 @@ class OutputReads:
             self._reads -= 1
 
     def close(self, why: CallboardError) -> None:
-        """End every read."""
         self.closed = why
         self._wake()
 
@@ -403,7 +400,6 @@ class _Follower:
                 yield response
 
     async def close(self) -> None:
-        """Break off."""
         for pump in self._pumps.values():
             pump.cancel()
         if self._pumps:

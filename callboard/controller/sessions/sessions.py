@@ -160,7 +160,6 @@ class Sessions:
     # ---- what agents say ----
 
     def heard(self, session: AgentSession) -> None:
-        """The agent is alive."""
         self.liveness.heard(session.node_id, session.epoch)
 
     def is_current(self, session: AgentSession) -> bool:

@@ -78,7 +78,6 @@ def worker_message(worker: WorkerRecord, members: Sequence[str]) -> job_pb2.Work
 
 
 def explanation_message(account: Explanation) -> job_pb2.Explanation:
-    """The account of a job."""
     return message_of(
         job_pb2.Explanation,
         account,

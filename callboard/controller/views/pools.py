@@ -37,7 +37,6 @@ def group_stats_message(stats: GroupStats, counts: GroupCounts) -> pool_pb2.Plac
 
 
 def group_message(group: GroupRecord, state: State) -> placement_group_pb2.PlacementGroup:
-    """One placement group."""
     return message_of(
         placement_group_pb2.PlacementGroup,
         group,
