@@ -93,7 +93,6 @@ class NoticeOptions:
     """How notices are looked for.
 
     Attributes:
-        command: a line for the shell.
         every_s: seconds between runs.
         timeout_s: seconds that a run may take.
         node_id: what the command finds in CALLBOARD_NODE.
@@ -185,11 +184,8 @@ def drain_of(node_id: str, controller: str, *, within_ms: int, http_proxy: bool,
     """Asks the controller to drain this node.
 
     Args:
-        node_id: this node.
         controller: "host:port".
         within_ms: by when what runs must be gone; 0: by its own timeouts.
-        http_proxy: as for the session.
-        token_file: as for the session.
     """
 
     async def drain(reason: str) -> bool:

@@ -77,17 +77,11 @@ class Machine(Protocol):
 
     Attributes:
         run_dir: records of what was started; they outlive the agent.
-        processes: what lives here.
-        lease_file: where the lease is written down.
-        ports: what workers are given of its ports.
-        outputs: what workers print.
         packages: code that jobs bring along; None: none can be had.
         environments: Python environments that are built of it; None: none can be.
         containers: containers that commands run in; None: there are none.
-        sender: sends that to the controller.
         execs: runs programs in the environments of workers; None: none can be run.
         connect: opens a session's stream to the controller; None: by gRPC.
-        facts: what Hello says of it.
         environment: the agent's own variables.
     """
 

@@ -76,7 +76,6 @@ def option(*said: str, **more: Any) -> Any:
 
     Args:
         said: its flags, then what its value is called (may be left out), then its help.
-        more: as typer has it.
     """
     *words, text = said
     names = [word for word in words if not word.startswith("-")]

@@ -31,10 +31,7 @@ class Core:
 
     Attributes:
         driver: the loop; start it, then run it.
-        events: the event log.
-        sessions: the agents that are connected.
         outputs: who reads the output of which workers.
-        agents: what agents say.
     """
 
     def __init__(
@@ -52,7 +49,6 @@ class Core:
     ) -> None:
         """
         Args:
-            options: how it runs.
             journal: where batches go first.
             identity: of the controller's state, known once that is open.
             set_health: changes what the health service says.

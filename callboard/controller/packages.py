@@ -49,7 +49,6 @@ class Packages:
     ) -> None:
         """
         Args:
-            folder: where they are kept.
             needed: packages of the jobs that live, by pool.
             total_bytes: what is kept of all of them.
             pool_bytes: what the jobs of one pool may need.
@@ -217,10 +216,7 @@ class SharedPackages:
     something else to write there. Each method has a session of its own, and may run in any thread."""
 
     def __init__(self, url: str) -> None:
-        """
-        Args:
-            url: the database.
-        """
+        """"""
         self._url = url
 
     def sizes(self) -> dict[str, int]:
@@ -246,10 +242,7 @@ class SharedPackages:
         """Takes one, whole and durably. One that is there is used now.
 
         Args:
-            package: its name.
-            path: what is in it.
             needed: those that living jobs need, which are not given up for it.
-            total_bytes: what is kept of all.
 
         Raises:
             StoreFailed: the database can't be written.
@@ -304,7 +297,6 @@ def _given_up(held: Sequence[tuple[str, int]], needed: Collection[str], size: in
         held: digest, or name of a file that begins with it, and bytes of each; the longest unused first.
         needed: packages of living jobs.
         size: bytes of the new one.
-        total_bytes: what is kept of all.
 
     Raises:
         LimitReached: those that are needed leave no room.

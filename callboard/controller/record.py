@@ -13,11 +13,9 @@ def write_record(path: Path, *, address: str, started_ms: int, term: int, tokens
     """Writes ``controller.json``; a reader sees the old file or the new one, nothing between.
 
     Args:
-        path: where.
         address: "host:port" that clients use.
         tokens_at: where clients without a certificate connect, if not there.
         started_ms: start of the term in milliseconds since 1970.
-        term: the controller's term.
 
     Raises:
         StoreFailed: the directory can't be written.

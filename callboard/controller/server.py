@@ -92,11 +92,7 @@ log = structlog.get_logger(__name__)
 
 
 class PortTaken(Exception):
-    """Somebody listens there already.
-
-    Attributes:
-        address: the address.
-    """
+    """Somebody listens there already."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -445,7 +441,6 @@ async def serve_controller(options: ControllerOptions, listening: Callable[[str]
     """Runs a controller until it is told to end; returns the program's exit code.
 
     Args:
-        options: how it runs.
         listening: is called with its address once it listens: with port 0 nobody knows it before.
     """
     if options.insecure:
@@ -491,7 +486,6 @@ def run_controller(options: ControllerOptions, listening: Callable[[str], None] 
     """Runs a controller in this thread, on the event loop that the options name, until it is told to end.
 
     Args:
-        options: how it runs.
         listening: is called with its address once it listens.
 
     Returns:

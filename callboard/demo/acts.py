@@ -295,9 +295,7 @@ class Act:
     """One act.
 
     Attributes:
-        title: its title.
         scene: what the audience should know before.
-        play: plays it.
     """
 
     title: str

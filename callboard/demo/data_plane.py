@@ -19,12 +19,7 @@ CLOSE_S = 5.0
 
 
 class RayFailed(Exception):
-    """Ray, or a worker through it, did not do what was asked.
-
-    Attributes:
-        operation: what was asked.
-        why: what it said.
-    """
+    """Ray, or a worker through it, did not do what was asked."""
 
     def __init__(self, operation: str, why: str) -> None:
         super().__init__(f"{operation}: {why}")

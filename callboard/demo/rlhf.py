@@ -50,10 +50,8 @@ class DemoOptions:
 
     Attributes:
         ray_address: Ray cluster to use; empty: one of its own.
-        agents: nodes.
         cpus: CPUs of each node, as text.
         memory: memory of each node, as text.
-        gpus: GPUs of each node.
         machine_gpus: those of this machine that are dealt out; none: each node has simulated ones of its own.
     """
 

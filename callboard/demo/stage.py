@@ -35,10 +35,6 @@ class Stage:
     """The cluster and everything that is on it.
 
     Attributes:
-        client: the controller.
-        ray: the workers.
-        story: where it is told.
-        setting: the scale.
         jobs: every job so far, by name.
         processes: every worker process so far.
         slowest_start_ms: slowest start of a worker so far.
@@ -241,11 +237,8 @@ class Role:
     """One kind of job.
 
     Attributes:
-        role: its label.
-        priority: its priority.
         cpu: CPUs of its worker, at scale 1.
         memory_mib: memory of its worker, at scale 1.
-        actor: class of its worker.
     """
 
     role: str

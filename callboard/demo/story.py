@@ -30,7 +30,6 @@ class Verdict:
     """How one act ended.
 
     Attributes:
-        name: name of the act.
         checks: (what must hold, whether it does).
         shown: the figure that shows it, for people.
         figures: everything that was measured.

@@ -57,7 +57,6 @@ class Counts:
         losses: workers that were lost without anybody's wish.
         drained: workers that left because their node was drained or they were asked to.
         recoveries: lost workers that came back.
-        workers_max: most workers at once.
     """
 
     joins: int = 0
@@ -72,14 +71,10 @@ class TrainingLoop:
     """The loop.
 
     Attributes:
-        client: the controller.
         job: the job with the elastic component.
         ray: how workers are called.
-        story: where it is told.
         method: method of the user's class that makes a step.
         pace_s: pause between steps.
-        steps: what was done.
-        counts: what was seen.
         faults: what must never be seen: two workers of one device, a component that stopped learning.
     """
 

@@ -37,13 +37,8 @@ class Entry:
     """One call.
 
     Attributes:
-        number: counts the entries.
         at_ms: when it was answered, in milliseconds since 1970.
-        who: name of the client.
         role: its role; empty: everything is allowed.
-        method: of the API.
-        subject: what it was about.
-        peer: where it came from.
         code: gRPC status.
         why: why it was refused; empty: it was not.
     """
@@ -147,7 +142,6 @@ class AuditLog:
         """The newest entries, newest first.
 
         Args:
-            most: at most so many.
             before: only those with a smaller number; 0: all.
             who: only those of this client; empty: of all.
         """

@@ -188,9 +188,7 @@ def issue(directory: Path, name: str, role: Role, folder: Path, *, lasts_ms: int
     """Issues a certificate with a new key: ``cert.pem``, ``cert.key`` and the authority's ``ca.pem``.
 
     Args:
-        directory: of the authority.
         name: of the client; an agent's is the id of its node.
-        role: what it may do.
         folder: where the files go; made if there is none.
         lasts_ms: how long it counts.
 

@@ -33,7 +33,6 @@ class Context:
     Attributes:
         name: unique.
         address: "host:port".
-        folder: where its credentials lie.
     """
 
     name: str
@@ -75,7 +74,6 @@ class Contexts:
     """All of an account.
 
     Attributes:
-        known: by name.
         current: name of the one that is used; empty: none.
     """
 

@@ -95,8 +95,6 @@ class Channel(grpc.aio.Channel):
     ) -> None:
         """
         Args:
-            where: the controllers.
-            options: of gRPC.
             find: looks for the token for an address; empty: none is known.
             find_tls: looks for what to connect with by TLS; None: without.
 
@@ -278,7 +276,6 @@ def open_channel(
 
     Args:
         address: "host:port", or those of several controllers of which one leads, with commas between them.
-        options: of gRPC.
         find: looks for the token for an address; None: :func:`callboard.security.tokens.find_token`.
         tls: files to connect with; None: :func:`callboard.security.tokens.find_tls` finds them.
     """

@@ -109,11 +109,6 @@ class Gate:
     def passing(self, who: Identity, method: str, *, stream: bool) -> Iterator[None]:
         """Lets one call in, as long as the block runs.
 
-        Args:
-            who: makes it.
-            method: full name of the method.
-            stream: whether the answer is a stream.
-
         Raises:
             NotAllowed: their role does not include the method.
             LimitReached: they call too often, or have too many streams.

@@ -33,8 +33,6 @@ class Grant:
 
     Attributes:
         name: unique; pools name their members by it.
-        role: what it may do.
-        sha256: hash of its token.
         made_ms: when it was made, in milliseconds since 1970.
         expires_ms: from when on it doesn't count; 0: never.
         node: the only node that an agent may be; empty: any.
@@ -68,9 +66,6 @@ def grant(state_dir: Path, name: str, role: Role, *, lasts_ms: int = 0, replace:
     """Makes a grant and returns its token, which is not kept.
 
     Args:
-        state_dir: of the controller.
-        name: of the client.
-        role: what it may do.
         lasts_ms: how long it counts; 0: for ever.
         node: the only node that it is for; empty: any.
         replace: whether one of that name goes: its old token is no longer valid.

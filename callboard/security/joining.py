@@ -45,7 +45,6 @@ class JoinToken:
     """What is handed to whoever starts an agent.
 
     Attributes:
-        secret: the token itself.
         port: where the controller takes tokens; 0: at the address that the agent is given, or with an authority at the
             port after it.
         authority: who signed the controller's certificate, PEM; empty: it has none.
@@ -100,7 +99,6 @@ class Joining:
     def __init__(self, state_dir: Path, certs: Path | None, access: Access) -> None:
         """
         Args:
-            state_dir: where the tokens are.
             certs: of the authority; None: there is none.
             access: is told of new tokens.
         """

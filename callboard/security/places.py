@@ -23,12 +23,7 @@ TLS_VARIABLES = {"ca": "CALLBOARD_TLS_CA", "cert": "CALLBOARD_TLS_CERT", "key": 
 
 
 class UnsafeRunDirectory(Exception):
-    """The run directory could be written by somebody else.
-
-    Attributes:
-        path: the directory.
-        why: what is wrong with it.
-    """
+    """The run directory could be written by somebody else."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} {why}")
@@ -40,7 +35,6 @@ class UnsafeFile(Exception):
     """A file with a secret can't be used: it is missing, or others can read it.
 
     Attributes:
-        path: the file.
         why: what is wrong and what to do, as sentences.
     """
 

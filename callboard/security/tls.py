@@ -25,7 +25,6 @@ class TlsFiles(NamedTuple):
     Attributes:
         ca: the authorities that the other end's certificate must be from.
         cert: own certificate, with those between it and the authority.
-        key: of that certificate.
     """
 
     ca: Path | None = None
@@ -157,7 +156,6 @@ class Certified(NamedTuple):
     """Who a certificate is.
 
     Attributes:
-        identity: the client.
         serial: number of the certificate, hexadecimal.
         expires_s: when it ends, in seconds since 1970.
     """

@@ -51,12 +51,7 @@ _SENDABLE = re.compile(rf"[\x21-\x7e]{{16,{MAX_TOKEN_CHARS}}}")
 
 
 class BadToken(Exception):
-    """A token that was stated can't be used.
-
-    Attributes:
-        source: where it comes from.
-        why: what is wrong and what to do.
-    """
+    """A token that was stated can't be used."""
 
     def __init__(self, source: str, why: str) -> None:
         super().__init__(f"{source}: {why}")
@@ -200,7 +195,6 @@ class Registration:
         """Registers it, with what to connect with.
 
         Attributes:
-            token: the one that is registered.
             refused: directories that can't be used, with the reason; the others are.
         """
         self._held: list[tuple[Path, int]] = []

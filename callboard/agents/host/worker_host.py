@@ -243,8 +243,6 @@ class WorkerHost:
         goes takes the socket that an agent listens on; asked again, there is nothing more to do.
 
         Args:
-            folder: where the socket is.
-            name: of the socket.
             asked: {"command", "terminal", "rows", "columns", "terminal_type", "attach"}.
 
         Returns:

@@ -74,7 +74,6 @@ def lane_for(
     """The lane for objects of this class: a loop if any public method but a hook is async.
 
     Args:
-        limit: calls at once.
         enters: it has an entry method.
         main: the main thread, where the lane may have it.
     """
@@ -163,7 +162,6 @@ class ThreadLane:
     ) -> None:
         """
         Args:
-            pool: for the calls.
             build: for what makes the object ready; None: as the calls.
             enter: for the entry method; None: as the calls.
         """

@@ -128,8 +128,6 @@ def keep_result(folder: str, member: str, value: object, hide: Callable[[str], s
     Args:
         folder: the folder of the worker's output; empty: nobody keeps it.
         member: member of the colocation group; empty: the worker is no group.
-        value: what it returned.
-        hide: masks secrets.
     """
     kept: dict[str, object]
     try:

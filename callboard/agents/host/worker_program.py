@@ -63,7 +63,6 @@ class Program:
     def __init__(self, command: list[str], within: Sequence[str] = (), *, tty: bool = False) -> None:
         """
         Args:
-            command: the program and its arguments.
             within: what runs it in a container; empty: it runs here.
             tty: it gets a terminal, which people take over by `attach`.
 

@@ -61,7 +61,6 @@ class ExecCarrier:
         """Run a program beside everything else.
 
         Args:
-            ask: what and where.
             control: asks the worker's host; None: the worker isn't here, or isn't ready.
         """
         if len(self._running) >= MOST_EXECS:

@@ -48,8 +48,6 @@ class FenceKeeper:
         """
         Args:
             run_dir: of the node; what the fence reads.
-            processes: of this machine.
-            start: starts a fence.
             environment: of the fence; carries the node's marker, so that the next agent finds it.
         """
         self._run_dir = run_dir

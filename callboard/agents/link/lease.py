@@ -43,7 +43,6 @@ class Lease:
         Args:
             on_expired: called when the lease has run out.
             on_orphaned: called when the grace for orphans has too.
-            write: writes it down.
             clock: seconds, on the clock of what is written.
         """
         self.now_s = clock

@@ -107,12 +107,8 @@ class Session:
     ) -> None:
         """
         Args:
-            controller: address.
             http_proxy: whether the channel may go through a proxy.
             token_file: file with the token it shows; empty: it is found as by every program of this account.
-            handler: what a session is about.
-            outbox: what is to be said.
-            lease: is renewed by what is heard.
             connect: opens a stream; None: by gRPC.
             uniform: chance between two bounds.
             wall_ns: wall clock in nanoseconds since 1970.

@@ -119,8 +119,6 @@ class DriverClient:
         """One request.
 
         Args:
-            method: a method of the driver.
-            argument: its arguments.
             within_s: seconds for a driver to be there and to answer; None: without limit.
 
         Raises:

@@ -31,7 +31,6 @@ class NodeAddress:
         """Take an address: the one asked for, a loopback one of our own, or the one that reaches the cluster.
 
         Args:
-            options: of the agent.
             earlier: the loopback address of an earlier agent's Ray node, taken again if it is free.
 
         Raises:

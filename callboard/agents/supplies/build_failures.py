@@ -36,7 +36,6 @@ class _Kind:
     Attributes:
         pattern: how its log is known.
         what: what happened, with the pattern's groups as {0}, {1}, … (of a group that isn't there the next that is).
-        remedy: what helps.
     """
 
     pattern: str
@@ -194,10 +193,6 @@ _KINDS = (
 
 def reason_of(log: str, python: str) -> str:
     """What happened and what helps.
-
-    Args:
-        log: what the build printed.
-        python: version of the Python that it is for.
 
     Returns:
         A sentence without its end; empty: it is of no kind that is known.

@@ -58,11 +58,6 @@ class Containers:
     def command(self, start: agent_pb2.StartWorker, plan: Mapping[str, Any], marker: str) -> list[str]:
         """What runs the command of a worker in its container.
 
-        Args:
-            start: its start command.
-            plan: its assignment.
-            marker: of everything that it starts.
-
         Raises:
             HostError: this node has no runtime for containers.
         """

@@ -136,12 +136,7 @@ class Environments:
     ) -> None:
         """
         Args:
-            folder: where they are kept.
-            packages: what they are built of.
-            processes: ends builds.
-            variables: environment of a build.
             timeout_s: bound of one build.
-            kept_bytes: of all of them.
         """
         self._folder = folder
         self._packages = packages
@@ -156,7 +151,6 @@ class Environments:
 
         Args:
             wanted: `requirements:` or `uv:` and a package, or `conda:` and a name.
-            tell: is told what it waits for.
 
         Raises:
             EnvironmentFailed: it can't be built or isn't there.

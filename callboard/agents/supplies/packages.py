@@ -50,11 +50,7 @@ class Packages:
     """The packages of one node."""
 
     def __init__(self, folder: Path, dial: Callable[[], Channel]) -> None:
-        """
-        Args:
-            folder: its cache.
-            dial: a channel to the controller.
-        """
+        """"""
         self._folder = folder
         self._dial = dial
         self._used: Counter[str] = Counter()

@@ -125,11 +125,6 @@ def build_environment(agent: Mapping[str, str], run_dir: Path) -> dict[str, str]
 def worker_environment(command: agent_pb2.StartWorker, node: NodeIdentity, ports: Sequence[int] = ()) -> dict[str, str]:
     """The whole environment of a worker.
 
-    Args:
-        command: its start.
-        node: its node.
-        ports: the ports it was given.
-
     Raises:
         PlanRefused: a variable the scheduler owns, a bad name, or too much.
     """

@@ -70,10 +70,8 @@ class DeviceWatch:
         Args:
             devices: the node's; those without a driver that answers are left out.
             rule: what is done about others' processes.
-            processes: knows which are ours.
             holders: by id of each device that workers of this node hold now, how one of them is called.
             on_change: called when a device opens or closes.
-            look: asks the driver.
         """
         self.states: list[common_pb2.DeviceState] = []
         self._devices = [device for device in devices if device.uuid]

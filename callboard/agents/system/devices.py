@@ -96,8 +96,6 @@ def parse_visible(text: str, vendor: Vendor = CUDA, variable: str = "") -> tuple
     blanks are ignored.
 
     Args:
-        text: the list.
-        vendor: whose list it is.
         variable: where it stands; empty: the vendor's first one.
 
     Raises:

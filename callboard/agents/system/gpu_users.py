@@ -34,8 +34,6 @@ class DeviceLoad:
         index: of the device in the node's visible list.
         utilization_percent: part of the driver's last sampling period (0.2 to 1 s) in which something ran on it; None:
             the driver doesn't say, as for a part of a partitioned device.
-        used_memory_bytes: memory of the device that is in use.
-        memory_bytes: memory of the device.
         reserved_memory_bytes: part of what is in use that the driver keeps for itself; 0: it doesn't say.
     """
 

@@ -195,8 +195,6 @@ async def prepare(order: WorkerOrder, site: Site, tell: Callable[[str], None]) -
     """Puts the code of a worker where its plan says, and has its environment built.
 
     Args:
-        order: its start.
-        site: its node.
         tell: is told what a long wait is for, as the end of a sentence.
 
     Returns:

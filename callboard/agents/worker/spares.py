@@ -57,7 +57,6 @@ class Spare:
 
     Attributes:
         launch: what it was launched with.
-        host: the host, once it is ready.
         modules: what it imports before; None: not known.
         importing: the host while it imports.
     """
@@ -89,9 +88,6 @@ class Spares:
     ) -> None:
         """
         Args:
-            runtime: hosts them.
-            run_dir: where they are recorded.
-            processes: ends them.
             prefix: of their names; unique for this run of the agent, because Ray remembers names of what just ended.
             variables: environment of a host before it has a job.
             preload_bytes: memory that all spares with modules may take together.

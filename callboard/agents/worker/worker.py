@@ -91,7 +91,6 @@ class Worker:
 
     Attributes:
         gone: set once everything of the worker is proved gone.
-        process: its process, once that is known.
         hosted: its host, once that can be asked.
         footprint: what its processes were seen to hold.
         adopted: whether an earlier agent began it.

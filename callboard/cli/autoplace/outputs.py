@@ -31,7 +31,6 @@ class Outputs:
     Attributes:
         apply: change the placement in the config itself.
         write: a new file for the config with the placement.
-        plot: a picture.
     """
 
     apply: bool
@@ -61,10 +60,6 @@ class Outputs:
 
     def check_source(self, source: ConfigSource, *, general: bool) -> None:
         """What can be refused once the config is known.
-
-        Args:
-            source: the config.
-            general: it is a workflow in the general form.
 
         Raises:
             CommandFailed: ``apply`` has no place for its placement.

@@ -23,7 +23,6 @@ class Searching:
         """
         Args:
             time_limit_s: most seconds of each search.
-            quiet: show nothing.
         """
         self._time_limit_s = time_limit_s
         self._console = screen.stderr()

@@ -19,7 +19,6 @@ class Task:
     """What is to be searched.
 
     Attributes:
-        problem: it.
         job: the RLinf job it is; None: a workflow in the general form.
         notes: about the cluster, one sentence each.
         facts: about the cluster, for programs.

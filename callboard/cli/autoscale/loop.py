@@ -63,10 +63,7 @@ class Limits:
     """What the loop keeps to.
 
     Attributes:
-        least: fewest nodes.
-        most: most nodes.
         idle_s: a node on which nothing ran for so long may go.
-        notice_s: deadline of its drain.
         grow_elastic: nodes are added for elastic components too.
     """
 
@@ -82,9 +79,7 @@ class Autoscaler:
     """The loop.
 
     Attributes:
-        client: the controller.
         provider: where nodes come from.
-        limits: what it keeps to.
         tell: told what it does, a line each.
         clock: monotonic seconds.
     """

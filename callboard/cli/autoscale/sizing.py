@@ -26,9 +26,7 @@ class Card:
 
     Attributes:
         milli: of the GPU, in milli-GPU.
-        free_bytes: of its memory.
         model: its model; None: not known, so that it may be any.
-        memory_bytes: all its memory.
     """
 
     milli: int = MILLI
@@ -64,10 +62,7 @@ class Room:
 
     Attributes:
         cpu_milli: CPU, in milli.
-        memory_bytes: memory.
-        devices: its GPUs.
         custom: custom resources, in milli.
-        labels: of the node.
     """
 
     cpu_milli: int
@@ -89,8 +84,6 @@ class Room:
         """A node on which nothing runs.
 
         Args:
-            capacity: what it has.
-            labels: of the node.
             like: another one of its kind; None: nobody says what the GPUs are of a machine that isn't there yet.
         """
         known = cards_of(like, used=False) if like is not None else []
@@ -161,8 +154,6 @@ def size(
     """How many more nodes are wanted.
 
     Args:
-        demands: what is wanted.
-        nodes: nodes that there are.
         new: an empty new node; None: not known. Then the first is added to know it.
         coming: new nodes that are on their way.
         most: more new nodes than this are not counted.

@@ -34,7 +34,6 @@ def run(stated: Stated, *, controller: str, token_file: Path | None, join_token_
     """Runs the agent until it is told to end.
 
     Args:
-        stated: its options, by field.
         controller: address of the controller; empty: as for every program.
         token_file: file with the token; None: where it is found.
         join_token_file: file with a token to exchange for credentials of its own.

@@ -36,10 +36,7 @@ def deal_gpus(
     the program when there are too few.
 
     Args:
-        option: `--machine-gpus`.
         shapes: of the nodes; empty: there are ``agents`` of ``gpus`` GPUs.
-        agents: number of nodes.
-        gpus: of each.
         stated: which of the two somebody asked for.
     """
     try:
@@ -116,7 +113,6 @@ def shapes_of(texts: Sequence[NodeText], hint: str, plan: ClusterPlan) -> tuple[
     """What the nodes that a text describes consist of here. Raises BadParameter for nodes that can't be started.
 
     Args:
-        texts: the nodes.
         hint: the option, or the file, that describes them.
         plan: what nodes have of which the text doesn't say, and how they host workers.
     """

@@ -39,7 +39,6 @@ def run(
     """Runs the controller until it is told to end.
 
     Args:
-        stated: its options, by field.
         roles: file with presets.
         tls: authorities, certificate and key.
         jwt: keys, issuer, audience, claims with the name and the role, and roles of groups.

@@ -59,7 +59,6 @@ def up(
         nodes: what its nodes consist of, as text; empty: they are counted.
         counted: which of the number of nodes and of the GPUs of each somebody stated.
         roles: file with presets, pools and nodes.
-        machine_gpus: which GPUs to deal out.
         detach: return once it is ready.
         owned: it ends with the standard input.
         timeout_s: until it is ready, in seconds.

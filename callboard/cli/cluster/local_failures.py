@@ -33,7 +33,6 @@ def run_locally(
     """Runs what works on a cluster of this machine, and tells in words what fails.
 
     Args:
-        main: what to do.
         interrupted: called when a signal ended it; returns the exit code.
     """
     with failing_in_words():

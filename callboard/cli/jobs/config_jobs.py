@@ -32,9 +32,6 @@ def config_job(
     """The job of an RLinf config.
 
     Args:
-        file: what the config is called.
-        text: the config.
-        pool: pool to charge.
         name: name of the job; empty: the file's with a random end.
         priority: its priority; None: the default.
         actors: ``name=pkg.module:Class`` of each component that doesn't run the probe.

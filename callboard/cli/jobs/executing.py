@@ -115,7 +115,6 @@ async def relay(session: ExecSession, *, terminal: bool, reads: bool) -> ExecDon
     """Standard input, output and error of this process are the program's until it ends; None: somebody left it.
 
     Args:
-        session: the program.
         terminal: this process has a terminal, and the program another, of the same size.
         reads: standard input is passed on.
     """

@@ -78,7 +78,6 @@ def explanation_view(name: str, state: str, explanation: Explanation) -> Group:
     Args:
         name: name of the job; empty for a plan.
         state: its state; empty for a plan.
-        explanation: the account.
     """
     told = bool(name) and explanation.verdict != "NONE"  # else the summary itself begins with the name and state
     parts: list[RenderableType] = [Text(f"{name} is {state}. " if told else "", style="bold") + _verdict(explanation)]

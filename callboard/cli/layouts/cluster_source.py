@@ -21,7 +21,6 @@ class ClusterNode:
     """A node as a placement sees it.
 
     Attributes:
-        gpus: GPUs.
         group: its node group, or what its GPUs are; empty: like all others.
         memory_gib: memory per GPU; None: not known.
     """

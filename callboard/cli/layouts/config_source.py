@@ -42,7 +42,6 @@ class ConfigSource:
 
     Attributes:
         file: the file that was named; of a composed config the primary one.
-        text: what the file holds.
         own: what the file alone says.
         config: the whole of it: a mapping, or OmegaConf's DictConfig.
         composed: other files belong to it.

@@ -31,7 +31,6 @@ def draw(plan: PlacementPlan, *, title: str) -> str:
 
     Args:
         plan: what to draw; of more than 200 nodes the first 200.
-        title: what stands above it.
     """
     fills = {component.name: _FILLS[at % len(_FILLS)] for at, component in enumerate(plan.components)}
     nodes = picture(plan)

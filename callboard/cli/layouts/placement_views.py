@@ -40,8 +40,6 @@ def plan_view(plan: PlacementPlan, *, width: int, wide: bool) -> Iterator[Render
     """The parts of the picture.
 
     Args:
-        plan: what to show.
-        width: columns of the terminal.
         wide: show every node and rank.
     """
     colours = {c.name: COLOURS[place % len(COLOURS)] for place, c in enumerate(plan.components)}

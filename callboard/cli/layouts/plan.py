@@ -149,7 +149,6 @@ def _described(source: SourceMapping, nodes: str, *, placed: bool) -> tuple[Desc
     """The nodes as the option describes them, else as the file does in short; none: it doesn't.
 
     Args:
-        source: the file.
         nodes: the option; empty: not given.
         placed: the job has a placement, whose language knows longer descriptions.
     """
@@ -172,7 +171,6 @@ def as_plain(spec: JobSpec, plan: JobPlan | None) -> dict[str, Any]:
     """A plan as plain values: numbers of CPUs and GPUs, bytes of memory.
 
     Args:
-        spec: the job, settled.
         plan: where it goes; None without a cluster.
     """
     whole = total(ask_of(component) for component in spec.components)

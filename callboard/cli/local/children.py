@@ -24,9 +24,7 @@ class ChildEnded(Exception):
     """A program of the cluster ended by itself.
 
     Attributes:
-        role: which program.
         exit_code: its exit code; negative: the signal that killed it.
-        last_lines: the end of its output.
         log: the file with all of it.
     """
 
@@ -43,7 +41,6 @@ class Child:
 
     Attributes:
         role: "controller", "agent node-0".
-        process: which process it is.
         log: file with its output.
     """
 

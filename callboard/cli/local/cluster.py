@@ -44,9 +44,7 @@ class PortTaken(Exception):
     """A port that the cluster needs is in use.
 
     Attributes:
-        host: address of the port.
         port: the port.
-        needed_by: who needs it.
         cluster: name of the cluster of this machine whose controller listens there; empty: somebody else does.
     """
 
@@ -64,7 +62,6 @@ class NotReady(Exception):
     Attributes:
         timeout_s: how long was waited; None: waiting longer would not help.
         missing: what was missing, a sentence each.
-        directory: where the logs are.
     """
 
     def __init__(self, timeout_s: float | None, missing: Sequence[str], directory: Path) -> None:
@@ -86,12 +83,7 @@ class Observer(Protocol):
 
 
 class LocalCluster:
-    """A cluster of this machine, from its start to its end.
-
-    Attributes:
-        plan: what it consists of.
-        record: what is written about it.
-    """
+    """A cluster of this machine, from its start to its end."""
 
     def __init__(self, plan: ClusterPlan, observer: Observer, *, hurry: asyncio.Event) -> None:
         self.plan = plan

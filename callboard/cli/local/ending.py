@@ -21,11 +21,7 @@ KILL_PROOF_S = 5.0
 
 
 class StillRunning(Exception):
-    """Processes did not end, though they were killed.
-
-    Attributes:
-        processes: which.
-    """
+    """Processes did not end, though they were killed."""
 
     def __init__(self, processes: Sequence[ProcessId]) -> None:
         super().__init__(f"did not end: {', '.join(str(process.pid) for process in processes)}")

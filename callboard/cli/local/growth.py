@@ -32,11 +32,7 @@ _GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
 
 class NotGrowable(Exception):
-    """The cluster was not started by `up`: nobody here knows what another node of it should be.
-
-    Attributes:
-        record: the cluster.
-    """
+    """The cluster was not started by `up`: nobody here knows what another node of it should be."""
 
     def __init__(self, record: ClusterRecord) -> None:
         super().__init__(f"cluster {record.name} was not started by `callboard up`")
@@ -48,7 +44,6 @@ class NoPlaceLeft(Exception):
 
     Attributes:
         gpus: ids of the machine's GPUs.
-        per_node: GPUs of each node.
         holders: (GPU ids, node) of each place that is taken.
     """
 
@@ -71,8 +66,6 @@ class Added:
     """A node that takes work.
 
     Attributes:
-        node: the node.
-        agent: process of its agent.
         gpus: ids of the GPUs it was dealt; empty: simulated ones of its own.
     """
 
@@ -85,7 +78,6 @@ async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, l
     """Starts the agent of the next node and waits until the node takes work.
 
     Args:
-        directory: of the cluster.
         observer: is told how far it is.
         timeout_s: how long the node may take to be ready.
         lock_pause_s: seconds between attempts to get the lock of the cluster.

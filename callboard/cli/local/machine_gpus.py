@@ -33,7 +33,6 @@ def shares(found: int, *, agents: int, gpus: int, stated: Collection[str]) -> tu
     """How many nodes share the GPUs of a machine, and how many each gets: what isn't stated follows from what is there.
 
     Args:
-        found: GPUs of the machine.
         agents: nodes to start; unless "agents" is among ``stated``, at most so many.
         gpus: of each node; unless "gpus_per_node" is among ``stated``, an equal share for each.
         stated: which of the two somebody asked for.

@@ -39,7 +39,6 @@ class NodeShape:
     Attributes:
         cpus: its CPUs, as text.
         memory: its memory, as text.
-        gpus: number of its GPUs.
         node_group: its node group; empty: none.
     """
 

@@ -15,11 +15,7 @@ UP_ROLE = "up"
 
 
 class AlreadyUp(Exception):
-    """A cluster of that name runs on this machine.
-
-    Attributes:
-        record: its record.
-    """
+    """A cluster of that name runs on this machine."""
 
     def __init__(self, record: ClusterRecord) -> None:
         super().__init__(f"cluster {record.name} runs at {record.controller}")

@@ -25,7 +25,6 @@ class NoTurn(Exception):
     """The lock could not be had.
 
     Attributes:
-        path: the file.
         holder: who has it, as it said itself.
         attempts: how often it was tried.
     """
@@ -110,7 +109,6 @@ async def turn(
     """Holds the lock on a cluster's directory while the block runs.
 
     Args:
-        directory: of the cluster.
         what: what the block does, for others' messages.
         attempts: how often to try.
         pause_s: seconds between attempts.

@@ -28,7 +28,6 @@ class Failure:
         what: what happened, one sentence.
         why: why, one sentence.
         remedy: what to do, one sentence.
-        exit_code: exit code of the program.
     """
 
     what: str
@@ -60,7 +59,6 @@ def as_json(
     """The failure as one line of JSON, for programs that asked for JSON or YAML.
 
     Args:
-        failure: the failure.
         controller: the controller that was asked; empty: none.
         reason: the controller's reason, such as "NOT_FOUND"; empty: it has none.
         faults: fields of the input that are wrong.

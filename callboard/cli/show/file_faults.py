@@ -54,8 +54,6 @@ def fault_lines(name: str, text: str, faults: Iterable[Fault], *, kind: str = "e
     """Lines for the terminal.
 
     Args:
-        name: what the file is called.
-        text: its content.
         faults: what is wrong; those without a line are said without one.
         kind: ``error`` or ``warning``.
     """

@@ -81,11 +81,6 @@ def unprinted_job(found: SourceMapping) -> SourceMapping:
 def message_of(kind: type[AnyMessage], shown: Mapping[str, Any], *, field: str) -> AnyMessage:
     """The message that :func:`plain` showed.
 
-    Args:
-        kind: its type.
-        shown: what was shown.
-        field: where it stands, for faults.
-
     Raises:
         InvalidInput: it is no such message.
     """

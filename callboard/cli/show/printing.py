@@ -56,7 +56,6 @@ def show_result(value: Any, picture: Callable[[bool], RenderableType], *, empty:
     """Prints a result.
 
     Args:
-        value: the result as plain values.
         picture: makes what people read; is told whether internal ids are wanted.
         empty: what people read on stderr instead where ``value`` is empty.
     """

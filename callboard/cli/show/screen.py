@@ -87,7 +87,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], *, r
     """A table without lines: easy to read, easy to cut.
 
     Args:
-        columns: headings.
         rows: a cell per heading.
         right: headings of columns that are aligned to the right.
     """

@@ -49,7 +49,6 @@ def with_client(action: Callable[[Client], Awaitable[Result]], controller: str =
     """Runs ``action`` with a client of the controller that is meant; ends the program if it fails.
 
     Args:
-        action: what to do.
         controller: its address; empty: as the command line says, else find it.
     """
 

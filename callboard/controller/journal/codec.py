@@ -190,7 +190,6 @@ class Decision:
     """One event that was decided, and what a rerun must come to.
 
     Attributes:
-        event: what was decided.
         changes: how many changes it led to; they lie beside each other in the log.
         wake_ms: when the scheduler wanted to look at the time again, after it; None: never.
         ended_jobs: most ended jobs that were kept.

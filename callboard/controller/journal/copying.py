@@ -91,7 +91,6 @@ class Copied:
 
     Attributes:
         rows: rows by table, each read back and compared.
-        revision: of the state.
         key: the key of its secret values, for those who need it.
     """
 
@@ -175,10 +174,8 @@ def _copied(
         held: what is open until the caller is done.
         source: a state directory, a URL or a backup.
         target: a state directory, a URL or the name of a backup.
-        key: the key of the secret values.
         alone: nobody may use the source meanwhile.
         backup: a path is the name of a backup, not of a state directory.
-        until: how far.
         back: what was decided since then is undone.
     """
     if alone:

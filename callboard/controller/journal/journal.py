@@ -29,7 +29,6 @@ class Member:
     Attributes:
         address: where its clients and agents connect.
         tokens_at: where those without a certificate do, if not there.
-        leads: whether it is the leader.
     """
 
     address: str
@@ -75,7 +74,6 @@ class Following:
     """What a standby knows of the leader.
 
     Attributes:
-        leader: which one.
         heard_s: when the journal was last read, by the loop's clock.
         trouble: why it can't be read now; empty: it can.
     """

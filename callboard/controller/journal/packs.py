@@ -43,7 +43,6 @@ class Pack:
     """Some jobs that have ended.
 
     Attributes:
-        line: how it is written.
         records: the spec and the record of each job.
     """
 
@@ -127,7 +126,6 @@ def changes_of(line: str, packs: list[Pack] | None = None) -> Sequence[Change]:
 
     Args:
         line: of one record, or of a pack.
-        packs: gets the pack.
 
     Raises:
         UnreadableChange: broken, of an unknown kind, or written by a newer version.
@@ -144,7 +142,6 @@ def packed(records: Iterable[Record], known: Iterable[Pack] = ()) -> tuple[list[
     """What a snapshot of some records consists of: packs, and the records that are in none.
 
     Args:
-        records: all.
         known: packs that were made or read before: those of which nothing changed are taken as they are.
     """
     specs: dict[str, SpecRecord] = {}

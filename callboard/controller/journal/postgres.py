@@ -70,7 +70,6 @@ class PostgresDatabase:
         Args:
             url: "postgresql://…".
             part: what the session does, for people and for those who ask who is there.
-            member: address of the controller.
             lease_ms: after so long without a word from us the server ends the session, or the transaction of one
                 that writes; 0: it doesn't.
             writes: it may be silent for long outside of transactions.

@@ -22,11 +22,8 @@ class Step:
     """One decision, rerun.
 
     Attributes:
-        revision: of the state after it.
         decision: what is written of it; None: of changes that are older than the journal of events.
         outcome: what the rerun came to: an outcome, a refusal, or a defect; None without a decision.
-        changes: what it led to, as it is written.
-        events: its entries of the event log.
         considered: with the name of each job that waited, the account of it when this was decided, best-ranked first;
             empty unless asked for.
         differences: what the rerun came to otherwise, each a sentence.
@@ -45,7 +42,6 @@ def rerun(path: Path, *, until: int | None = None, explain: int | None = None) -
     """Decides again what is written in a journal, oldest first.
 
     Args:
-        path: the journal.
         until: last revision to rerun; None: all.
         explain: revision whose decision is explained.
 

@@ -38,7 +38,6 @@ class SecretStore:
         """
         Args:
             database: holds the sealed values.
-            key_path: file with the key.
             seals_anew: with a new key, now: nobody else has the key.
 
         Raises:

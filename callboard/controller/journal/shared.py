@@ -127,7 +127,6 @@ class Leadership:
     ) -> None:
         """
         Args:
-            url: the database.
             member: this controller; its addresses are known once it listens.
             credentials: exchanged with the other members every second.
             lease_ms: silence after which the server lets another one lead.
@@ -337,11 +336,8 @@ class PostgresJournal(StoreJournal):
     ) -> None:
         """
         Args:
-            url: the database.
-            member: this controller.
             state_dir: with the key of secret values, which every member has, and the credentials that they share.
             lease_ms: silence of the leader after which another one may lead.
-            events_kept, changes_per_snapshot: as of every journal.
         """
         super().__init__(events_kept=events_kept, changes_per_snapshot=changes_per_snapshot)
         self._url = url

@@ -76,7 +76,6 @@ class Kept:
 
     Attributes:
         changes: changes in the log since the snapshot.
-        lines: of the snapshot.
     """
 
     changes: int
@@ -91,7 +90,6 @@ class Store:
         Args:
             database: an open one, which the store closes.
             secrets: the values of secret variables; closed with it.
-            events_kept: newest events to keep.
 
         Raises:
             StoreFailed: unreadable, read-only, or of a newer version.
@@ -147,8 +145,6 @@ class Store:
         """Writes a batch, durably.
 
         Args:
-            changes: what changed.
-            events: entries of the event log.
             decisions: the events that were decided, in order; together they led to the changes.
 
         Raises:
@@ -259,10 +255,6 @@ class Store:
 def sqlite_journal(directory: StateDir, opened: Callable[[Path], SqliteDatabase] = SqliteDatabase) -> SqliteDatabase:
     """The database in a locked state directory, ready to be written.
 
-    Args:
-        directory: which.
-        opened: opens the file.
-
     Raises:
         sqlite3.Error, OSError: it can't be used.
         StoreFailed: it is of a newer version.
@@ -340,7 +332,6 @@ def write_state(
     """Replaces what a table holds of a state.
 
     Args:
-        database: within a transaction.
         table: "snapshot" or "past".
         records: all of the state; secret values are left out.
         known: packs of its jobs that were made or read before.
@@ -372,7 +363,6 @@ def read_state(
     """The changes that make the state, without secret values, and the number of the last one.
 
     Args:
-        database: any.
         packs: gets those of the snapshot.
         decode: makes a change of its text in the log.
 

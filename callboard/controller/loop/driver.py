@@ -93,7 +93,6 @@ class Driver:
             journal: where batches go first.
             reconcile_grace_ms: how long to wait for known nodes after a start.
             inbox: most asks that wait.
-            ended_jobs: most ended jobs kept.
             newest_events: events of before that listeners are told at a start.
             new_clock: makes the clock of a term; its argument is the last time journaled.
             new_cause: makes a fresh cause id for what a source asks.
@@ -157,7 +156,6 @@ class Driver:
         """Has an event decided and returns ``then(outcome)``, called once the outcome is journaled.
 
         Args:
-            make: makes the event.
             then: makes the answer; runs on the loop, with the state as it is after the batch.
             source: who asks; the first part of the cause id.
 

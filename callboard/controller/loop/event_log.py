@@ -29,7 +29,6 @@ class Filter:
 
     Attributes:
         types: types, or their first part with a dot (``job.``).
-        subject: this subject and what lies below it.
         may_see: which subjects the reader may see at all; None: every one.
     """
 
@@ -62,7 +61,6 @@ class EventLog:
     def __init__(self, read_old: ReadOld, *, in_memory: int, watchers: int) -> None:
         """
         Args:
-            read_old: reads the journal.
             in_memory: newest events kept in memory.
             watchers: most watches at one time.
         """
@@ -101,7 +99,6 @@ class EventLog:
 
         Args:
             start: first revision.
-            wanted: what to give.
             progress_s: longest silence in seconds; a mark without events says that the watch is alive. The first
                 message comes at once.
 

@@ -23,7 +23,6 @@ class Ask(Generic[T]):
     """One event to be decided.
 
     Attributes:
-        make: makes the event.
         then: makes the answer; called once the outcome is journaled, whether or not somebody still waits for it.
         cause: id that threads through everything the event leads to.
         answer: what ``then`` returned, or why there is none.

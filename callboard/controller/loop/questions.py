@@ -116,8 +116,6 @@ class Questions:
         """Asks without waiting; what becomes of the live scheduler from now on is no part of the answer.
 
         Args:
-            live: the scheduler as it is.
-            build: makes the answer.
             wanted: whether somebody still waits for it.
             most: most questions that may wait already.
 

@@ -54,9 +54,7 @@ class Metrics:
         """Listens at ``listen`` ("host:port"; empty: nowhere).
 
         Args:
-            listen: the address.
             required: fail if it can't be listened on, instead of going without.
-            pages: further pages, by path.
             admits: whether a bearer token may read; None: everybody may.
             tls: what to listen with; None: plain HTTP.
 

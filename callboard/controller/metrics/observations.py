@@ -25,11 +25,7 @@ class Observations:
     """Follows the driver. Everything here runs on its loop."""
 
     def __init__(self, registry: CollectorRegistry, state: Callable[[], State]) -> None:
-        """
-        Args:
-            registry: where the figures are shown.
-            state: what is true now.
-        """
+        """"""
         self._state = state
         self._next_preemption = 0
         self._yielding: set[int] = set()

@@ -71,11 +71,7 @@ class Traces:
     """Follows the driver and makes spans. Everything here runs on its loop."""
 
     def __init__(self, provider: TracerProvider, state: Callable[[], State]) -> None:
-        """
-        Args:
-            provider: where spans go.
-            state: what is true now.
-        """
+        """"""
         self._provider = provider
         self._tracer = provider.get_tracer("callboard", __version__)
         self._state = state
@@ -86,7 +82,6 @@ class Traces:
         """Says in which trace a job is about to be submitted.
 
         Args:
-            uid: of the job.
             traceparent: of the W3C's trace context, as the client sent it; what is none is ignored.
         """
         self._parents[uid] = traceparent

@@ -103,9 +103,6 @@ class Page:
     ) -> None:
         """
         Args:
-            boards: what is shown.
-            calls: the services.
-            logins: who reads it.
             hosts: names by which it may be called.
             cookie: name of the cookie, which says the port: browsers don't keep those of ports apart.
             secure: whether it is served by TLS.

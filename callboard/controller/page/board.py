@@ -68,8 +68,6 @@ class Board:
     def __init__(self, driver: Driver, events: EventLog, reader: Identity) -> None:
         """
         Args:
-            driver: has the state.
-            events: the log.
             reader: who reads it; a trainer, or one of those who see everything.
         """
         self._driver = driver
@@ -373,8 +371,6 @@ class Boards:
     def __init__(self, driver: Driver, events: EventLog, *, most_readers: int) -> None:
         """
         Args:
-            driver: has the state.
-            events: the log.
             most_readers: most event streams at one time, over all boards.
         """
         self._driver = driver

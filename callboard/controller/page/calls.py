@@ -48,11 +48,7 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class CallRefused(Exception):
-    """The guard or the service refused a call.
-
-    Attributes:
-        code: status.
-    """
+    """The guard or the service refused a call."""
 
     def __init__(self, code: grpc.StatusCode, why: str) -> None:
         super().__init__(why)
@@ -128,7 +124,6 @@ class Calls:
         Args:
             method: one of :data:`CALLABLE`.
             request: plain values with the names of the protos.
-            context: who calls.
 
         Raises:
             CallRefused: the guard or the service refused it.

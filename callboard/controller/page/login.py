@@ -198,7 +198,6 @@ def is_foreign(headers: Mapping[str, str], *, changes: bool) -> str:
     """Why a request can't be the page's own; empty: it is, or comes from a program.
 
     Args:
-        headers: of the request.
         changes: whether it may change something.
     """
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):

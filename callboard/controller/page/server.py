@@ -48,11 +48,7 @@ class PageServer:
     ) -> None:
         """
         Args:
-            driver: has the state.
-            events: the log.
-            calls: the services.
             access: knows who has which token; open already.
-            options: of the controller.
         """
         self._driver = driver
         self._calls = calls
@@ -68,7 +64,6 @@ class PageServer:
 
         Args:
             tls: what to listen with; None: plain HTTP.
-            controller: address of the controller, for people.
 
         Raises:
             PageUnavailable: the address can't be listened on.

@@ -58,8 +58,6 @@ class _Basis:
 
     Attributes:
         state: the state, to tell it from another.
-        version: of its nodes.
-        nodes: its nodes.
         first: uid of the job that the same request made before; None: there is none.
     """
 
@@ -157,8 +155,6 @@ async def resolving(
     Args:
         spec: the job as it was sent.
         request_id: of its request; a repeated one is resolved as it was the first time.
-        roles: of the controller.
-        now: the state of this moment.
         use: is given what returns the job at the moment it is called, or raises why there is none.
     """
     if not spec.placement_config:

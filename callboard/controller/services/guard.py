@@ -156,7 +156,6 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> None:
         """
         Args:
-            gate: lets calls in.
             standby: what answers of a standby are marked with; empty: they are not those of one.
             call_timeout_s: bound of a unary call in seconds, whatever deadline the caller set.
             called: is told the method, the status and the seconds of each unary call.

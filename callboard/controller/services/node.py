@@ -38,8 +38,6 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
     ) -> None:
         """
         Args:
-            driver: decides.
-            options: of the controller.
             sessions: of the connected agents, by node.
         """
         self._driver = driver

@@ -25,7 +25,6 @@ async def build_page(
 
     Args:
         items: the items after ``page.after``, in the order of the list.
-        page: which page.
         key: key of an item; the list is ordered by it and it never changes.
         show: message of an item; None if it went away meanwhile.
         most_bytes: the page ends before it gets larger, but holds one item at least (GC-09).

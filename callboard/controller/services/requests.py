@@ -36,7 +36,6 @@ def id_of(name: str, collection: str, field: str = "name") -> str:
     """The id in a resource name such as ``jobs/train-00``.
 
     Args:
-        name: the resource name.
         collection: its first part: ``jobs``.
         field: path of the name in its request.
 
@@ -101,7 +100,6 @@ class Page:
     """Which part of a list is asked for.
 
     Attributes:
-        size: most items.
         after: key of the last item of the page before; None: from the start.
         list_id: the list with its filters; a token of another list is refused.
     """
@@ -122,9 +120,6 @@ def page_of(
     """Reads the paging fields of a request.
 
     Args:
-        page_size: as the caller stated it.
-        page_token: as the caller stated it.
-        collection: name of the list.
         filters: everything else that selects its items.
         field: of the request, that states the size.
 

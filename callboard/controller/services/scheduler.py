@@ -53,10 +53,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         """
         Args:
-            driver: decides.
-            events: the log.
-            metrics: where the figures for Prometheus are.
-            audit: who changed what.
             lists: the services whose lists an overview begins.
             page_address: where the web page is; empty: nowhere.
             members: the controllers that share the journal; none: nobody else could.

@@ -70,7 +70,6 @@ class Execs:
     def __init__(self, driver: Driver, sessions: Mapping[str, AgentSession]) -> None:
         """
         Args:
-            driver: knows the workers.
             sessions: the agents that are connected, by node.
         """
         self._driver = driver
@@ -106,9 +105,7 @@ class Execs:
         """Run a program to its end.
 
         Args:
-            worker: in whose environment.
             command: what to run; checked.
-            inputs: what goes to it.
             tell: takes what comes from it, the last being its end.
 
         Raises:

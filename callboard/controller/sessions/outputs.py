@@ -102,7 +102,6 @@ class OutputReads:
     def __init__(self, driver: Driver, sessions: Mapping[str, AgentSession]) -> None:
         """
         Args:
-            driver: knows the jobs.
             sessions: the agents that are connected, by node.
         """
         self.driver = driver

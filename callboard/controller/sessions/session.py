@@ -31,7 +31,6 @@ class AgentSession:
     """One stream of one agent, from its Hello on.
 
     Attributes:
-        node_id: node of the agent.
         instance: run of the agent program.
         address: address the stream comes from, without the port.
         epoch: number of the session; 0 until it is admitted.

@@ -58,8 +58,6 @@ class Sessions:
     def __init__(self, driver: Driver, options: ControllerOptions, identity: Callable[[], str]) -> None:
         """
         Args:
-            driver: decides.
-            options: of the controller.
             identity: of the controller's state.
         """
         self._driver = driver

@@ -46,7 +46,6 @@ class SpareTargets:
         """
         Args:
             live: the session of each connected node.
-            state: what is true now.
         """
         self._live = live
         self._state = state
