@@ -142,6 +142,7 @@ class Driver:
         return self._clock.started_ms
 
     def now_ms(self) -> int:
+        """Time of the controller in milliseconds since 1970."""
         return max(self._clock.now_ms(), self.state.meta.now_ms)
 
     def subscribe(self, listener: Listener) -> None:

@@ -100,6 +100,7 @@ class Inbox:
         return ask.answer
 
     async def get(self) -> Ask[Any] | None:
+        """The next ask, or None for a wake-up."""
         return await self._queue.get()
 
     def get_nowait(self) -> Ask[Any] | None:
