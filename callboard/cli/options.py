@@ -159,6 +159,17 @@ JobOption = Annotated[str, option("--job", "JOB", "Only what belongs to this job
 
 TimeoutOption = Annotated[float, option("--timeout", "SECONDS", "Give up waiting after this long.", min=0.0)]
 
+MachineGpusOption = Annotated[
+    str,
+    option(
+        "--machine-gpus",
+        "auto|N",
+        "Deal out this machine's GPUs, each to one node: auto, the real ones (8 simulated where "
+        "there are none), or N simulated ones. Without --agents or --gpus-per-node they are "
+        "shared equally, by at most 3 nodes. Default: every node has simulated GPUs of its own.",
+    ),
+]
+
 _SHARED = MappingProxyType(
     {
         "controller": (ControllerOption, ""),
@@ -275,6 +286,15 @@ def read_stated(kind: type, stated: Stated) -> Stated:
                 raise typer.BadParameter(str(error), param_hint=each.flags[0]) from error
         found[each.name] = value
     return found
+
+
+def counted_by(context: typer.Context) -> list[str]:
+    """Which of the number of nodes and the number of GPUs of each somebody stated."""
+    sources = {
+        "agents": context.get_parameter_source("agents"),
+        "gpus_per_node": context.get_parameter_source("gpus"),
+    }
+    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
 
 
 reads = takes("controller", "output", "watch")

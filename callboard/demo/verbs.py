@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.cluster.options import MachineGpusOption, counted_by
-from callboard.cli.options import option, takes
+from callboard.cli.options import MachineGpusOption, counted_by, option, takes
 
 app = typer.Typer()
 demo_verbs = typer.Typer(help="Watch callboard at work on a cluster of its own.", no_args_is_help=True)

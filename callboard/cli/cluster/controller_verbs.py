@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from callboard.cli import actions
-from callboard.cli.cluster.options import ExitWithParentOption
 from callboard.cli.options import Stated, TlsCaOption, TlsCertOption, TlsKeyOption, option, stating
 from callboard.controller.options import ControllerOptions
 
 app = typer.Typer()
+
+ExitWithParentOption = Annotated[
+    int | None, option("--exit-with-parent", "PID", "End when this program, which started it, ends.", hidden=True)
+]
 
 
 @app.command(

@@ -9,14 +9,15 @@ import typer
 
 from callboard.agents.options import AgentOptions
 from callboard.cli import actions
-from callboard.cli.cluster.options import MachineGpusOption, counted_by
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import (
+    MachineGpusOption,
     Stated,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
     argument,
+    counted_by,
     keep_tls,
     option,
     stating,
