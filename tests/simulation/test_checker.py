@@ -78,7 +78,7 @@ def test_r5_strict_copies_that_outlive_their_stopped_or_killed_agents_are_caught
     def runs() -> Iterator[SimulationReport]:
         # A copy must be there when its node is given up, which not every history brings about.
         for seed in range(5, 12):
-            options = SimulationOptions(seed=seed, events=1_500, nodes=4, faults=frozenset({Fault.AGENT}))
+            options = SimulationOptions(seed=seed, events=700, nodes=4, faults=frozenset({Fault.AGENT}))
             yield Simulator(options).run()
 
     report = next(runs())

@@ -10,7 +10,7 @@ from callboard.simulation import SimulationOptions, simulate
 
 PROGRAM = """
 from callboard.simulation import SimulationOptions, simulate
-report = simulate(SimulationOptions(seed=4, events=500, nodes=4, schedule=3))
+report = simulate(SimulationOptions(seed=4, events=300, nodes=4, schedule=3))
 assert report.passed, report.failure
 print(report.events, report.virtual_ms, report.journal_digest)
 """
