@@ -35,6 +35,14 @@ def modules_after(statement: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+def defined_in(path: Path) -> set[str]:
+    """The functions and classes of a module, and the methods of these as `Class.method`."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)] if path.exists() else []
+    methods = [(node.name, each.name) for node in top for each in node.body if isinstance(each, kinds)]
+    return {node.name for node in top} | {".".join(each) for each in methods}
+
+
 class TestStubs:
     @pytest.mark.slow
     @pytest.mark.timeout(300)  # The first run installs the compiler.
@@ -178,6 +186,18 @@ class TestTexts:
                 )
                 gone += [f"{question.strip()} {name}"] if place is None else []
                 before = place.parent if place is not None else before
+        assert not gone, "\n".join(gone)
+
+    def test_every_function_of_the_map_is_where_it_says(self) -> None:
+        """A function in brackets is defined in the file before it."""
+        text = (ROOT / "CONTRIBUTING.md").read_text()
+        named = re.findall(r"`([\w/]+\.py)` \(`([\w.]+)`", text)
+        assert len(named) > 15
+        gone, folder = [], ROOT / "callboard"
+        for file, name in named:
+            place = ROOT / "callboard" / file if "/" in file else folder / file
+            folder = place.parent
+            gone += [] if name in defined_in(place) else [f"{file} {name}"]
         assert not gone, "\n".join(gone)
 
     def test_no_module_is_longer_than_six_hundred_lines(self) -> None:

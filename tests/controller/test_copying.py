@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from callboard.cli.main import app
 from callboard.controller.journal.copying import BEYOND, Until, back_up_journal, copy_journal, restore_journal
 from callboard.controller.journal.postgres import LOCK, PostgresDatabase
-from callboard.controller.journal.replaying import rerun
+from callboard.controller.journal.rerun import rerun
 from callboard.controller.journal.secret_store import SecretStore
 from callboard.controller.journal.state_dir import JOURNAL_NAME, KEY_NAME, StateDir, StoreFailed
 from callboard.controller.journal.store import Store

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from callboard.cli.main import app
 from callboard.controller.journal import store as store_module
 from callboard.controller.journal.codec import Decision, decode_decision, encode_decision
-from callboard.controller.journal.replaying import Step, rerun
+from callboard.controller.journal.rerun import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StateDir
 from callboard.controller.journal.store import FORMAT, Store
 from callboard.model.specs import ComponentSpec

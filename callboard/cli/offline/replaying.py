@@ -16,7 +16,7 @@ from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
 from callboard.cli.show.exits import BAD_INPUT, FAILED, CommandFailed, Failure
 from callboard.cli.show.session import failing_in_words
-from callboard.controller.journal.replaying import Step, rerun
+from callboard.controller.journal.rerun import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
 from callboard.scheduler import Refusal
 from callboard.scheduler.account.explain import Explanation

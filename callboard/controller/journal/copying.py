@@ -16,7 +16,7 @@ from typing import Any
 
 from callboard.controller.journal.codec import encode_change, sealed
 from callboard.controller.journal.database import Database, SqliteDatabase, Where
-from callboard.controller.journal.replaying import decided
+from callboard.controller.journal.rerun import decided
 from callboard.controller.journal.sealing import Seal, Unsealable
 from callboard.controller.journal.secret_store import MissingSecrets, SecretStore
 from callboard.controller.journal.state_dir import (

@@ -1,7 +1,7 @@
 """The store: the tables of a journal, with a log of changes, a snapshot they follow, and the newest events.
 
 Beside them lies what was decided lately: the events that the changes are due to, and an older snapshot from which they
-can be decided again (:mod:`callboard.controller.journal.replaying`). No restart needs either.
+can be decided again (:mod:`callboard.controller.journal.rerun`). No restart needs either.
 
 The tables lie in SQLite or in PostgreSQL (`journal/database.py`). One transaction per batch,
 written through to disk: once :meth:`Store.commit` returns, the batch survives a power cut. A batch that was cut off
