@@ -66,7 +66,6 @@ class NodeText:
 
     @property
     def node_group(self) -> str:
-        """Its node group."""
         return group_of(self.gpus)
 
 

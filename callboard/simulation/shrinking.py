@@ -115,7 +115,6 @@ class _Shrinker:
         return self.options.only or ()
 
     def work(self) -> None:
-        """Leaves out what it can."""
         kinds = Counter(name.rpartition(" ")[0] for name in self._kept)
         for kind, _ in kinds.most_common():
             self._keep([name for name in self._kept if name.rpartition(" ")[0] != kind])

@@ -94,7 +94,6 @@ class Simulator:
         self._decided_at_ms = 0
 
     def run(self) -> SimulationReport:
-        """Runs it."""
         started_s = time.perf_counter()
         failure = None
         with sparing_a_run(), watched_logs(self.timeline):
@@ -211,7 +210,6 @@ class Simulator:
             self._progress(self.steps, self.timeline.now_ms)
 
     def committed(self, changes: Sequence[Change]) -> None:
-        """These are on disk."""
         for change in changes:
             job = change.record if isinstance(change, Put) else None
             if isinstance(job, JobRecord) and job.state in ENDED and job.uid not in self._counted:
@@ -287,7 +285,6 @@ class Simulator:
 
 
 def shorten(text: str, limit: int) -> str:
-    """``text``, cut to ``limit`` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -52,7 +52,6 @@ def amounts_to_proto(amounts: Iterable[tuple[str, int]]) -> common_pb2.Resources
 
 
 def labels_to_proto(labels: Labels) -> dict[str, str]:
-    """The map field of ``labels``."""
     return dict(labels)
 
 

@@ -64,7 +64,6 @@ class Label:
 
     @property
     def width(self) -> float:
-        """Width in pixels."""
         return text_width(self.text, self.size)
 
     @property
@@ -93,7 +92,6 @@ class _Scale:
     gpus: int
 
     def x(self, moment: float) -> float:
-        """Of a moment."""
         return _LEFT + (moment / self.seconds if self.seconds > 0 else 0) * _CHART_WIDTH
 
     def y(self, rank: float) -> float:

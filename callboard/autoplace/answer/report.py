@@ -71,7 +71,6 @@ def groups_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def nodes_of(answer: Answer) -> int:
-    """Nodes of the cluster."""
     if answer.job is not None:
         return len(answer.job.nodes)
     return sum(len(pool.node_ranks) for pool in answer.plan.problem.pools)

@@ -37,7 +37,6 @@ class Bounds:
 
     @property
     def best(self) -> int:
-        """The highest."""
         return max(self.area, self.path, self.dual)
 
 

@@ -269,7 +269,6 @@ class GeneralInput(Input):
         return faults
 
     def problem(self) -> Problem:
-        """The frozen form."""
         flow = self.workflow
         edges = flow.edges if flow.graph is None else edges_of(flow.graph, flow.components)
         pools = self.cluster.pools()
@@ -305,7 +304,6 @@ class PlainInput(Input):
         return list(_edge_faults(dict(enumerate(self.edges)), self.components))
 
     def problem(self) -> Problem:
-        """The frozen form."""
         pools = (Pool(name=ONE_POOL, gpu_ranks=tuple(range(self.gpus))),)
         return Problem(
             components=_placeable((part.asked(name) for name, part in self.components.items()), pools),

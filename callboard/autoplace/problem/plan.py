@@ -51,7 +51,6 @@ class Span:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
         return len(self.gpu_ranks)
 
 
@@ -82,11 +81,9 @@ class Spans(tuple[Span, ...]):
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:
-        """Names of the components."""
         return tuple(span.component for span in self)
 
     def values(self) -> tuple[Span, ...]:
-        """The spans."""
         return tuple(self)
 
     def items(self) -> tuple[tuple[str, Span], ...]:

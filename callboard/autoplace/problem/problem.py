@@ -117,7 +117,6 @@ class Pool:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
         return len(self.gpu_ranks)
 
 
@@ -225,7 +224,6 @@ class Problem:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole cluster."""
         return sum(pool.gpus for pool in self.pools)
 
     def component(self, name: str) -> Component:

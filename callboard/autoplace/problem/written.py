@@ -71,7 +71,6 @@ def hbm_gib(value: object) -> float:
 
 
 def staleness(value: object) -> float:
-    """η from 0."""
     return number(value, 0.0, MAX_STALENESS)
 
 

@@ -75,7 +75,6 @@ class Config:
         return max(low, 1)
 
     def flag(self, path: str, *, default: bool) -> bool:
-        """True or false."""
         found = self.find(path)
         if found is None:
             return default
@@ -123,7 +122,6 @@ class Config:
         return dict(sorted(read.items()))
 
     def fault(self, path: str, message: str) -> None:
-        """Notes a fault."""
         self.faults.append(located_fault(self._located, tuple(path.split(".")) if path else (), message))
 
     def _at(self, mapping: Mapping[Any, Any], key: Any, path: str) -> Any:

@@ -91,7 +91,6 @@ class JobInput(Input, of=JobSpec):
         return misfits
 
     def spec(self) -> JobSpec:
-        """The frozen form."""
         stated = self.stated("cluster")
         if self.gang is False:
             stated["components"] = tuple(map(self._one_by_one, self.components))

@@ -80,7 +80,6 @@ class Input:
         return {name: value for name, value in self._stated.items() if name not in but}
 
     def spec(self) -> Any:
-        """The frozen form."""
         assert self.of is not None
         return self.of(**self._stated)
 

@@ -181,17 +181,14 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
         return len(self.nodes)
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators there are."""
         return sum(len(node.accelerators) for node in self.nodes)
 
     @cached_property
     def by_rank(self) -> dict[int, Node]:
-        """Nodes by their ranks."""
         return {node.rank: node for node in self.nodes}
 
     @cached_property

@@ -54,7 +54,6 @@ class Segment:
 
     @property
     def every(self) -> bool:
-        """Whether it says ``all``."""
         return self.last < 0
 
     def __str__(self) -> str:

@@ -111,7 +111,6 @@ class PlacementPlan:
 
     @cached_property
     def by_name(self) -> dict[str, PlannedComponent]:
-        """Components by their names."""
         return {component.name: component for component in self.components}
 
     @property

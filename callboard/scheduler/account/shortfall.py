@@ -36,7 +36,6 @@ class Together:
 
     @classmethod
     def of(cls, slots: Iterable[Slot]) -> Together:
-        """These workers."""
         kept = tuple(slots)
         if len(kept) == 1:
             ask = kept[0].resources

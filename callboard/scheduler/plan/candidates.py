@@ -106,7 +106,6 @@ def _candidate(
 
 
 def _whole(state: State, job: JobRecord, verdict: Verdict, now_ms: int) -> Candidate:
-    """A job as a candidate."""
     lost_ms = lost_work_ms(job, now_ms)
     taken = state.shapes[job.uid].least
     lost = (lost_ms * taken.gpu_milli, lost_ms)

@@ -87,7 +87,6 @@ class Slot:
 
     @classmethod
     def of(cls, component: ComponentSpec, rank: int) -> Slot:
-        """The worker of a rank."""
         place = component.place_of(rank)
         interpreter = (place.interpreter if place else "") or component.interpreter
         runs = ((INTERPRETER, interpreter),) if interpreter else ()

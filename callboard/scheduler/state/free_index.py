@@ -49,7 +49,6 @@ class FreeIndex:
             self._known[node_id] = new
 
     def drop(self, node_id: str) -> None:
-        """Forgets a node."""
         old = self._known.pop(node_id, None)
         if old is not None:
             del self._keys[bisect_left(self._keys, old)]

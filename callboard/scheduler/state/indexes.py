@@ -77,19 +77,16 @@ class InOrder(dict[_K, _V]):
         return dict.__reversed__(self)
 
     def keys(self) -> dict_keys[_K, _V]:
-        """The keys, in order."""
         if self._mixed:
             self._sort()
         return dict.keys(self)
 
     def values(self) -> dict_values[_K, _V]:
-        """The values, in order."""
         if self._mixed:
             self._sort()
         return dict.values(self)
 
     def items(self) -> dict_items[_K, _V]:
-        """The items, in order."""
         if self._mixed:
             self._sort()
         return dict.items(self)

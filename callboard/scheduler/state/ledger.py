@@ -57,7 +57,6 @@ class Amounts:
             self.device_milli[index] += sign * share.milli
 
     def resources(self) -> Resources:
-        """The sum as one amount."""
         return Resources.of(
             cpu_milli=self.cpu_milli,
             gpu_milli=sum(self.device_milli),

@@ -88,13 +88,11 @@ class Transaction:
         """Where these counters stood before the event."""
 
     def put(self, record: Record) -> None:
-        """Adds or replaces a record."""
         change = Put(record)
         self._replaced.append((change, self.state.apply(change)))
         self.changes.append(change)
 
     def drop(self, kind: str, key: Key) -> None:
-        """Takes a record out."""
         change = Drop(kind, key)
         old = self.state.apply(change)
         if old is not None:
@@ -122,7 +120,6 @@ class Transaction:
         return stood
 
     def command(self, command: Command) -> None:
-        """Adds a command."""
         self.commands.append(command)
 
     def event(self, kind: str, subject: str, state: str, reason: str, facts: Mapping[str, str] | None = None) -> int:

@@ -55,14 +55,12 @@ class Promises:
         self._deleted.pop(name, None)
 
     def pool_created(self, name: str) -> None:
-        """A pool's creation was acknowledged."""
         self._deleted.pop(name, None)
         self._going.pop(name, None)
         self._pools[name] = 1
         self.kept += 1
 
     def pool_changed(self, name: str, version: int) -> None:
-        """A pool's change was acknowledged."""
         if name not in self._going:
             self._pools[name] = max(version, self._pools.get(name, 0))
         self.kept += 1
@@ -73,7 +71,6 @@ class Promises:
         self._pools.pop(name, None)
 
     def pool_deleted(self, name: str) -> None:
-        """A pool's deletion was acknowledged."""
         self._deleted[name] = None
         self.kept += 1
 

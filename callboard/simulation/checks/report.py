@@ -69,7 +69,6 @@ class SimulationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every rule held."""
         return self.failure is None
 
     @property

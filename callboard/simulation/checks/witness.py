@@ -95,7 +95,6 @@ class Witness:
         self._unwell_ms = self._site.timeline.now_ms
 
     def committed(self, changes: Sequence[Change]) -> None:
-        """These are on disk."""
         for change in changes:
             if isinstance(change, Put):
                 if isinstance(change.record, WorkerRecord):
@@ -104,7 +103,6 @@ class Witness:
                 self._workers.pop(int(str(change.key)), None)
 
     def received(self, stream: Stream, message: Message) -> None:
-        """The controller was told something."""
         kind, content = message
         self._site.heard_ms[stream.node_id] = self._site.timeline.now_ms
         if kind == "hello":
@@ -148,7 +146,6 @@ class Witness:
                     self._check_journaled(stream.node_id, report)
 
     def closed(self, stream: Stream) -> None:
-        """A stream is over."""
         self._epochs.pop(stream, None)
         self._hellos.pop(stream, None)
 

@@ -35,7 +35,6 @@ class Yielding:
         """Generations whose checkpoint is wanted."""
 
     def received(self, message: Message) -> None:
-        """The agent is told something."""
         kind, content = message
         if kind == "command" and content.HasField("stop_worker"):
             stop = content.stop_worker
@@ -51,7 +50,6 @@ class Yielding:
                 self._until_ms[generation] = min(self._site.timeline.now_ms, self._until_ms[generation])
 
     def said(self, message: Message) -> None:
-        """The agent says something."""
         kind, content = message
         if kind == "report" and content.HasField("worker_ready"):
             for tree in self._machine.trees.values():

@@ -143,7 +143,6 @@ class _Call:
         self.stream = site.network.open(node_id, self, site.controller)
 
     def receive(self, stream: network.Stream, message: Message) -> None:  # noqa: ARG002 - it is ours
-        """A message came."""
         self._yielding.received(message)
         if message[0] == "command" and message[1].start_worker.strict:
             self._machines.strict[message[1].start_worker.generation] = None
@@ -153,13 +152,11 @@ class _Call:
         self._answers.put_nowait(agent_pb2.SessionResponse(**{message[0]: message[1]}))
 
     def broken(self, stream: network.Stream, why: str) -> None:  # noqa: ARG002 - it is ours
-        """The stream is over."""
         refused = why.startswith(network.REFUSED)
         code = grpc.StatusCode.FAILED_PRECONDITION if refused else grpc.StatusCode.UNAVAILABLE
         self._end(code, why)
 
     async def write(self, request: agent_pb2.SessionRequest, /) -> None:
-        """Says something."""
         if self._status.done():
             raise asyncio.InvalidStateError("the stream is over")
         kind = request.WhichOneof("message")
@@ -171,7 +168,6 @@ class _Call:
         self._network.send(self.stream, "up", message)
 
     async def read(self) -> agent_pb2.SessionResponse | Any:
-        """What comes next."""
         answer = await self._answers.get()
         return grpc.aio.EOF if answer is None else answer
 
@@ -179,11 +175,9 @@ class _Call:
         """Nothing more is said."""
 
     async def code(self) -> grpc.StatusCode:
-        """How it ended."""
         return (await asyncio.shield(self._status))[0]
 
     async def details(self) -> str | None:
-        """Why it ended."""
         return (await asyncio.shield(self._status))[1]
 
     def cancel(self) -> bool:

@@ -291,7 +291,6 @@ class Controller:
             raise RuleBroken("R7", f"a {source} has been waiting for its answer for {ANSWER_MS} ms")
 
     def receive(self, stream: Stream, message: Message) -> None:
-        """A message of an agent."""
         if not self.alive:
             self._site.network.close(stream, "down", "nobody listens")
             return
@@ -351,7 +350,6 @@ class _Call:
         self._witness = witness
 
     async def messages(self) -> AsyncIterator[agent_pb2.SessionRequest]:
-        """What the agent says."""
         while True:
             request = await self.requests.get()
             self._witness.read(self.stream)
@@ -360,7 +358,6 @@ class _Call:
             yield request
 
     async def write(self, response: agent_pb2.SessionResponse) -> None:
-        """Says something to the agent."""
         kind = response.WhichOneof("message")
         assert kind is not None
         message = (kind, getattr(response, kind))
@@ -381,15 +378,12 @@ class _Call:
         return {}
 
     def peer(self) -> str:
-        """Where it comes from."""
         return f"ipv4:{self.stream.node_id}:1"
 
     def cancelled(self) -> bool:
-        """Whether its connection is gone."""
         return self.over
 
     def done(self) -> bool:
-        """Whether it is over."""
         return self.over
 
 

@@ -22,7 +22,6 @@ class Supervisor:
 
     @property
     def node_id(self) -> str:
-        """The node."""
         return self.machine.node_id
 
     def start(self) -> None:

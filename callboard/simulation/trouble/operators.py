@@ -47,7 +47,6 @@ class Operators:
         )
 
     def delete_pools(self) -> None:
-        """Deletes every pool."""
         for name in list(self._controller.scheduler.state.pools):
             self._delete_pool(name)
 

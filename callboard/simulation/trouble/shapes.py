@@ -66,7 +66,6 @@ def machines(count: int) -> list[Machine]:
 
 
 def policy(chance: Random) -> PreemptionPolicy:
-    """A cluster's policy."""
     return PreemptionPolicy(
         label_rules=label_rules({"role": {"train": ["rollout", "reward"], "reward": ["rollout"]}}),
         enable_cross_pool=chance.random() < 0.7,
@@ -113,7 +112,6 @@ def pool_spec(name: str, gpus: int, chance: Random) -> PoolSpec:
 
 
 def job_spec(name: str, chance: Random) -> JobSpec:
-    """Some job."""
     fields: dict[str, Any] = {}
     if chance.random() < 0.15:
         fields["node_selector"] = (("zone", chance.choice(ZONES)),)

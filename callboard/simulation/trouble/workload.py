@@ -37,7 +37,6 @@ class Workload:
         self.gap_ms = max(1, 30_000 * 4 // gpus)
 
     def start(self) -> None:
-        """Asks and asks."""
         for act, every in (
             (self._submit, 1),
             (self._complete, 4),
@@ -56,7 +55,6 @@ class Workload:
         return most is not None and self._asked >= most
 
     def cancel_all(self) -> None:
-        """Cancels every job."""
         for uid, job in list(self._controller.scheduler.state.jobs.items()):
             if job.state not in ENDED:
                 self._cancel_one(uid, destroy=False)

@@ -90,7 +90,6 @@ class Disk:
         return self._digest.hexdigest()
 
     def committed(self, texts: Sequence[str], changes: int) -> None:
-        """These were written."""
         self.changes += changes
         for text in texts:
             self._digest.update(text.encode())
@@ -134,7 +133,6 @@ class Disk:
         self._on_power_loss = None
 
     def close(self) -> None:
-        """Nothing is written any more."""
         self._let_go()
         self._home.cleanup()
 
@@ -235,7 +233,6 @@ class SimulatedJournal(SqliteJournal):
         return self._disk.write(work, syncs, self._site.timeline.now_ms, self._site.chance.disk)
 
     def written(self, changes: Sequence[Change], texts: Sequence[str]) -> None:
-        """These are on disk."""
         self._disk.committed(texts, len(changes))
         self._committed(changes)
 

@@ -47,7 +47,6 @@ class Driver:
         }
 
     async def ask(self, method: str, argument: Json = None) -> Json:
-        """One request."""
         if self._running.gone:
             raise PeerGone("the other end closed the socket")
         answer: asyncio.Future[Json] = self._site.timeline.create_future()
@@ -60,7 +59,6 @@ class Driver:
         return await answer
 
     def close(self) -> None:
-        """Hang up."""
         self._site.machines.kill(self._machine, self._running)
 
     def reap(self) -> None:

@@ -66,11 +66,9 @@ class GroundProcesses:
         self._adopted: frozenset[ProcessId] = frozenset()
 
     def is_living(self, process: ProcessId) -> bool:
-        """Whether it is there."""
         return process in self._machine.table
 
     def start_ms(self, process: ProcessId) -> int:
-        """When it started."""
         return EPOCH_MS + process.start_ticks * 10
 
     async def exited(self, process: ProcessId) -> int | None:
@@ -91,7 +89,6 @@ class GroundProcesses:
         return True
 
     def usage_of(self, tree: Iterable[ProcessId]) -> Usage:  # noqa: ARG002 - memory isn't simulated
-        """Nothing."""
         return _NOTHING
 
     async def ours(self) -> frozenset[ProcessId]:
@@ -99,7 +96,6 @@ class GroundProcesses:
         return frozenset()
 
     def oom_kills(self) -> int:
-        """None."""
         return 0
 
     async def end(
@@ -124,7 +120,6 @@ class GroundProcesses:
         return await self._end(find, budget_s)
 
     def adopt(self, roots: Iterable[ProcessId]) -> None:
-        """These are ours."""
         self._adopted |= frozenset(roots)
 
     async def end_roots(self, roots: Iterable[ProcessId], *, budget_s: float) -> TreeEnd:
@@ -199,15 +194,12 @@ class GroundRunDir(RunDir):
             self._machine.noted.set()
 
     def write_checkpoint(self, name: str, text: bytes) -> None:
-        """Keep what a worker left."""
         self._machine.checkpoints[name] = text
 
     def read_checkpoint(self, name: str) -> bytes | None:
-        """What a worker left."""
         return self._machine.checkpoints.get(name)
 
     def remove_checkpoint(self, name: str) -> None:
-        """Keep it no longer."""
         if not in_dead_process():
             self._machine.checkpoints.pop(name, None)
 
@@ -225,7 +217,6 @@ class GroundRunDir(RunDir):
             self._machine.ray_token = ""
 
     def close(self, *, keep: bool, keep_output: bool = False) -> None:  # noqa: ARG002 - nothing is printed
-        """Give the directory up."""
         if not keep:
             self._machine.records = {}
             self._machine.checkpoints.clear()
@@ -240,7 +231,6 @@ class GroundLease:
         self._machine = machine
 
     def read(self) -> HeardLease | None:
-        """What was written last."""
         return self._machine.lease
 
     def write(self, heard: HeardLease) -> None:
@@ -268,7 +258,6 @@ class NoOutput:
     bounds = OutputBounds(1, 1)
 
     def jobs(self) -> list[str]:
-        """None."""
         return []
 
     def folder_of(self, whose: OutputOf) -> Path:
@@ -285,7 +274,6 @@ class NoOutput:
         """Nothing is kept."""
 
     def stderr_tail(self, whose: OutputOf, hide: Hide) -> str:  # noqa: ARG002 - there is none
-        """Empty."""
         return ""
 
     async def keep(self) -> None:
@@ -352,7 +340,6 @@ class Fence:
     # ---- what its keeper asks ----
 
     async def watches(self) -> bool:
-        """Return once it watches."""
         return await asyncio.shield(self._begun)
 
     async def wait(self) -> int:
@@ -374,7 +361,6 @@ class Fence:
         return self._machine.records.values()
 
     def agent_lives(self) -> bool:
-        """Whether its agent does."""
         return self._agent.alive
 
     def is_living(self, process: ProcessId) -> bool:
@@ -417,19 +403,15 @@ class Ground:
         self._agent = agent
 
     def wall_ns(self) -> int:
-        """As the wall clock shows."""
         return self._site.timeline.wall_ms * 1_000_000
 
     def token_hex(self, size: int) -> str:
-        """Chance of the simulation."""
         return self._site.chance.agents.randbytes(size).hex()
 
     async def start_driver(self, environment: Mapping[str, str]) -> Driver:  # noqa: ARG002 - it reads none
-        """A driver beside the agent."""
         return Driver(self._site, self._machine, self._agent)
 
     async def start_fence(self, environment: Mapping[str, str]) -> Fence:  # noqa: ARG002 - it reads none
-        """A fence beside the agent."""
         return Fence(self._site, self._machine, self._agent)
 
     async def start_ray_node(self, spec: RayNodeSpec) -> RayNode:

@@ -97,7 +97,6 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """Whether its process lives."""
         return not self.tree.leader.gone
 
     async def up(self) -> None:

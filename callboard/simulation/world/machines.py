@@ -81,7 +81,6 @@ class Tree:
     answered: dict[str, None] = field(default_factory=dict)
 
     def living(self) -> list[Running]:
-        """Its processes that live."""
         return [each for each in (self.leader, *self.children) if not each.gone]
 
     def is_stuck(self, now_ms: int) -> bool:
@@ -150,7 +149,6 @@ class Machines:
     # ---- processes ----
 
     def begin(self, machine: Machine, name: str, root: object, **facts: Any) -> Running:
-        """A process begins."""
         process = ProcessId(next(machine.pids), self._timeline.now_ms // 10)
         running = machine.table[process] = Running(process, name, root, **facts)
         return running

@@ -42,7 +42,6 @@ class Site:
         self._only = None if self.options.only is None else frozenset(self.options.only)
 
     def count(self, what: str) -> None:
-        """Counts something that happened."""
         self.counts[what] += 1
 
     def happens(self, what: str) -> bool:

@@ -164,7 +164,6 @@ class _Handle(asyncio.TimerHandle):
         self.dropped = True
 
     def cancelled(self) -> bool:
-        """Whether it was."""
         return self.dropped
 
 
@@ -207,7 +206,6 @@ class Timeline(asyncio.BaseEventLoop):
 
     @property
     def wall_ms(self) -> int:
-        """What the wall clock shows."""
         return EPOCH_MS + self.now_ms + self.wall_offset_ms
 
     def time(self) -> float:
@@ -308,7 +306,6 @@ class Timeline(asyncio.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Does something next."""
         handle = _Handle(self._now_s, callback, args, self, copy_context() if context is None else context)
         self.ready.append(handle)
         return handle
@@ -322,7 +319,6 @@ class Timeline(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Does something in ``delay`` seconds."""
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
@@ -342,7 +338,6 @@ class Timeline(asyncio.BaseEventLoop):
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
