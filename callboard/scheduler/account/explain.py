@@ -27,7 +27,7 @@ from callboard.scheduler.account.blockers import blockers
 from callboard.scheduler.account.obstacles import obstacles, start_by_time, waits_for_time
 from callboard.scheduler.account.remedies import remedies
 from callboard.scheduler.plan.planning import Blocked, Plan, best_case, could_ever_fit, plan
-from callboard.scheduler.plan.preemption import lost_work_ms, policy_for, policy_owner
+from callboard.scheduler.plan.preemption import lost_work_ms, policy_owner
 from callboard.scheduler.plan.view import Assumption, View
 from callboard.scheduler.records.asks import asks_of
 from callboard.scheduler.records.job_records import JobRecord, PreemptionRecord
@@ -257,7 +257,7 @@ def _waits(state: State, uid: str, spec: JobSpec, found: Blocked, since_ms: int,
     first = join([reason.message for reason in reasons])
     changes = remedies(state, spec, View(state, best_case(state, uid, spec, now_ms)))
     if found.too_many:
-        most = policy_for(state, spec.pool).max_victims_per_round
+        most = state.policy_for(spec.pool).max_victims_per_round
         message = f"{found.too_many} would have to yield to {spec.name}, and by the policy at most {most} may at once"
         reasons.append(Reason("TOO_MANY_VICTIMS", "policy", message, "", found.too_many, most))
         whose = policy_owner(state, spec.pool, "max_victims_per_round")

@@ -15,7 +15,7 @@ from callboard.scheduler.plan.candidates import overtakable
 from callboard.scheduler.plan.grouping import together
 from callboard.scheduler.plan.pinned import node_closed
 from callboard.scheduler.plan.planning import Blocked, Plan, best_case, plan
-from callboard.scheduler.plan.preemption import claims_of, may_yield, policy_for
+from callboard.scheduler.plan.preemption import claims_of, may_yield
 from callboard.scheduler.plan.quota import cohort_of
 from callboard.scheduler.plan.rooms import NodeFilter
 from callboard.scheduler.plan.view import LEAVING, Assumption, Room, View
@@ -58,7 +58,7 @@ def start_by_time(state: State, uid: str, spec: JobSpec, since_ms: int, now_ms: 
     """The first moment at which others would yield to a blocked job although nothing else changes."""
     if spec.never_preempts:
         return None
-    delay_ms = policy_for(state, spec.pool).preemption_delay_ms
+    delay_ms = state.policy_for(spec.pool).preemption_delay_ms
     claims = claims_of(state, spec, uid)
     ends: dict[int, tuple[str, str]] = {}
     for other in _holding(state):
@@ -201,7 +201,7 @@ class _InVain:
         return Reason("GROUP_NOT_HELPED", "", "it has no placement group of that pool") if groups else None
 
     def _not_now(self) -> Reason | None:
-        found, policy = self._found, policy_for(self._state, self._spec.pool)
+        found, policy = self._found, self._state.policy_for(self._spec.pool)
         if self._later is not None:
             return Reason("NOT_NEEDED", "", "others will yield first")
         if found.too_many:

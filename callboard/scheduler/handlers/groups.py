@@ -45,28 +45,25 @@ def new_group(
     kind: GroupKind,
     state: GroupState,
     bundles: tuple[BundleRecord, ...],
+    *,
+    reason: str,
     **fields: Any,
 ) -> GroupRecord:
-    """Adds a group with the next id that is not asked of Ray yet."""
+    """Adds a group with the next id; nothing is asked of Ray."""
     number = tx.draw("next_group")
+    group_id = f"pg-{number}"
     group = GroupRecord(
-        group_id=f"pg-{number}",
+        group_id=group_id,
         number=number,
         pool=pool,
         group_kind=kind,
         state=state,
         bundles=bundles,
         created_ms=tx.now_ms,
+        reason=reason,
+        revision=tx.note_group(group_id, state, reason, pool, kind),
         **fields,
     )
-    revision = tx.event(
-        f"group.{state.value.lower()}",
-        f"placementGroups/{group.group_id}",
-        state.value,
-        group.reason,
-        {"pool": pool, "kind": kind.value},
-    )
-    group = evolve(group, revision=revision)
     tx.put(group)
     return group
 
@@ -81,25 +78,9 @@ def create(
     tx: Transaction, pool: str, kind: GroupKind, bundles: tuple[BundleRecord, ...], reason: str, **fields: Any
 ) -> GroupRecord:
     """Adds a group with the next id, whose room is free, and asks Ray for it."""
-    number = tx.draw("next_group")
-    group_id = f"pg-{number}"
-    revision = tx.note_group(group_id, GROUP_CREATING, reason, pool, kind)
     timeout_ms = orders.creation_timeout_ms(tx.state, pool)
-    group = GroupRecord(
-        group_id=group_id,
-        number=number,
-        pool=pool,
-        group_kind=kind,
-        state=GROUP_CREATING,
-        bundles=bundles,
-        created_ms=tx.now_ms,
-        executor=bundles[0].node_id,
-        deadline_ms=tx.now_ms + timeout_ms + ANSWER_MARGIN_MS,
-        reason=reason,
-        revision=revision,
-        **fields,
-    )
-    tx.put(group)
+    fields |= {"executor": bundles[0].node_id, "deadline_ms": tx.now_ms + timeout_ms + ANSWER_MARGIN_MS}
+    group = new_group(tx, pool, kind, GROUP_CREATING, bundles, reason=reason, **fields)
     _count(tx, pool, creations=1)
     tx.command(orders.create_group(tx.state, group, timeout_ms))
     return group
@@ -255,8 +236,8 @@ def remove_stray(tx: Transaction, ray_id: str, ray_session: str, reason: str, po
     known = [tx.state.groups[group_id] for group_id in tx.state.group_index.by_ray_id.get(ray_id, ())]
     if not ray_id or any(group.state is GROUP_REMOVING for group in known):
         return
-    fields = {"ray_id": ray_id, "ray_session": ray_session, "removal": Removal.FAILED, "reason": reason}
-    group = new_group(tx, pool, KIND_PRIVATE, GROUP_REMOVING, (), **fields)
+    fields = {"ray_id": ray_id, "ray_session": ray_session, "removal": Removal.FAILED}
+    group = new_group(tx, pool, KIND_PRIVATE, GROUP_REMOVING, (), reason=reason, **fields)
     executor = orders.pick_executor(tx.state, group)
     if executor:
         tx.command(orders.remove_group(tx.change_group(group.group_id, executor=executor)))
@@ -371,7 +352,7 @@ def ensure_reserved(tx: Transaction, pool: PoolRecord) -> None:
             continue
         reason = f"no node has room for {shape}"
         if planned is None:
-            new_group(tx, pool.spec.name, KIND_RESERVED, GROUP_BACKOFF, (), reserved_index=index, reason=reason)
+            new_group(tx, pool.spec.name, KIND_RESERVED, GROUP_BACKOFF, (), reason=reason, reserved_index=index)
         elif planned.reason != reason or planned.deadline_ms:
             tx.change_group(planned.group_id, reason=reason, deadline_ms=0)
 

@@ -232,7 +232,7 @@ def nominate(tx: Transaction, uid: str, plan: Plan, *, patient: bool = False) ->
             group_ids.append(use.group_id)
         else:
             group = groups.new_group(
-                tx, use.ask.pool, use.kind, GROUP_NOMINATED, use.bundles, nominee=uid, reason="waits for room"
+                tx, use.ask.pool, use.kind, GROUP_NOMINATED, use.bundles, reason="waits for room", nominee=uid
             )
             group_ids.append(group.group_id)
     if plan.waits and not waits_for and not patient:

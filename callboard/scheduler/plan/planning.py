@@ -23,7 +23,7 @@ from callboard.scheduler.plan.candidates import (
 )
 from callboard.scheduler.plan.grouping import GroupUse, choose_groups, ever_fits, together
 from callboard.scheduler.plan.pinned import pin
-from callboard.scheduler.plan.preemption import Claims, claims_of, left_ms, policy_for
+from callboard.scheduler.plan.preemption import Claims, claims_of, left_ms
 from callboard.scheduler.plan.rooms import NodeFilter, Rooms
 from callboard.scheduler.plan.victims import Choice, worker_by_worker
 from callboard.scheduler.plan.view import Assumption, Room, View, assuming
@@ -94,7 +94,7 @@ def plan(state: State, uid: str, spec: JobSpec, waiting_since_ms: int, now_ms: i
     found = search.without_victims(now_ms)
     if found is not None:
         return found
-    policy = policy_for(state, spec.pool)
+    policy = state.policy_for(spec.pool)
     if spec.never_preempts:
         return Blocked()
     if now_ms < waiting_since_ms + policy.preemption_delay_ms:

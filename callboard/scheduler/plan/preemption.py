@@ -56,11 +56,6 @@ LOOK_AGAIN_MS = 1_000
 """At a job that is starting, and may be a victim once it has run for long enough."""
 
 
-def policy_for(state: State, pool: str) -> PreemptionPolicy:
-    """The cluster's policy with a pool's overrides."""
-    return state.policy_for(pool)
-
-
 def policy_owner(state: State, pool: str, field: str) -> str:
     """ " of pool p" where a pool states a field of the policy for itself, else nothing: the cluster's value holds."""
     record = state.pools.get(pool)
@@ -95,7 +90,7 @@ def may_yield(
 
 def by_rules(state: State, spec: JobSpec, preemptor: JobSpec, claims: Claims) -> Verdict:
     """What the rules say of any job with the spec ``spec``, whatever became of it since it was submitted."""
-    policy = policy_for(state, preemptor.pool)
+    policy = state.policy_for(preemptor.pool)
     victim_pools, own_pools = pools_of(spec), pools_of(preemptor)
     # In an order that all jobs of a class share: one answer is given for all of them, and its text names the first.
     outside = sorted(pool for pool in victim_pools if pool not in own_pools)
@@ -180,7 +175,7 @@ def guarded(
         )
     if not spec.preemptible:
         return _no("NOT_PREEMPTIBLE", f"{victim.name} is not preemptible")
-    own = policy_for(state, spec.pool)
+    own = state.policy_for(spec.pool)
     if own.max_preemptions_per_job and victim.preemptions >= own.max_preemptions_per_job:
         limit = f"which is the limit (max_preemptions_per_job of pool {spec.pool})"
         return _no("MAX_PREEMPTIONS", f"{victim.name} was preempted {victim.preemptions} times already, {limit}")
@@ -255,7 +250,7 @@ def pools_of(spec: JobSpec) -> tuple[str, ...]:
 
 def yield_backoff_ms(state: State, spec: JobSpec, preemptions: int) -> int:
     """How long a job waits after it yielded, where its pool limits preemptions: 60 s · 2ⁿ, at most an hour."""
-    if not policy_for(state, spec.pool).max_preemptions_per_job:
+    if not state.policy_for(spec.pool).max_preemptions_per_job:
         return 0
     return min(3_600_000, 60_000 << min(max(0, preemptions - 1), 16))
 
@@ -263,7 +258,7 @@ def yield_backoff_ms(state: State, spec: JobSpec, preemptions: int) -> int:
 def stop_timeouts(state: State, spec: JobSpec, within_ms: int | None = None) -> tuple[int, int]:
     """(cancel, kill) timeouts in ms for a job's workers: the pool's policy, which the job's grace and a deadline
     (``within_ms`` from now) only shorten."""
-    policy = policy_for(state, spec.pool)
+    policy = state.policy_for(spec.pool)
     bounds = [policy.cancel_timeout_ms, spec.grace_ms, within_ms]
     return min(bound for bound in bounds if bound is not None), policy.kill_timeout_ms
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, get_args
 
 from callboard.model.frozen import evolver, quick
@@ -154,10 +155,7 @@ class JobRecord:
     cause: str = ""
     revision: int = 0
 
-    @property
-    def key(self) -> str:
-        """Key of the record."""
-        return self.uid
+    key = property(attrgetter("uid"))
 
 
 @quick
@@ -170,10 +168,7 @@ class SpecRecord:
     uid: str
     spec: JobSpec
 
-    @property
-    def key(self) -> str:
-        """Key of the record."""
-        return self.uid
+    key = property(attrgetter("uid"))
 
 
 @quick
@@ -235,10 +230,7 @@ class WorkerRecord:
     outcome: StopOutcome | None = None
     revision: int = 0
 
-    @property
-    def key(self) -> int:
-        """Key of the record."""
-        return self.generation
+    key = property(attrgetter("generation"))
 
 
 @quick
@@ -255,10 +247,7 @@ class CheckpointRecord:
     uri: str = ""
     at_ms: int = 0
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """Key of the record."""
-        return (self.job, self.component, self.rank)
+    key = property(attrgetter("job", "component", "rank"))
 
 
 @quick
@@ -291,10 +280,7 @@ class PreemptionRecord:
     outcome: StopOutcome | None = None
     checkpoint_lost: str = ""
 
-    @property
-    def key(self) -> int:
-        """Key of the record."""
-        return self.number
+    key = property(attrgetter("number"))
 
 
 @quick

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from callboard.model.frozen import quick
@@ -124,10 +125,7 @@ class NodeRecord:
     opened: tuple[tuple[int, str], ...] = ()
     revision: int = 0
 
-    @property
-    def key(self) -> str:
-        """Key of the record."""
-        return self.node_id
+    key = property(attrgetter("node_id"))
 
     def takes(self, devices: Iterable[DeviceShare]) -> bool:
         """Whether new work may be placed here, on these devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from callboard.model.frozen import quick
@@ -45,10 +46,7 @@ class PoolRecord:
     counts: GroupCounts = GroupCounts()
     revision: int = 0
 
-    @property
-    def key(self) -> str:
-        """Key of the record."""
-        return self.spec.name
+    key = property(attrgetter("spec.name"))
 
 
 @quick
@@ -103,7 +101,4 @@ class GroupRecord:
     removal: Removal | None = None
     revision: int = 0
 
-    @property
-    def key(self) -> str:
-        """Key of the record."""
-        return self.group_id
+    key = property(attrgetter("group_id"))

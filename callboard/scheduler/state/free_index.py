@@ -35,12 +35,7 @@ class FreeIndex:
         new = _key(book) if book.node.usable else None
         if old == new:
             return
-        if old is not None:
-            del self._keys[bisect_left(self._keys, old)]
-            del self._cpus[bisect_left(self._cpus, (old[1], node_id))]
-            del self._known[node_id]
-            self.gpu_milli -= old[0]
-            self.cpu_milli -= old[1]
+        self.drop(node_id)
         if new is not None:
             self.gpu_milli += new[0]
             self.cpu_milli += new[1]

@@ -250,18 +250,12 @@ class Ledger:
         return self.pools.get(pool, NOTHING)
 
     def _book(self, group: GroupRecord, sign: int) -> None:
-        if group.state in BOOKED:
-            for bundle in group.bundles:
-                book = self.nodes[bundle.node_id]
-                book.booked.add(bundle.resources, bundle.devices, sign)
-                book.changes += 1
-                self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
-        elif group.state is GROUP_NOMINATED:
-            for bundle in group.bundles:
-                book = self.nodes[bundle.node_id]
-                book.claimed.add(bundle.resources, bundle.devices, sign)
-                book.changes += 1
-                self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
+        booked = group.state in BOOKED
+        for bundle in group.bundles if booked or group.state is GROUP_NOMINATED else ():
+            book = self.nodes[bundle.node_id]
+            (book.booked if booked else book.claimed).add(bundle.resources, bundle.devices, sign)
+            book.changes += 1
+            self.touched[bundle.node_id] = self.changed[bundle.node_id] = None
 
     def _charge(self, worker: WorkerRecord, sign: int) -> None:
         if worker.state in LIVE:

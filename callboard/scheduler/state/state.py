@@ -45,7 +45,7 @@ from callboard.scheduler.records.states import (
     WORKER_READY,
     WORKER_STOPPING,
 )
-from callboard.scheduler.state.cluster_use import ClusterUse
+from callboard.scheduler.state.cluster_use import Account, ClusterUse
 from callboard.scheduler.state.deadlines import Deadlines
 from callboard.scheduler.state.free_index import FreeIndex
 from callboard.scheduler.state.group_index import GroupIndex
@@ -186,12 +186,12 @@ class State:
         return self._free
 
     @property
-    def cluster_use(self) -> ClusterUse:
+    def cluster_use(self) -> Account:
         """What the nodes that are there are used for. Brought up to date when asked, once for many changes."""
         for node_id in self.ledger.changed:
             self._cluster_use.update(node_id, self.ledger.nodes.get(node_id))
         self.ledger.changed.clear()
-        return self._cluster_use
+        return self._cluster_use.sums
 
     def find_job(self, name_or_uid: str) -> JobRecord | None:
         """The job with this uid, or the newest with this name; None if there is none."""
