@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from callboard.model.ray_fault import RayFault
@@ -41,6 +42,13 @@ from callboard.scheduler.records.states import (
 from callboard.scheduler.state.roster import GONE, uuids_of
 from callboard.scheduler.state.transaction import Transaction
 
+_FACTS = {each.name for each in fields(NodeJoined)} & {each.name for each in fields(NodeRecord)} - {
+    "node_id",
+    "rank",
+    "closed",
+}
+"""What a node says of itself that is written down as it is."""
+
 
 def joined(tx: Transaction, event: NodeJoined) -> Admission:
     """Takes a node in: gives it a rank and an epoch, and compares what runs there with what should."""
@@ -55,29 +63,10 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
     there = tx.state.workers_on(event.node_id)
     expected = {worker.generation for worker in there}
     ghosts = [running for running in event.running if running.generation not in expected]
-    fields: dict[str, Any] = {
+    said: dict[str, Any] = {
+        **{name: getattr(event, name) for name in _FACTS},
         "rank": rank,
-        "labels": event.labels,
-        "node_group": event.node_group,
-        "capacity": event.capacity,
-        "devices": event.devices,
-        "simulated": event.simulated,
-        "visibility_variable": event.visibility_variable,
-        "interpreters": event.interpreters,
-        "runtime": event.runtime,
-        "ray": event.ray,
         "epoch": epoch,
-        "instance": event.instance,
-        "version": event.version,
-        "hostname": event.hostname,
-        "hardware": event.hardware,
-        "ray_fault": event.ray_fault,
-        "ray_version": event.ray_version,
-        "python_version": event.python_version,
-        "agent_pid": event.agent_pid,
-        "hello_number": event.hello_number,
-        "hello_clock_ms": event.hello_clock_ms,
-        "address": event.address,
         "lost_devices": _lost_devices(old, event),
         **_devices_open(old.opened if old is not None else (), event.closed),
         "refused_preloads": (),  # of the agent's run; it tells of what it refuses with a heartbeat
@@ -85,15 +74,15 @@ def joined(tx: Transaction, event: NodeJoined) -> Admission:
         "ghosts": tuple(ghost.generation for ghost in ghosts),
     }
     if old is not None and old.cordon_passes and event.instance != old.instance:
-        fields |= {"cordoned": False, "cordon_passes": False}
+        said |= {"cordoned": False, "cordon_passes": False}
     ready = event.runtime != "ray" or event.ray is not None
     state = NodeState.READY if ready else NodeState.JOINING
     why = "its agent joined" if old is None else "its agent is back"
     why = why if ready else f"{why}; {_not_up(event.ray_fault)}"
     if old is None:
-        tx.add_node(event.node_id, state, why, **fields)
+        tx.add_node(event.node_id, state, why, **said)
     else:
-        tx.move_node(event.node_id, state, why, **fields)
+        tx.move_node(event.node_id, state, why, **said)
     keep = _compare(tx, event, there)
     for ghost in ghosts:
         tx.command(orders.ghost_stop(event.node_id, ghost.generation, ghost.job, ghost.component, ghost.rank))
@@ -218,9 +207,7 @@ def left(tx: Transaction, event: NodeLeft) -> None:
 def drained(tx: Transaction, event: NodeDrained) -> None:
     """Somebody drains a node: it takes nothing new, its idle groups go, what runs there yields with notice. Neither
     shields nor ``preemptible`` bind a drain; a job's grace and the deadline only shorten its stop."""
-    node = tx.state.nodes.get(event.node_id)
-    if node is None:
-        raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
+    node = _node(tx, event.node_id)
     reason = event.reason or preempting.ON_REQUEST
     # Somebody's own cordon or drain lasts, whichever came first.
     passes = event.until_rejoin and (node.cordon_passes or not node.cordoned)
@@ -284,9 +271,7 @@ def _open_devices(tx: Transaction, node: NodeRecord, devices: tuple[int, ...]) -
 
 def cordoned(tx: Transaction, event: NodeCordoned) -> None:
     """Somebody cordons a node, or takes that back. Idempotent."""
-    node = tx.state.nodes.get(event.node_id)
-    if node is None:
-        raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{event.node_id}", f"there is no node {event.node_id}", "name")
+    node = _node(tx, event.node_id)
     if event.devices:
         _open_devices(tx, node, event.devices)
         return
@@ -304,9 +289,7 @@ def removed(tx: Transaction, event: NodeRemoved) -> None:
     """Somebody has a node forgotten. Only one that is gone, and of which nothing is owed any more: should its agent
     come back after all, it is refused as the agent of a state that is no more, and ends what it runs."""
     subject = f"nodes/{event.node_id}"
-    node = tx.state.nodes.get(event.node_id)
-    if node is None:
-        raise Refusal(RefusalCode.NOT_FOUND, subject, f"there is no node {event.node_id}", "name")
+    node = _node(tx, event.node_id)
     if node.state not in GONE:
         message = (
             f"node {event.node_id} is {node.state}, so its agent is there; drain it, end its agent, then remove it"
@@ -448,6 +431,14 @@ def _lose_workers(tx: Transaction, uid: str, gone: list[WorkerRecord], node: Nod
             failure = Failure(job.attempt, tx.now_ms, name, node.node_id, died=True, reason=reason, counts=False)
             stopping.note_failure(tx, uid, failure)
         elastic.lose(tx, uid, hit, reason, counts=False)
+
+
+def _node(tx: Transaction, node_id: str) -> NodeRecord:
+    """The node that somebody names."""
+    node = tx.state.nodes.get(node_id)
+    if node is None:
+        raise Refusal(RefusalCode.NOT_FOUND, f"nodes/{node_id}", f"there is no node {node_id}", "name")
+    return node
 
 
 def _current(tx: Transaction, node_id: str, epoch: int) -> NodeRecord | None:

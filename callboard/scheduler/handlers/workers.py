@@ -7,7 +7,7 @@ is not in the table cannot happen and raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from callboard.scheduler.handlers import elastic, groups, starting, stopping
@@ -85,16 +85,7 @@ def _started(tx: Transaction, worker: WorkerRecord, event: WorkerStarted) -> Non
         worker.generation,
         WORKER_READY,
         "constructed and answering",
-        pid=event.pid,
-        pid_start_ms=event.pid_start_ms,
-        actor_name=event.actor_name,
-        start_ms=event.start_ms,
-        visible_devices=event.visible_devices,
-        warm=event.warm,
-        cold_reason=event.cold_reason,
-        preloaded=event.preloaded,
-        preload_missed=event.preload_missed,
-        can_checkpoint=event.can_checkpoint,
+        **{name: getattr(event, name) for name in _STARTED},
         ready_ms=tx.now_ms,
         deadline_ms=0,
     )
@@ -116,8 +107,7 @@ def _progressed(tx: Transaction, worker: WorkerRecord, event: WorkerProgressed) 
 
 
 def _start_failed(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed) -> None:
-    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
-    _gone_or_quarantined(tx, worker, event.message, outcome)
+    _over(tx, worker, event)
     failure = _start_failure(tx, worker, event)
     stopping.note_failure(tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail)
     # Nothing is awaited: it is gone, so its gang is not whole. A death that is reported after it counts all the same.
@@ -138,8 +128,7 @@ def _start_failed_while_stopping(tx: Transaction, worker: WorkerRecord, event: W
     if event.died or event.user_fault:
         failure = _start_failure(tx, worker, event)
         stopping.note_failure(tx, worker.job, failure, traceback=event.traceback, stderr_tail=event.stderr_tail)
-    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
-    _gone_or_quarantined(tx, worker, event.message, outcome)
+    _over(tx, worker, event)
     _after_stop(tx, worker)
 
 
@@ -196,8 +185,7 @@ def _gone_at_last(tx: Transaction, worker: WorkerRecord, event: WorkerStopped | 
 
 
 def _exited(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
-    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
-    _gone_or_quarantined(tx, worker, event.message, outcome)
+    _over(tx, worker, event)
     failure = _death(tx, worker, event)
     node = tx.state.nodes.get(worker.node_id)
     # A Ray node that ended takes its workers along: like the loss of a node, no fault of the job's.
@@ -215,8 +203,7 @@ def _death(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> Failur
 def _exited_while_stopping(tx: Transaction, worker: WorkerRecord, event: WorkerExited) -> None:
     stopping.note_failure(tx, worker.job, _death(tx, worker, event), stderr_tail=event.stderr_tail)
     miss_checkpoint(tx, worker, f"it died before it was asked: {event.message}")
-    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
-    _gone_or_quarantined(tx, worker, event.message, outcome)
+    _over(tx, worker, event)
     _after_stop(tx, worker)
 
 
@@ -275,6 +262,11 @@ def _after_stop(tx: Transaction, worker: WorkerRecord) -> None:
         stopping.settle(tx, worker.job)
 
 
+def _over(tx: Transaction, worker: WorkerRecord, event: WorkerStartFailed | WorkerExited) -> None:
+    outcome = StopOutcome.QUARANTINED if event.quarantined else StopOutcome.ALREADY_GONE
+    _gone_or_quarantined(tx, worker, event.message, outcome)
+
+
 def _gone_or_quarantined(tx: Transaction, worker: WorkerRecord, reason: str, outcome: StopOutcome) -> None:
     if outcome is StopOutcome.QUARANTINED:
         tx.move_worker(worker.generation, WORKER_QUARANTINED, reason, outcome=outcome, deadline_ms=0)
@@ -311,36 +303,31 @@ def _ignore(tx: Transaction, worker: WorkerRecord, event: WorkerEvent) -> None:
 
 
 _S = WorkerState
+_STARTED = {each.name for each in fields(WorkerStarted)} - {each.name for each in fields(WorkerEvent)}
+"""What a worker that was constructed says of itself, written down as it is."""
+
 TABLE: Mapping[tuple[WorkerState, type[WorkerEvent]], Handler] = {
-    **{(state, WorkerProgressed): _ignore for state in _S if state not in (_S.ASSIGNED, _S.STARTING)},
+    **{
+        (state, kind): _ignore
+        for state in (_S.QUARANTINED, _S.STOPPED, _S.LOST)
+        for kind in (WorkerProgressed, WorkerStarted, WorkerStartFailed, WorkerStopped, WorkerExited, WorkerFinished)
+    },
+    **{(state, WorkerProgressed): _ignore for state in (_S.READY, _S.STOPPING)},
     (_S.STARTING, WorkerProgressed): _progressed,
     (_S.STARTING, WorkerStarted): _started,
     (_S.READY, WorkerStarted): _ignore,
     (_S.STOPPING, WorkerStarted): _ignore,
-    (_S.QUARANTINED, WorkerStarted): _ignore,
-    (_S.STOPPED, WorkerStarted): _ignore,
-    (_S.LOST, WorkerStarted): _ignore,
     (_S.STARTING, WorkerStartFailed): _start_failed,
     (_S.STOPPING, WorkerStartFailed): _start_failed_while_stopping,
-    (_S.QUARANTINED, WorkerStartFailed): _ignore,
-    (_S.STOPPED, WorkerStartFailed): _ignore,
-    (_S.LOST, WorkerStartFailed): _ignore,
     (_S.STARTING, WorkerStopped): _stopped_unasked,
     (_S.READY, WorkerStopped): _stopped_unasked,
     (_S.STOPPING, WorkerStopped): _stopped,
     (_S.QUARANTINED, WorkerStopped): _gone_at_last,
-    (_S.STOPPED, WorkerStopped): _ignore,
-    (_S.LOST, WorkerStopped): _ignore,
     (_S.STARTING, WorkerExited): _exited,
     (_S.READY, WorkerExited): _exited,
     (_S.STOPPING, WorkerExited): _exited_while_stopping,
     (_S.QUARANTINED, WorkerExited): _gone_at_last,
-    (_S.STOPPED, WorkerExited): _ignore,
-    (_S.LOST, WorkerExited): _ignore,
     (_S.STARTING, WorkerFinished): _finished,
     (_S.READY, WorkerFinished): _finished,
     (_S.STOPPING, WorkerFinished): _finished_while_stopping,
-    (_S.QUARANTINED, WorkerFinished): _ignore,
-    (_S.STOPPED, WorkerFinished): _ignore,
-    (_S.LOST, WorkerFinished): _ignore,
 }
