@@ -9,5 +9,5 @@ the path of the message (``spec.components[0].resources.gpu_milli``). Import fro
 - :mod:`callboard.wire.schema`: how it follows from the declarations of the specs
 - :mod:`callboard.wire.enums`: ``to_wire``, ``from_wire``
 - :mod:`callboard.wire.errors`: the exceptions, ``ErrorReason``,
-  ``status_of``, ``status_details``, ``parse_error``, ``error_from_rpc``
+  ``status_of``, ``parse_error``, ``error_from_rpc``
 """

@@ -9,7 +9,7 @@ Done without grpcio-status, whose protobuf pin excludes trainers that hold proto
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -25,7 +25,6 @@ from callboard.wire.refusals import (
     CallError,
     ErrorReason,
     QuotaViolation,
-    code_of,
     exception_for,
 )
 
@@ -80,54 +79,36 @@ class FailedCall(Protocol):
         """Trailers."""
 
 
-def status_details(
-    reason: ErrorReason,
-    message: str,
-    *,
-    code: str = "",
-    metadata: Mapping[str, str] | None = None,
-    faults: Iterable[Fault] = (),
-    quota: Iterable[QuotaViolation] = (),
-) -> StatusDetails:
-    """The status of a refusal: code (by default the reason's), message and trailer.
+def status_of(error: CallboardError) -> StatusDetails:
+    """The status of an exception that a handler raised.
 
     Faults and quota violations beyond :data:`MAX_DETAILS_BYTES` are left out and counted in a last entry.
     """
-    status_code = grpc.StatusCode[code or code_of(reason)]
-    message = _clip(message, MAX_MESSAGE_BYTES)
+    known = error.error
+    status_code = grpc.StatusCode[known.code]
+    message = _clip(known.message, MAX_MESSAGE_BYTES)
     number: int = status_code.value[0]
     status = status_pb2.Status(code=number, message=message)
-    info = error_details_pb2.ErrorInfo(reason=reason.value, domain=DOMAIN)
-    for key, value in list((metadata or {}).items())[:16]:
+    info = error_details_pb2.ErrorInfo(reason=known.reason.value, domain=DOMAIN)
+    for key, value in list(known.metadata.items())[:16]:
         info.metadata[_clip(key, 64)] = _clip(value, 128)
     _pack(status, info)
     room = MAX_DETAILS_BYTES - status.ByteSize() - 200  # for two Any wrappers and the "more" entries
-    bad_request = error_details_pb2.BadRequest()
-    for fault, left in _counted_down(faults):
-        entry = error_details_pb2.BadRequest.FieldViolation(
-            field=_clip(fault.field, 256), description=_clip(_located(fault), 512)
-        )
-        room -= entry.ByteSize() + 4
-        if room < 0:
-            entry = error_details_pb2.BadRequest.FieldViolation(description=f"and {left} more")
-        bad_request.field_violations.append(entry)
-        if room < 0:
-            break
-    failure = error_details_pb2.QuotaFailure()
-    for violation, left in _counted_down(quota):
-        short = error_details_pb2.QuotaFailure.Violation(
-            subject=_clip(violation.subject, 128), description=_clip(violation.description, 512)
-        )
-        room -= short.ByteSize() + 4
-        if room < 0:
-            short = error_details_pb2.QuotaFailure.Violation(description=f"and {left} more")
-        failure.violations.append(short)
-        if room < 0:
-            break
-    if bad_request.field_violations:
-        _pack(status, bad_request)
-    if failure.violations:
-        _pack(status, failure)
+    bad_request, failure = error_details_pb2.BadRequest(), error_details_pb2.QuotaFailure()
+    faults = [{"field": _clip(each.field, 256), "description": _clip(_located(each), 512)} for each in known.faults]
+    quota = [{"subject": _clip(q.subject, 128), "description": _clip(q.description, 512)} for q in known.quota]
+    for detail, into, entries in (
+        (bad_request, bad_request.field_violations, faults),
+        (failure, failure.violations, quota),
+    ):
+        for index, entry in enumerate(entries):
+            room -= into.add(**entry).ByteSize() + 4
+            if room < 0:
+                del into[-1]
+                into.add(description=f"and {len(entries) - index} more")
+                break
+        if into:
+            _pack(status, detail)
     return StatusDetails(status_code, message, ((DETAILS_KEY, status.SerializeToString()),))
 
 
@@ -142,14 +123,6 @@ def _fault(entry: error_details_pb2.BadRequest.FieldViolation) -> Fault:
     if located is None:
         return Fault(entry.field, entry.description)
     return Fault(entry.field, located["message"], int(located["line"]), int(located["column"]))
-
-
-def status_of(error: CallboardError) -> StatusDetails:
-    """The status of an exception that a handler raised."""
-    known = error.error
-    return status_details(
-        known.reason, known.message, code=known.code, metadata=known.metadata, faults=known.faults, quota=known.quota
-    )
 
 
 def parse_error(failed: FailedCall) -> CallError:
@@ -233,12 +206,6 @@ def _unpack(detail: AnyMessage, target: Message) -> None:
             detail.Unpack(target)
         except DecodeError:
             target.Clear()  # a peer's broken detail is worth no more than a missing one
-
-
-def _counted_down(items: Iterable[T]) -> Iterable[tuple[T, int]]:
-    """Each item with the number of items from it to the end."""
-    everything = tuple(items)
-    return ((item, len(everything) - index) for index, item in enumerate(everything))
 
 
 def _clip(text: str, limit_bytes: int) -> str:

@@ -16,7 +16,7 @@ from google.protobuf import empty_pb2
 from callboard.model.faults import Fault, InvalidInput
 from callboard.scheduler.records.refusals import RefusalCode
 from callboard.v1 import errors_pb2
-from callboard.wire.errors import DETAILS_KEY, error_from_rpc, parse_error, status_details, status_of
+from callboard.wire.errors import DETAILS_KEY, error_from_rpc, parse_error, status_of
 from callboard.wire.refusals import (
     KINDS,
     CallboardError,
@@ -129,7 +129,7 @@ class TestTravel:
         faults = tuple(Fault(f"spec.components[{i}].name", message) for i in range(500))
         quota = tuple(QuotaViolation(f"pools/p{i}", message) for i in range(500))
         metadata = {f"k{i}": message for i in range(100)}
-        status = status_details(ErrorReason.INVALID_FIELD, message, faults=faults, quota=quota, metadata=metadata)
+        status = status_of(InvalidRequest(message, faults=faults, quota=quota, metadata=metadata))
         size_bytes = len(status.trailing_metadata[0][1]) * 4 // 3 + 3 * len(status.message.encode())
         assert size_bytes < 8_000
         read = parse_error(Failed(status.code, status.message, status.trailing_metadata))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from callboard.model.inputs.located import shown_text
 from callboard.model.names import NAME_PATTERN, is_name
 from callboard.placement.cluster.cluster import WHOLE_CLUSTER
@@ -186,12 +188,9 @@ class EntryReader:
 
 
 def _named(entry: Entry, component: str, *, needs_gpus: bool | None = None) -> Entry:
-    return Entry(
+    return replace(
+        entry,
         component=component,
-        node_groups=entry.node_groups,
-        segments=entry.segments,
-        share_milli=entry.share_milli,
-        visible_all=entry.visible_all,
         needs_gpus=entry.needs_gpus if needs_gpus is None else needs_gpus,
         where=entry.where.of(component),
         group_where=entry.group_where.of(component),
