@@ -5,10 +5,9 @@ Importing this package is cheap. The names below load their module when they are
 the frozen ones that the scheduler holds are in :mod:`callboard.model.specs` and :mod:`callboard.model.policy`.
 """
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from callboard._lazy import lazily
+from callboard._lazy import lazily, public_names
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
@@ -29,24 +28,13 @@ if TYPE_CHECKING:
     from callboard.model.requests import PoolSpec as PoolSpec
     from callboard.model.requests import PreemptionPolicy as PreemptionPolicy
 
-_PUBLIC = MappingProxyType(
+_PUBLIC = public_names(
     {
-        "ComponentSpec": "callboard.model.requests",
-        "Fault": "callboard.model.faults",
-        "InvalidInput": "callboard.model.faults",
-        "JobSpec": "callboard.model.requests",
-        "PgPoolSpec": "callboard.model.requests",
-        "PoolSpec": "callboard.model.requests",
-        "PreemptionPolicy": "callboard.model.requests",
-        "Resources": "callboard.model.quantities",
-        "job_spec": "callboard.model.inputs",
-        "job_to_mapping": "callboard.model.describe",
-        "policy_overrides": "callboard.model.inputs",
-        "policy_to_mapping": "callboard.model.describe",
-        "pool_spec": "callboard.model.inputs",
-        "pool_to_mapping": "callboard.model.describe",
-        "preemption_policy": "callboard.model.inputs",
-        "read_yaml": "callboard.model.inputs",
+        "callboard.model.describe": "job_to_mapping policy_to_mapping pool_to_mapping",
+        "callboard.model.faults": "Fault InvalidInput",
+        "callboard.model.inputs": "job_spec policy_overrides pool_spec preemption_policy read_yaml",
+        "callboard.model.quantities": "Resources",
+        "callboard.model.requests": "ComponentSpec JobSpec PgPoolSpec PoolSpec PreemptionPolicy",
     }
 )
 

@@ -21,10 +21,9 @@ generations, epochs and terms change nothing; I10 free + held + used + quarantin
 Importing this package is cheap: a name below loads its module when it is first asked for.
 """
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from callboard._lazy import lazily
+from callboard._lazy import lazily, public_names
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
@@ -44,23 +43,15 @@ if TYPE_CHECKING:
     from callboard.scheduler.state.ledger import PoolUse as PoolUse
     from callboard.scheduler.state.state import State as State
 
-_PUBLIC = MappingProxyType(
+_PUBLIC = public_names(
     {
-        "DeviceUse": "callboard.scheduler.state.ledger",
-        "Explanation": "callboard.scheduler.account.explain",
-        "GroupStats": "callboard.scheduler.account.stats",
-        "ImpossibleTransition": "callboard.scheduler.records.refusals",
-        "InvariantBroken": "callboard.scheduler.state.invariants",
-        "NodeUse": "callboard.scheduler.state.ledger",
-        "Outcome": "callboard.scheduler.machine",
-        "PlannedWorker": "callboard.scheduler.account.explain",
-        "PoolUse": "callboard.scheduler.state.ledger",
-        "Reason": "callboard.scheduler.records.refusals",
-        "Refusal": "callboard.scheduler.records.refusals",
-        "RefusalCode": "callboard.scheduler.records.refusals",
-        "Scheduler": "callboard.scheduler.machine",
-        "State": "callboard.scheduler.state.state",
-        "check_invariants": "callboard.scheduler.state.invariants",
+        "callboard.scheduler.account.explain": "Explanation PlannedWorker",
+        "callboard.scheduler.account.stats": "GroupStats",
+        "callboard.scheduler.machine": "Outcome Scheduler",
+        "callboard.scheduler.records.refusals": "ImpossibleTransition Reason Refusal RefusalCode",
+        "callboard.scheduler.state.invariants": "InvariantBroken check_invariants",
+        "callboard.scheduler.state.ledger": "DeviceUse NodeUse PoolUse",
+        "callboard.scheduler.state.state": "State",
     }
 )
 

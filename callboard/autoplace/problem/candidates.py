@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from callboard.autoplace.problem.costs import Cost, CostError, Scaling, costs_at
-from callboard.autoplace.problem.problem import Component, Mode, Pool, Unplaceable
+from callboard.autoplace.problem.problem import Component, Mode, NoPlan, Pool, Unplaceable
 
 Memory = Mapping[int, float] | float
 """GiB per GPU: one number, or by GPU count."""
@@ -106,6 +106,19 @@ def component_of(asked: Asked, pools: tuple[Pool, ...]) -> Component | Unplaceab
         )
     reason = "; ".join(dict.fromkeys(reasons)) or "it has no cost on any pool of this cluster"
     return Unplaceable(component=asked.name, gpus=tuple(sorted(looked_at)), reason=reason)
+
+
+def placeable(found: Iterable[Component | Unplaceable]) -> tuple[Component, ...]:
+    """The components, if each has a place.
+
+    Raises:
+        NoPlan: some have none.
+    """
+    parts = list(found)
+    causes = tuple(part for part in parts if isinstance(part, Unplaceable))
+    if causes:
+        raise NoPlan(causes)
+    return tuple(part for part in parts if isinstance(part, Component))
 
 
 def _points(asked: Asked, pool: Pool) -> Mapping[int, float] | None:

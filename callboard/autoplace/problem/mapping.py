@@ -13,18 +13,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from callboard.autoplace.problem.candidates import Asked, Rules, component_of
+from callboard.autoplace.problem.candidates import Asked, Rules, component_of, placeable
 from callboard.autoplace.problem.graphs import GRAPHS, cycle_faults, edges_of
 from callboard.autoplace.problem.problem import (
     MAX_CHUNKS,
-    Component,
     Edge,
     Layout,
-    NoPlan,
     Pool,
     Problem,
     Sync,
-    Unplaceable,
 )
 from callboard.autoplace.problem.written import (
     MAX_GPUS,
@@ -273,7 +270,7 @@ class GeneralInput(Input):
         edges = flow.edges if flow.graph is None else edges_of(flow.graph, flow.components)
         pools = self.cluster.pools()
         return Problem(
-            components=_placeable((part.asked(name) for name, part in flow.components.items()), pools),
+            components=placeable(component_of(part.asked(name), pools) for name, part in flow.components.items()),
             edges=edges or (),
             pools=pools,
             chunks=flow.chunks,
@@ -306,7 +303,7 @@ class PlainInput(Input):
     def problem(self) -> Problem:
         pools = (Pool(name=ONE_POOL, gpu_ranks=tuple(range(self.gpus))),)
         return Problem(
-            components=_placeable((part.asked(name) for name, part in self.components.items()), pools),
+            components=placeable(component_of(part.asked(name), pools) for name, part in self.components.items()),
             edges=self.edges,
             pools=pools,
             chunks=self.chunks,
@@ -345,14 +342,6 @@ def _faults_between(mapping: object, *, plain: bool) -> list[Misfit]:
         return []
     readable = {index: found for index, one in enumerate(edges) if (found := each(index, edge, one, [])) is not None}
     return [Misfit((*place, *one.place), one.message) for one in _edge_faults(readable, components)]
-
-
-def _placeable(asked: Iterator[Asked], pools: tuple[Pool, ...]) -> tuple[Component, ...]:
-    found = [component_of(one, pools) for one in asked]
-    causes = tuple(one for one in found if isinstance(one, Unplaceable))
-    if causes:
-        raise NoPlan(causes)
-    return tuple(one for one in found if isinstance(one, Component))
 
 
 def _edge_faults(edges: Mapping[int, Edge], components: Mapping[str, object]) -> Iterator[Misfit]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from callboard.autoplace.problem.candidates import Asked, Rules, component_of
+from callboard.autoplace.problem.candidates import Asked, Rules, component_of, placeable
 from callboard.autoplace.problem.costs import Scaling, envs_per_instance, interpolated
 from callboard.autoplace.problem.problem import (
     Component,
@@ -16,7 +16,6 @@ from callboard.autoplace.problem.problem import (
     Layout,
     Mode,
     ModelParallel,
-    NoPlan,
     Pool,
     Problem,
     Unplaceable,
@@ -108,7 +107,7 @@ def _reasoning_problem(
         for name, profile in job.profiles.items()
     ]
     names = tuple(job.profiles)
-    components = _placeable(component_of(one, (pool,)) for one in asked)
+    components = placeable(component_of(one, (pool,)) for one in asked)
     return Problem(
         components=components,
         edges=tuple(Edge(source=source, target=target) for source, target in pairwise(names)),
@@ -152,7 +151,7 @@ def _embodied_problem(job: Embodied, pool: Pool, profiled: int, *, notes: tuple[
         rules=Rules(multiple_of=job.model_parallel["actor"], least=1, data_parallel_divides=job.global_batch_size),
     )
     return Problem(
-        components=_placeable(
+        components=placeable(
             (_by_environments("env", job, pool), _by_environments("rollout", job, pool), component_of(asked, (pool,)))
         ),
         edges=(
@@ -211,11 +210,3 @@ def _by_environments(name: str, job: Embodied, pool: Pool) -> Component | Unplac
 
 def _span(numbers: Sequence[int]) -> str:
     return "no" if not numbers else f"{numbers[0]} to {numbers[-1]}"
-
-
-def _placeable(found: Iterator[Component | Unplaceable] | tuple[Component | Unplaceable, ...]) -> tuple[Component, ...]:
-    parts = list(found)
-    causes = tuple(part for part in parts if isinstance(part, Unplaceable))
-    if causes:
-        raise NoPlan(causes)
-    return tuple(part for part in parts if isinstance(part, Component))

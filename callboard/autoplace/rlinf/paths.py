@@ -56,7 +56,7 @@ class Config:
             return {}
         return found
 
-    def whole(self, path: str, *, default: int | None = None, low: int = 1, high: int = MAX_COUNT) -> int:
+    def whole(self, path: str, *, default: int | None = None, high: int = MAX_COUNT) -> int:
         """A whole number; 1 with a fault when it is none, or missing without a default."""
         faults_before = len(self.faults)
         found = self.find(path)
@@ -67,12 +67,12 @@ class Config:
                 return default
             self.fault(path, "is required: a whole number")
         elif isinstance(found, bool) or not isinstance(found, int):
-            self.fault(path, f"{shown(found)} is not a whole number; {low} to {high} is allowed")
-        elif not low <= found <= high:
-            self.fault(path, f"{shown(found)} is out of bounds; {low} to {high} is allowed")
+            self.fault(path, f"{shown(found)} is not a whole number; 1 to {high} is allowed")
+        elif not 1 <= found <= high:
+            self.fault(path, f"{shown(found)} is out of bounds; 1 to {high} is allowed")
         else:
             return found
-        return max(low, 1)
+        return 1
 
     def flag(self, path: str, *, default: bool) -> bool:
         found = self.find(path)
@@ -103,7 +103,7 @@ class Config:
             return float(found)
         return None
 
-    def table(self, path: str, found: Mapping[Any, Any], what: str, *, high: int = MAX_COUNT) -> dict[int, float]:
+    def table(self, path: str, found: Mapping[Any, Any], what: str) -> dict[int, float]:
         """``found``, read at ``path``, as seconds by a count of ``what``, ascending. Keys that are text are converted
         when they are whole numbers (AP-05)."""
         read: dict[int, float] = {}
@@ -113,8 +113,8 @@ class Config:
             place = f"{path}.{key}"
             count = _count(key)
             value = self._at(found, key, place)
-            if count is None or not 1 <= count <= high:
-                self.fault(place, f"{shown(key)} is not a number of {what}; 1 to {high} is allowed")
+            if count is None or not 1 <= count <= MAX_COUNT:
+                self.fault(place, f"{shown(key)} is not a number of {what}; 1 to {MAX_COUNT} is allowed")
             elif count in read:
                 self.fault(place, f"{count} {what} are stated twice")
             elif (seconds := self.seconds(place, value)) is not None:

@@ -9,10 +9,9 @@ Not checked here: whether pools, nodes, interpreters or quotas exist — that ne
 Importing this package is cheap: a name below loads its module when it is first asked for.
 """
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from callboard._lazy import lazily
+from callboard._lazy import lazily, public_names
 
 if TYPE_CHECKING:
     # What a type checker sees; a test keeps it equal to _PUBLIC.
@@ -25,16 +24,12 @@ if TYPE_CHECKING:
     from callboard.model.inputs.source import SourceMapping as SourceMapping
     from callboard.model.inputs.source import read_yaml as read_yaml
 
-_PUBLIC = MappingProxyType(
+_PUBLIC = public_names(
     {
-        "Exact": "callboard.model.inputs.scalars",
-        "JsonText": "callboard.model.inputs.scalars",
-        "SourceMapping": "callboard.model.inputs.source",
-        "job_spec": "callboard.model.inputs.job",
-        "policy_overrides": "callboard.model.inputs.pool",
-        "pool_spec": "callboard.model.inputs.pool",
-        "preemption_policy": "callboard.model.inputs.pool",
-        "read_yaml": "callboard.model.inputs.source",
+        "callboard.model.inputs.job": "job_spec",
+        "callboard.model.inputs.pool": "policy_overrides pool_spec preemption_policy",
+        "callboard.model.inputs.scalars": "Exact JsonText",
+        "callboard.model.inputs.source": "SourceMapping read_yaml",
     }
 )
 

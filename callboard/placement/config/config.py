@@ -93,7 +93,6 @@ class PlacementConfig:
     sizes: tuple[tuple[str, int], ...] = ()
     recompute_logprobs: bool | None = None
     defective: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    num_nodes_where: Where = field(default=Where(), compare=False, repr=False)
     gpus_where: Where = field(default=Where(), compare=False, repr=False)
     size_where: tuple[tuple[str, Where], ...] = field(default=(), compare=False, repr=False)
     where: Where = field(default=Where(), compare=False, repr=False)

@@ -171,7 +171,6 @@ class _Reader:
                 if recompute is not None and parallel
                 else None
             ),
-            num_nodes_where=self._section.place("num_nodes"),
             gpus_where=self._section.place("num_gpus_per_node", "gpus_per_node"),
             size_where=size_where,
             where=self._section.place(KEY),

@@ -70,7 +70,7 @@ class Watcher(Protocol):
 class Controller:
     """One controller, through all its lives."""
 
-    def __init__(self, site: Site, disk: Disk, watcher: Watcher, *, history: int = HISTORY) -> None:
+    def __init__(self, site: Site, disk: Disk, watcher: Watcher) -> None:
         self.disk = disk
         self.alive = False
         self.started_at_ms = 0
@@ -87,7 +87,7 @@ class Controller:
             heartbeat_ms=options.heartbeat_ms,
             orphan_grace_ms=options.orphan_grace_ms,
             reconcile_grace_ms=options.reconcile_grace_ms,
-            limits=Limits(ended_jobs=history, events_in_memory=EVENTS_IN_MEMORY),
+            limits=Limits(ended_jobs=HISTORY, events_in_memory=EVENTS_IN_MEMORY),
         )
         self._causes = itertools.count(1)
         self._process = Process("controller")
