@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Protocol
 
 from callboard.agents.files.lease_file import HeardLease, LeaseFile, boot_s
@@ -79,7 +80,7 @@ class Machine(Protocol):
         run_dir: records of what was started; they outlive the agent.
         packages: code that jobs bring along; None: none can be had.
         environments: Python environments that are built of it; None: none can be.
-        containers: containers that commands run in; None: there are none.
+        containers: containers that workers run in; None: there are none.
         execs: runs programs in the environments of workers; None: none can be run.
         connect: opens a session's stream to the controller; None: by gRPC.
         environment: the agent's own variables.
@@ -165,7 +166,6 @@ class ThisMachine:
         self.environments: Environments | None = Environments(
             run_dir.path / ENVIRONMENTS, packages, self.processes, own
         )
-        self.containers: Containers | None = Containers(own)
         self.connect: Connect | None = None
         self.facts = HostFacts(
             hostname=socket.gethostname(),
@@ -173,6 +173,9 @@ class ThisMachine:
             python_version=platform.python_version(),
             ray_version=_ray_version() if options.runtime == "ray" else "",
         )
+        token = options.ray_token_path
+        of_ray = (run_dir.ray_temp, run_dir.ray_token, *([Path(token)] if token else []))
+        self.containers: Containers | None = Containers(own, run_dir.sockets, self.facts.ray_version, of_ray)
         self.environment: Mapping[str, str] = dict(os.environ)
 
     async def start_ray_node(self, spec: RayNodeSpec) -> RayNode:

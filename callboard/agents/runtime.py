@@ -33,6 +33,8 @@ class Launch:
     placement_group_id: str = ""
     """Ray's id (hex) of the placement group whose bundle hosts the actor; empty: beside the bundles."""
     bundle_index: int = 0
+    within: Sequence[str] = ()
+    """What runs its host in a container, and takes the runtime's arguments for it; empty: it runs here."""
     output: str = ""
     """Folder for what its process writes before its assignment; empty: the node's logs."""
     again: bool = False

@@ -92,7 +92,7 @@ class ComponentSpec(_Request):
         py_modules: directories and ``.py`` files that travel, too, and that its workers can import by their names.
         environment: ``{"requirements": "requirements.txt"}``, ``{"uv": "pyproject.toml"}`` or ``{"conda": "NAME"}``:
             the Python environment that its workers run in; the same may be said in ``env``, beside variables.
-        container: image that the command runs in.
+        container: image that its workers run in, by podman or apptainer.
 
     The other fields are those of :class:`callboard.model.specs.ComponentSpec`.
     """

@@ -82,7 +82,8 @@ PROGRAM_SIGNAL = "SIGTERM"
 
 
 ENVIRONMENT_MS = 1_800_000
-"""Bound of the build of a Python environment, which comes before a start and doesn't count as one."""
+"""Bound of the build of a Python environment, or of bringing an image: it comes before a start and doesn't count as
+one."""
 
 
 class StopPolicy(StrEnum):
@@ -317,7 +318,7 @@ class ComponentSpec:
         py_modules: packages of modules that its workers can import, each of one module, in order of precedence.
         environment: Python environment that its workers run in: ``requirements:`` or ``uv:`` and a package of the files
             that it is built of, or ``conda:`` and a name; empty: the node's own.
-        container: image that its command runs in; empty: none.
+        container: image that its workers run in; empty: none.
         places: where each worker must run, by rank, ``max_workers`` of them; empty: wherever there is room. What a
             worker holds of its devices is what its place says.
         members: the components of a colocation group that this one stands for, each as it was asked for; see
@@ -496,9 +497,9 @@ class JobSpec:
 
     @property
     def longest_start_ms(self) -> int:
-        """How long a worker's start may take, with what is built for it before."""
-        built = any(component.environment for component in self.components)
-        return self.start_timeout_ms + (ENVIRONMENT_MS if built else 0)
+        """How long a worker's start may take, with what is built or brought for it before."""
+        supplied = any(each.environment or (each.container and not each.command) for each in self.components)
+        return self.start_timeout_ms + (ENVIRONMENT_MS if supplied else 0)
 
     @property
     def placed(self) -> bool:

@@ -1396,7 +1396,7 @@ class StartWorker(_message.Message):
     environment: _builtins.str
     """Python environment that it runs in, as in ComponentSpec; empty: the agent's."""
     container: _builtins.str
-    """Container image that its command runs in; empty: none."""
+    """Container image that it runs in; empty: none."""
     limit_gpu_memory: _builtins.bool
     """PyTorch in the worker allocates no more memory of a GPU than its allocation has."""
     cpu_affinity: _builtins.bool

@@ -478,7 +478,7 @@ class ComponentSpec(_message.Message):
     of, or "conda:" and the name of an environment of the node. Empty: the node's own.
     """
     container: _builtins.str
-    """Container image that a command runs in; empty: none."""
+    """Container image that its workers run in; empty: none."""
     limit_gpu_memory: _builtins.bool
     """PyTorch in its workers allocates no more memory of a GPU than `resources` asks for. Not for commands, which read
     CALLBOARD_GPU_MEMORY_BYTES.

@@ -301,7 +301,7 @@ class WorkerHost:
         self._output = plan.get("output", "")
         self._write_to(self._output, plan.get("output_bytes", 0))
         self._handlers = self._handlers or own_handlers()
-        enter_environment(plan["env"])
+        enter_environment(plan["env"], contained=plan.get("contained", False))
         if folder := plan.get("working_dir"):
             os.chdir(folder)
         import_from([each for each in (folder, *plan.get("py_modules", ())) if each])

@@ -69,13 +69,17 @@ def signal_name(number: int) -> str:
         return "a real-time signal"
 
 
-def enter_environment(variables: Mapping[str, str]) -> None:
+def enter_environment(variables: Mapping[str, str], *, contained: bool = False) -> None:
     """Make `variables` the whole environment of this process, besides Ray's own `RAY_*`.
 
     A Ray worker inherits everything of its raylet; what isn't on the worker's list is not its business.
+
+    Args:
+        variables: the environment.
+        contained: what is there besides is that of its container's image, and stays.
     """
     for name in set(os.environ) - set(variables):
-        if not name.startswith("RAY_"):
+        if not (contained or name.startswith("RAY_")):
             del os.environ[name]
     os.environ.update(variables)
     # The interpreter read PYTHONPATH before us.

@@ -7,6 +7,7 @@ are kept and retried with the next driver until Ray knows nothing of them.
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 
 import structlog
@@ -64,7 +65,8 @@ class RayRuntime:
         argument = {
             "actor_name": name,
             "node_id": connection.ray_node_id,
-            "interpreter": "" if launch.interpreter == sys.executable else launch.interpreter,
+            # For a shell: Ray puts it before the path of its worker's program.
+            "interpreter": shlex.join(launch.within or [launch.interpreter] * (launch.interpreter != sys.executable)),
             "early": dict(launch.early),
             "placement_group_id": launch.placement_group_id,
             "bundle_index": launch.bundle_index,

@@ -60,6 +60,8 @@ class WorkerOrder:
         """Why no warm spare can do: what has to be there before a host's interpreter starts. Empty: one can."""
         if self.command.interpreter:
             return "it names an interpreter"
+        if self.command.container and self.command.actor != PROGRAM:
+            return "it runs in a container"
         if self.command.environment and self.command.actor != PROGRAM:
             return "it has a Python environment of its own"
         if self.command.in_bundle:
@@ -67,6 +69,11 @@ class WorkerOrder:
         if self.launch.early:
             return f"{min(self.launch.early)} must be set before Python starts"
         return ""
+
+    @property
+    def is_supplied(self) -> bool:
+        """Whether something is brought or built before its host comes up, which may take as long as that does."""
+        return bool(self.command.environment or (self.command.container and self.command.actor != PROGRAM))
 
     @property
     def wish(self) -> Wish | None:
@@ -208,9 +215,7 @@ async def prepare(order: WorkerOrder, site: Site, tell: Callable[[str], None]) -
         return order
     if command.container:
         assert site.containers is not None, "a node without containers was asked for one"
-        within = site.containers.command(command, plan, order.marker)
-        variables = {**plan["env"], **site.containers.of_runtime()}
-        order = replace(order, plan={**plan, "env": variables, "kwargs": {**plan["kwargs"], "within": within}})
+        order = await _contained(order, site.containers, tell)
     code = [(command.working_dir, plan["working_dir"])] if command.working_dir else []
     for package, folder in (*code, *zip(command.py_modules, plan["py_modules"], strict=True)):
         assert site.packages is not None, "a node without packages was given code"
@@ -230,6 +235,20 @@ async def prepare(order: WorkerOrder, site: Site, tell: Callable[[str], None]) -
         job = plan["context"]["job_name"]
         raise HostError(f"{error}. The end of its log: `callboard job logs {job}`") from error
     return _within(order, found)
+
+
+async def _contained(order: WorkerOrder, containers: Containers, tell: Callable[[str], None]) -> WorkerOrder:
+    """The order of a worker whose work is done in a container."""
+    command, plan, launch = order.command, order.plan, order.launch
+    if command.actor == PROGRAM:
+        within = containers.command(command, plan, order.marker)
+        variables = {**plan["env"], **containers.of_runtime()}
+        return replace(order, plan={**plan, "env": variables, "kwargs": {**plan["kwargs"], "within": within}})
+    within = containers.host(command, plan, tuple(launch.early), order.marker)
+    await containers.check(command.container, tell)
+    marker = dict([order.marker.split("=", 1)])
+    launch = replace(launch, within=within, variables={**launch.early, **containers.of_runtime(), **marker})
+    return replace(order, launch=launch, plan={**plan, "env": containers.variables(plan, command), "contained": True})
 
 
 def tidy(order: WorkerOrder, site: Site) -> None:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+from callboard.agents.host import worker_container
 from callboard.agents.host.framing import Json, PeerGone, RemoteError, Requests
 from callboard.agents.host.worker_output import STDERR, STDOUT
 from callboard.agents.runtime import BookedGroup, FoundGroup, GroupBooking, Hosted, HostError, Launch
@@ -78,14 +79,17 @@ class ProcessRuntime:
 
     def _spawn(self, launch: Launch, descriptor: int) -> subprocess.Popen[bytes]:
         """From the loop's thread: vfork and exec take a millisecond or two."""
-        arguments = ["-P", "-m", "callboard.agents.host.worker_main", str(descriptor), str(self._successor_s)]
+        runs = ["-P", "-m", "callboard.agents.host.worker_main", str(descriptor), str(self._successor_s)]
+        if launch.within:
+            outside = [worker_container.__file__, "outside", str(descriptor)]
+            runs = ["-I", "-S", *outside, *launch.within, "worker", str(self._successor_s)]
         # A spare is nobody's yet, and writes next to nothing.
         common = self._logs / "spares.log"
         folder = Path(launch.output)
         out, err = (folder / STDOUT, folder / STDERR) if launch.output else (common, common)
         with out.open("ab") as stdout, err.open("ab") as stderr:
             return subprocess.Popen(
-                [launch.interpreter, *arguments],
+                [launch.interpreter, *runs],
                 pass_fds=(descriptor,),
                 env=dict(launch.variables),
                 stdin=subprocess.DEVNULL,

@@ -313,7 +313,7 @@ class Worker:
     def _start(self, _: _Happened | None = None) -> None:
         self._be_at(self._come_up())
         # The bound counts from the command, so that the controller's own deadline can be set above it.
-        self._set_clock(self.order.received_at + (ENVIRONMENT_MS / 1000 if self.order.command.environment else 0))
+        self._set_clock(self.order.received_at + (ENVIRONMENT_MS / 1000 if self.order.is_supplied else 0))
 
     def _set_clock(self, from_s: float) -> None:
         until_s = from_s + self.order.command.start_timeout_ms / 1000
@@ -337,7 +337,7 @@ class Worker:
             try:
                 if self.hosted is None:
                     self._reports.order = await prepare(self.order, site, self._reports.progress)
-                    if command.environment:
+                    if self.order.is_supplied:
                         self._set_clock(_now_s())
                 self._happens(Event.UNPACKED)
                 hosted = self.hosted

@@ -239,9 +239,9 @@ class ComponentInput(Input, of=ComponentSpec):
         places: list[tuple[str, ...]] = [*stated]
         places += [(key,) for key in ("environment", "interpreter", "container") if getattr(self, key) is not None]
         misfits += [Misfit(place, f"is stated beside {'.'.join(places[0])}; state one of them") for place in places[1:]]
-        if self.container is not None and (self.actor is not None or self.ray):
+        if self.container is not None and self.ray:
             why = (
-                "is for a command or script without ray: what hosts an actor is the node's own Python, and its Ray. "
+                "is stated beside ray, whose nodes run on the node's own Python and Ray. "
                 "Leave container out, and say with env or interpreter which Python packages there are"
             )
             misfits.append(Misfit(("container",), why))
