@@ -53,12 +53,15 @@ def _inside(arguments: "list[str]") -> None:
 
         main()
         return
+    import importlib.util  # noqa: PLC0415 - likewise
     import runpy  # noqa: PLC0415 - likewise
 
-    from ray._private.workers import default_worker  # noqa: PLC0415 - the image's own
-
-    sys.argv = [default_worker.__file__, *arguments[1:]]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    # The image's own, wherever that has it.
+    found = importlib.util.find_spec("ray._private.workers.default_worker")
+    assert found is not None, "the image was looked into"
+    assert found.origin, "a module of a file"
+    sys.argv = [found.origin, *arguments[1:]]
+    runpy.run_path(found.origin, run_name="__main__")
 
 
 def _ray_version() -> str:
