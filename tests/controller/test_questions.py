@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sqlite3
 import threading
@@ -208,6 +209,24 @@ async def test_a_question_that_ends_an_iteration_by_a_defect_is_answered_too() -
     async with driving(FakeJournal()) as (driver, _):
         with pytest.raises(RuntimeError, match="StopIteration"):
             await driver.question(lambda _: next(iter(())))
+
+
+async def test_whoever_stops_waiting_for_an_answer_leaves_no_defect_in_the_log() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with driving(FakeJournal()) as (driver, _):
+        go = threading.Event()
+        first = asyncio.ensure_future(driver.question(lambda _: go.wait(20)))
+        second = asyncio.ensure_future(driver.question(lambda _: None))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait({second})
+        go.set()
+        await first
+        assert await driver.question(lambda _: "after it") == "after it"
+    del second
+    gc.collect()  # asyncio tells of errors that nobody read when they are collected
+    assert not told
 
 
 async def test_what_was_never_journaled_is_not_told_though_the_journal_works_again() -> None:

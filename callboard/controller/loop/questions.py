@@ -99,6 +99,9 @@ class Questions:
         asked = self.put(live, build, lambda: is_asked)
         try:
             await asyncio.wait({asked})
+        except asyncio.CancelledError:
+            asked.add_done_callback(_let_go)
+            raise
         finally:
             is_asked = False
         if asked.cancelled():
@@ -137,6 +140,12 @@ class Questions:
 
     def _answered(self, _asked: asyncio.Future[T]) -> None:
         self._waiting -= 1
+
+
+def _let_go(asked: asyncio.Future[T]) -> None:
+    """Whoever asked is gone: an error is read, so that asyncio doesn't call it a defect that nobody did."""
+    if not asked.cancelled():
+        asked.exception()
 
 
 def _done(live: Scheduler, build: Callable[[Scheduler], T]) -> asyncio.Future[T]:
