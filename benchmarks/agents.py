@@ -98,9 +98,9 @@ class Swarm:
 
 
 @asynccontextmanager
-async def swarm_at(address: str, count: int, channels: int) -> AsyncIterator[Swarm]:
+async def swarm_at(address: str, count: int, channels: int, beat_s: float = BEAT_S) -> AsyncIterator[Swarm]:
     """Agents that join ``address``."""
-    arguments = (address, str(count), str(min(channels, count)), str(BEAT_S))
+    arguments = (address, str(count), str(min(channels, count)), str(beat_s))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.agents_swarm", *arguments),
         cwd=ROOT,

@@ -3,9 +3,9 @@
     python -m benchmarks.agents_swarm ADDRESS COUNT CHANNELS BEAT_S
 
 Reads commands from its input, one a line: ``joined N`` answers once N agents are welcome, with the seconds since they
-were started; ``measure S`` answers after S seconds with the round trips of the heartbeats in between; ``lost`` answers
-how many sessions ended since the last time; ``forget`` counts nobody as welcome any more; ``end`` ends. Answers are
-lines of JSON.
+were started; ``measure S`` answers after S seconds with the round trips of the heartbeats in between, and ``trips S``
+with each of them; ``lost`` answers how many sessions ended since the last time; ``forget`` counts nobody as welcome any
+more; ``end`` ends. Answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -203,6 +203,10 @@ async def main(address: str, count: int, channels: int, beat_s: float) -> None:
                 await asyncio.sleep(float(seconds))
                 trips = sorted(swarm.trips_s)
                 answer = {"beats": len(trips), "p50_ms": _ms(trips, 0.5), "p99_ms": _ms(trips, 0.99)}
+            case ["trips", seconds]:
+                swarm.trips_s.clear()
+                await asyncio.sleep(float(seconds))
+                answer = {"trips_s": swarm.trips_s}
             case ["forget"]:
                 swarm.welcome.clear()
             case ["lost"]:

@@ -1,13 +1,15 @@
 """What one flood does to everybody else: p99 of calls and heartbeats beside it, against those without (R7).
 
-    python benchmarks/floods.py [--seconds 6] [--times 3] [--only NAME …] [--json]
+    python benchmarks/floods.py [--seconds 3] [--times 10] [--only NAME …] [--folder DIR] [--json]
 
 A real controller with its journal, virtual agents, and one client that calls and submits steadily. Beside them, one
 after the other and each in a process of its own: watchers that never read, an agent that never reads, submits, reports,
 malformed first messages, and output of a worker that prints without end and is followed, as fast as each can, with the
-lowest priority: what counts is what they take from the controller, not from the processors of this machine. Windows
-with and without the flood take turns, so that a busy machine is busy in both. Exit code 1 if the p99 of calls or beats
-is more than twice the quiet one (medians over the turns).
+lowest priority: what counts is what they take from the controller, not from the processors of this machine. Short
+windows with and without the flood take turns, so that a busy machine is busy in both; percentiles are of all windows of
+a kind together. In the same windows a bare gRPC server is asked a hundred times a second: by how much it becomes slower
+(the floor) is what the flood takes from the machine, and not from the controller. Exit code 1 if the p99 of calls or
+beats is more than twice the quiet one.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ import itertools
 import json
 import os
 import secrets
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import grpc.aio
 
-from benchmarks.agents import Swarm, controller_in, running, swarm_at
+from benchmarks.agents import Program, Swarm, controller_in, running, swarm_at
 from benchmarks.agents_swarm import hello_of
 from callboard.client.client import Client
 from callboard.security.dialing import open_channel
@@ -45,6 +46,12 @@ AGENTS = 20
 AT_ONCE = 16
 CALLS_S = 100.0
 """Steady calls a second; one in ten is a submit and its cancellation."""
+BEAT_S = 0.5
+"""Longest between heartbeats of one agent: enough of them for a p99."""
+
+READY = b"ready\n"
+IN_FLOW_S = 1.0
+"""How long a flood has before it is measured."""
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -211,93 +218,156 @@ FLOODS: dict[str, Callable[[str], Awaitable[None]]] = {
 }
 
 
-async def window(client: Client, swarm: Swarm, seconds: float, names: Iterator[int]) -> dict[str, float]:
-    """p50 and p99 of calls and beats over so many seconds."""
-    took, beats = await asyncio.gather(steady(client, seconds, names), swarm.ask(f"measure {seconds}"))
-    return {
-        "calls_p50": 1000 * took[len(took) // 2],
-        "calls_p99": 1000 * took[int(len(took) * 0.99)],
-        "beats_p99": beats["p99_ms"],
-    }
+class Floor:
+    """Heartbeats to a bare server, one after the other on one stream."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address, [("grpc.enable_http_proxy", 0)])
+        stub: Any = agent_pb2_grpc.AgentServiceStub(self._channel)
+        self._call = stub.Session()
+
+    async def measure(self, seconds: float) -> list[float]:
+        """Seconds of each round trip."""
+        took: list[float] = []
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            await self._call.write(agent_pb2.SessionRequest(heartbeat=agent_pb2.Heartbeat(sequence=1)))
+            await self._call.read()
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(1 / CALLS_S)
+        return took
+
+    async def close(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
+        await self._channel.close()
 
 
-async def measure(kinds: list[str], seconds: float, times: int) -> dict[str, dict[str, float]]:
-    """The medians of every flood's windows, and of the quiet ones before each."""
+class Windows:
+    """What was measured in windows of one kind."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {"calls": [], "beats": [], "floor": []}
+
+    async def add(self, client: Client, swarm: Swarm, floor: Floor, seconds: float, names: Iterator[int]) -> None:
+        """Measures one more."""
+        calls, beats, bare = await asyncio.gather(
+            steady(client, seconds, names), swarm.ask(f"trips {seconds}"), floor.measure(seconds)
+        )
+        for name, found in (("calls", calls), ("beats", beats["trips_s"]), ("floor", bare)):
+            self._seconds[name].extend(found)
+
+    def figures(self) -> dict[str, float]:
+        """p50 and p99 of each, in milliseconds."""
+        found = {}
+        for name, seconds in self._seconds.items():
+            ranked = sorted(seconds)
+            for part in (50, 99):
+                found[f"{name}_p{part}"] = 1000 * ranked[len(ranked) * part // 100]
+        return found
+
+
+@contextlib.asynccontextmanager
+async def flooding(kind: str, address: str, token: str | None) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A flood that is ready and begins when it is told so; it has to run on until the end of the block."""
+    flood = await asyncio.create_subprocess_exec(
+        *("nice", "-n", "19", sys.executable, "-m", "benchmarks.floods", "--flood", kind, address),
+        cwd=ROOT,
+        env={**os.environ, **({"CALLBOARD_TOKEN": token} if token else {})},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert flood.stdin is not None
+        assert flood.stdout is not None
+        assert await flood.stdout.readline() == READY, f"{kind} did not start"
+        given = flood.stdin
+
+        async def begin() -> None:
+            given.write(READY)
+            await asyncio.sleep(IN_FLOW_S)
+
+        yield begin
+        assert flood.returncode is None, f"{kind} ended by itself"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            flood.terminate()
+        await flood.wait()
+
+
+async def measure(kinds: list[str], seconds: float, times: int, place: str | None) -> dict[str, dict[str, float]]:
+    """The figures of every flood's windows, and of the quiet ones before each."""
     found: dict[str, dict[str, float]] = {}
     names = itertools.count()
-    with tempfile.TemporaryDirectory(prefix="callboard-floods-") as folder:
-        controller = controller_in(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="callboard-floods-", dir=place) as folder:
+        controller, bare = controller_in(Path(folder)), Program("-m", "benchmarks.agents", "--serve-bare")
         async with (
             running(controller),
-            swarm_at(controller.address, AGENTS, AGENTS) as swarm,
+            running(bare),
+            swarm_at(controller.address, AGENTS, AGENTS, BEAT_S) as swarm,
             Client(controller.address) as client,
         ):
             await swarm.ask(f"joined {AGENTS}")
             await client.ensure_pool("floods", pg_pool={"max_dynamic": 64}, members=["flood"])
             tokens = {"submits": grant(Path(folder), "flood", Role.TRAINER)}
-            await window(client, swarm, seconds, names)  # what is imported and compiled once
+            floor = Floor(bare.address)
+            await Windows().add(client, swarm, floor, seconds, names)  # what is imported and compiled once
             for kind in kinds:
-                rows: dict[str, list[dict[str, float]]] = {"quiet": [], "flood": []}
+                quiet, flooded = Windows(), Windows()
                 for _ in range(times):
-                    rows["quiet"].append(await window(client, swarm, seconds, names))
-                    flood = await asyncio.create_subprocess_exec(
-                        *(
-                            "nice",
-                            "-n",
-                            "19",
-                            sys.executable,
-                            "-m",
-                            "benchmarks.floods",
-                            "--flood",
-                            kind,
-                            controller.address,
-                        ),
-                        cwd=ROOT,
-                        env={**os.environ, **({"CALLBOARD_TOKEN": tokens[kind]} if kind in tokens else {})},
-                    )
-                    try:
-                        await asyncio.sleep(3.0)  # for its imports, and to be in full flow
-                        rows["flood"].append(await window(client, swarm, seconds, names))
-                        assert flood.returncode is None, f"{kind} ended by itself"
-                    finally:
-                        with contextlib.suppress(ProcessLookupError):
-                            flood.terminate()
-                        await flood.wait()
+                    async with flooding(kind, controller.address, tokens.get(kind)) as begin:
+                        await quiet.add(client, swarm, floor, seconds, names)
+                        await begin()
+                        await flooded.add(client, swarm, floor, seconds, names)
+                    for job in await client.list_jobs(states=["PENDING", "RUNNING", "STARTING"]):
+                        await (await client.get_job(job.uid)).cancel()
                 found[kind] = {
-                    f"{which}_{name}": statistics.median(row[name] for row in rows[which])
-                    for which in rows
-                    for name in rows[which][0]
+                    f"{which}_{name}": value
+                    for which, windows in (("quiet", quiet), ("flood", flooded))
+                    for name, value in windows.figures().items()
                 }
-                for job in await client.list_jobs(states=["PENDING", "RUNNING", "STARTING"]):
-                    await (await client.get_job(job.uid)).cancel()
                 print(json.dumps({kind: found[kind]}), file=sys.stderr, flush=True)
+            await floor.close()
     return found
+
+
+def flood(kind: str, address: str) -> None:
+    """Runs one flood, once it is told to begin."""
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    sys.stdin.buffer.readline()
+    asyncio.run(FLOODS[kind](address))  # type: ignore[arg-type] # coroutines, all of them
 
 
 def main() -> int:
     """Measures, prints, judges."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of a window")
-    parser.add_argument("--times", type=int, default=3, help="windows with and without each flood")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a window")
+    parser.add_argument("--times", type=int, default=10, help="windows with and without each flood")
     parser.add_argument("--only", nargs="+", choices=list(FLOODS), default=list(FLOODS))
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        help="where the controller's state lies, for example /dev/shm: a disk that others write to stalls each commit",
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON on stdout")
     parser.add_argument("--flood", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.flood:
-        kind, address = given.flood
-        asyncio.run(FLOODS[kind](address))  # type: ignore[arg-type] # coroutines, all of them
+        flood(*given.flood)
         return 0
-    found = asyncio.run(measure(given.only, given.seconds, given.times))
-    print("| flood | calls p50 ms | calls p99 ms | beats p99 ms | ratio of p99 |\n|---|---|---|---|---|")
+    found = asyncio.run(measure(given.only, given.seconds, given.times, given.folder))
+    print("| flood | calls p50 ms | calls p99 ms | beats p99 ms | floor p99 ms | ratio of p99: calls, beats, floor |")
+    print("|---|---|---|---|---|---|")
     worst = 0.0
     for kind, row in found.items():
-        ratios = [row[f"flood_{name}"] / row[f"quiet_{name}"] for name in ("calls_p99", "beats_p99")]
-        worst = max(worst, *ratios)
+        ratios = [row[f"flood_{name}_p99"] / row[f"quiet_{name}_p99"] for name in ("calls", "beats", "floor")]
+        worst = max(worst, *ratios[:2])
         pairs = [
             f"{row[f'quiet_{name}']:.1f} → {row[f'flood_{name}']:.1f}"
-            for name in ("calls_p50", "calls_p99", "beats_p99")
+            for name in ("calls_p50", "calls_p99", "beats_p99", "floor_p99")
         ]
-        print(f"| {kind} | {' | '.join(pairs)} | {ratios[0]:.1f}, {ratios[1]:.1f} |")
+        print(f"| {kind} | {' | '.join(pairs)} | {', '.join(f'{ratio:.1f}' for ratio in ratios)} |")
     print(f"load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     if given.json:
         print(json.dumps(found))

@@ -61,7 +61,8 @@ class Limits:
         reports_remembered: ids of reports kept per node, so that one that is sent again is only acknowledged.
         changes_per_snapshot: changes in the log after which a snapshot replaces them.
         message_bytes: largest message of a client or agent.
-        client_requests_s: calls of one client in a second; of the owner and of agents there may be any number.
+        client_requests_s: calls of one client in a second, one that changes something for four; of the owner and of
+            agents there may be any number.
         client_streams: watches and other streams of one client at one time.
         page_streams: browsers that follow the page at one time.
         client_refusals_s: refusals in a second of one caller whose requests are not valid or whom nobody knows; more

@@ -44,7 +44,8 @@ class ClientLimits:
     """What one client may do at one time. The owner, and agents, have no such limits.
 
     Attributes:
-        requests_s: calls in a second; twice as many at once.
+        requests_s: calls in a second; twice as many at once. One that changes something takes as much as
+            :data:`CHANGE_COST` others.
         streams: watches and other streams that are open.
         refusals_s: refusals in a second of what is no valid request, or of somebody unknown at one address; more wait.
             This one holds for the owner and agents, too: their mistakes come as fast as anybody's.
@@ -54,6 +55,9 @@ class ClientLimits:
     streams: int = 50
     refusals_s: int = 50
 
+
+CHANGE_COST = 4
+"""Calls that one takes the place of that changes something: it is decided, journaled and told to others."""
 
 LONGEST_WAIT_S = 1.0
 """Longest that a refusal waits."""
@@ -118,7 +122,7 @@ class Gate:
         if who.role in (None, Role.AGENT) or method in OPEN:
             yield
             return
-        self._count_call(who.name)
+        self._count_call(who.name, CHANGE_COST if changes(method.rpartition("/")[2]) else 1)
         if not stream:
             yield
             return
@@ -160,12 +164,13 @@ class Gate:
         self._refusals_left[name] = (max(left - 1, -rate * LONGEST_WAIT_S), self._now_s())
         return wait_s
 
-    def _count_call(self, name: str) -> None:
+    def _count_call(self, name: str, cost: int) -> None:
         rate = self._limits.requests_s
-        left = self._left_of(self._left, name, rate)
-        self._left[name] = (left if left < 1 else left - 1, self._now_s())
-        if left < 1:
-            raise LimitReached(f"{name} makes more than {rate} calls a second; call less often")
+        left, cost = self._left_of(self._left, name, rate), min(cost, 2 * rate)
+        self._left[name] = (left if left < cost else left - cost, self._now_s())
+        if left < cost:
+            what = f"{rate / CHANGE_COST:g} changes" if cost > 1 else f"{rate} calls"
+            raise LimitReached(f"{name} makes more than {what} a second; call less often")
 
     def _left_of(self, buckets: dict[str, tuple[float, float]], name: str, rate: float) -> float:
         """What is in a bucket that fills by so many a second and holds twice as many."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from callboard.controller.loop.event_log import CHUNK, EventLog, Filter, Progress
+from callboard.controller.loop.event_log import CHUNK, TURN_S, EventLog, Filter, Progress
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import ErrorReason, InvalidRequest, LimitReached, RevisionCompacted, Unavailable
 
@@ -96,6 +96,18 @@ async def test_many_events_come_in_bounded_messages() -> None:
         if progress.revision == 3 * CHUNK - 1:
             break
     assert max(sizes) == CHUNK
+
+
+async def test_r7_all_who_catch_up_share_one_pace() -> None:
+    world = World(in_memory=10_000)
+    last = 4 * CHUNK
+    world.happen(*[event(number) for number in range(1, last + 1)])
+    began = asyncio.get_running_loop().time()
+    # Those whom nothing selects look at as many.
+    nothing = Filter(types=("none.",))
+    read = [revisions(world.watch(), last) for _ in range(3)] + [revisions(world.watch(wanted=nothing), last)]
+    await asyncio.gather(*read)
+    assert asyncio.get_running_loop().time() - began >= 0.9 * 4 * 4 * TURN_S
 
 
 async def test_revisions_without_an_event_are_passed() -> None:

@@ -17,6 +17,7 @@ from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop import driver as driver_module
 from callboard.controller.loop.inbox import Inbox
 from callboard.controller.server import Controller
+from callboard.controller.sessions import session
 from callboard.controller.sessions.session import MOST_UNDECIDED
 from callboard.scheduler.records.job_records import Change, EventRecord
 from callboard.v1 import agent_pb2, event_pb2, job_pb2, scheduler_pb2
@@ -95,6 +96,22 @@ async def test_r7_a_slow_disk_holds_up_what_must_be_on_it_and_nothing_else(
         assert (await read).name == "jobs/b"
         assert (await told).events
         watch.cancel()
+
+
+async def test_r7_an_agent_that_sends_without_end_is_read_at_a_bounded_rate(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MESSAGES_S", 100)
+    monkeypatch.setattr(session, "PATIENCE_S", 0.5)
+    loop = asyncio.get_running_loop()
+    async with FakeAgent(controller.address, "n1") as flooding, FakeAgent(controller.address, "n2") as calm:
+        began = loop.time()
+        for number in range(1_000, 1_150):
+            await flooding.say(heartbeat=agent_pb2.Heartbeat(sequence=number))
+        await calm.heartbeat()
+        others = loop.time() - began
+        await flooding.until(lambda: 1_149 in flooding.replies)
+        assert others < 0.9 <= loop.time() - began, "a hundred beyond the fifty at once"
 
 
 async def test_r7_a_flood_of_reports_waits_at_its_agent_and_calls_come_between(

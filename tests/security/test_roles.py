@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -201,6 +202,27 @@ class TestTrainers:
             with pytest.raises(LimitReached, match="2 jobs wait in pool hers"):
                 await alice.submit(spec("j2", "hers") | waiting)
             await owner.submit(spec("j3", "hers") | waiting)
+
+    async def test_r7_who_calls_beyond_a_limit_again_and_again_waits_for_the_refusal(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(access_module, "LOOK_EVERY_S", 0.0)
+        limits = Limits(client_requests_s=1, client_refusals_s=4)
+        async with (
+            running(options_for(tmp_path, limits=limits)) as controller,
+            client_of(controller, "alice", Role.VIEWER) as alice,
+        ):
+            loop = asyncio.get_running_loop()
+
+            async def refused() -> float:
+                began = loop.time()
+                with contextlib.suppress(LimitReached):
+                    for _ in range(10):
+                        await alice.list_pools()
+                return loop.time() - began
+
+            waits = sorted(await asyncio.gather(*(refused() for _ in range(16))))
+            assert waits[-1] >= 0.9, waits
 
 
 class TestGrants:
@@ -408,6 +430,23 @@ class TestLimits:
         call("busy")
         with pytest.raises(LimitReached):
             call("busy")
+
+    def test_r7_a_change_takes_as_much_of_the_limit_as_four_reads(self) -> None:
+        limits = ClientLimits(requests_s=20)
+        gate = Gate(lambda *_: Identity("a", Role.TRAINER), limits=limits, now_s=lambda: 0.0)
+
+        def call(method: str) -> None:
+            with gate.passing(gate.identify(method, None), method, stream=False):
+                pass
+
+        for _ in range(9):
+            call("/callboard.v1.JobService/SubmitJob")
+        for _ in range(4):
+            call("/callboard.v1.JobService/GetJob")
+        with pytest.raises(LimitReached, match="more than 20 calls a second"):
+            call("/callboard.v1.JobService/GetJob")
+        with pytest.raises(LimitReached, match="more than 5 changes a second"):
+            call("/callboard.v1.JobService/SubmitJob")
 
     def test_r7_refusals_that_cost_nothing_to_provoke_wait_and_only_those_of_their_caller(self) -> None:
         now = [0.0]

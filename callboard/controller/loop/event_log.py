@@ -19,6 +19,10 @@ from callboard.wire.refusals import InvalidRequest, LimitReached, RevisionCompac
 CHUNK = 64
 """Most events in one message of a watch, and most that are looked at before others get their turn."""
 
+TURN_S = 0.01
+"""Time between two chunks for watches that catch up, all of them together: a chunk costs the loop two milliseconds, and
+what it does for others must not wait for a crowd of them."""
+
 ReadOld = Callable[[int, int], Awaitable[tuple[int, list[EventRecord]]]]
 """(first revision, limit) → the oldest revision kept on disk (0: none) and events from there on."""
 
@@ -71,6 +75,7 @@ class EventLog:
         self._watchers = 0
         self._closed: Unavailable | None = None
         self._more = asyncio.Event()
+        self._turn = asyncio.Lock()
         self.revision = 0
         """Revision of the newest event."""
 
@@ -127,6 +132,9 @@ class EventLog:
                     position = events[-1].revision + 1
                 elif position <= self.revision:
                     position = self.revision + 1  # revisions without an event
+                if len(events) == CHUNK:  # it catches up
+                    async with self._turn:
+                        await asyncio.sleep(TURN_S)
                 selected = tuple(event for event in events if wanted.selects(event))
                 if selected or first:
                     first = False

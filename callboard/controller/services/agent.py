@@ -148,6 +148,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         async for request in requests:
             if session.closed or not self._sessions.is_current(session):
                 return  # a newer session speaks for the node (I9)
+            await session.pace()
             what = request.WhichOneof("message")
             if what == "heartbeat":
                 self._heartbeat(session, request.heartbeat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import grpc.aio
 
 from callboard.controller.journal.journal import not_leader
 from callboard.controller.loop.driver import Driver
-from callboard.controller.loop.event_log import CHUNK, EventLog, Filter, Progress
+from callboard.controller.loop.event_log import EventLog, Filter, Progress
 from callboard.controller.options import ControllerOptions
 from callboard.controller.services.requests import DEFAULT_PAGE, LARGEST_PAGE, invalid, is_member, is_member_of
 from callboard.scheduler.records.job_records import EventRecord
@@ -32,7 +31,6 @@ class EventService(event_pb2_grpc.EventServiceServicer):
         self._events = events
         self._driver = driver
         self._options = options
-        self._turn = asyncio.Lock()
 
     async def Watch(self, request: event_pb2.WatchRequest, context: Context) -> AsyncIterator[event_pb2.WatchResponse]:
         self._driver.check_readable()  # a log that was not read yet has an end that says nothing
@@ -42,14 +40,7 @@ class EventService(event_pb2_grpc.EventServiceServicer):
             raise not_leader(following.leader)  # it is not there yet; the leader is
         watch = self._events.watch(request.start_revision, wanted, progress_s=self._options.progress_ms / 1000)
         async for progress in watch:
-            if len(progress.events) < CHUNK:
-                yield _response(progress)
-                continue
-            # It catches up. Of all who do, one makes a message at a time, and what else happens comes between.
-            async with self._turn:
-                response = _response(progress)
-                await asyncio.sleep(0)
-            yield response
+            yield _response(progress)
 
     async def ListEvents(self, request: event_pb2.ListEventsRequest, context: Context) -> event_pb2.ListEventsResponse:
         self._driver.check_readable()

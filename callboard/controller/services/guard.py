@@ -38,6 +38,7 @@ from callboard.wire.refusals import (
     ErrorReason,
     InternalError,
     InvalidRequest,
+    LimitReached,
     NotAuthenticated,
     QuotaViolation,
     Unavailable,
@@ -309,11 +310,11 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _refuse(
         self, error: CallboardError, who: Identity | None, method: str, subject: str, context: Context
     ) -> None:
-        """Ends a call with an error; a mistake that comes again and again, after a while."""
+        """Ends a call with an error; one that cost its caller nothing and comes again and again, after a while."""
         self._gate.write_down(who, method, subject, context.peer(), code=error.error.code, why=str(error))
         self._refusals.note(error, method.rpartition("/")[2], context.peer())
-        mistaken = isinstance(error, InvalidRequest | NotAuthenticated)
-        if mistaken and (wait_s := self._gate.patience_s(who, context.peer())) > 0:
+        cheap = isinstance(error, InvalidRequest | NotAuthenticated | LimitReached)
+        if cheap and (wait_s := self._gate.patience_s(who, context.peer())) > 0:
             await asyncio.sleep(wait_s)
         status = status_of(error)
         await context.abort(status.code, status.message, status.trailing_metadata)

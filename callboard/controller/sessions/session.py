@@ -17,7 +17,17 @@ from callboard.wire.refusals import CallboardError, LimitReached, Unavailable
 MOST_INQUIRIES = 4
 """Inspections of one node at one time; its agent answers no more."""
 
-MOST_UNDECIDED = 64
+MESSAGES_S = 1_000
+"""Messages of one agent that are read in a second, over two seconds: so a node's thousands of reports after an outage
+are read before its lease ends, and a flood takes a part of the loop's time and not all."""
+
+PATIENCE_S = 2.0
+"""For so long an agent's messages may come faster than that: twice as many at once."""
+
+PAUSE_S = 0.01
+"""Shortest pause of a stream that is read no further: a timer for each message would cost as much as the message."""
+
+MOST_UNDECIDED = 16
 """Events of one agent that wait to be decided; its stream is read no further meanwhile, so that a flood of reports
 holds up its own sender and nobody else's calls."""
 
@@ -61,6 +71,8 @@ class AgentSession:
         self.epoch = 0
         self.awaited: dict[str, Command] = {}
         self.room = asyncio.Semaphore(MOST_UNDECIDED)
+        self._read_until_s = 0.0
+        """When as many messages as were read would have come at the rate that one agent has."""
         self.refusals: dict[str, Backoff] = {}
         self.leaving = False
         self.warm_spares = warm_spares
@@ -119,6 +131,13 @@ class AgentSession:
         waiting = self._inquiries.get(answer.inquiry_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer.inspection)
+
+    async def pace(self) -> None:
+        """Waits until another message of the agent may be read."""
+        now_s = asyncio.get_running_loop().time()
+        self._read_until_s = max(self._read_until_s, now_s - PATIENCE_S) + 1 / MESSAGES_S
+        if self._read_until_s >= now_s + PAUSE_S:
+            await asyncio.sleep(self._read_until_s - now_s)
 
     def acknowledge(self, report_id: str) -> None:
         """Queues an acknowledgement; those of one batch travel together."""
