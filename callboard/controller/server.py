@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from callboard.controller.core import Core
 from callboard.controller.endings import Endings
 from callboard.controller.journal.journal import Member, SqliteJournal
-from callboard.controller.journal.state_dir import StateDir, StoreFailed
+from callboard.controller.journal.state_dir import PACKAGES_NAME, StateDir, StoreFailed
 from callboard.controller.logs import configure_logs
 from callboard.controller.loop.collector import sparing_what_is_made
 from callboard.controller.loop.questions import SWITCH_S
@@ -380,7 +380,7 @@ class Controller:
         jobs.traces = self.traces
         jobs.execs = self.agents.execs
         shared = SharedPackages(options.store) if options.store else None
-        packages = Packages(options.state_dir / "packages", self._needed_packages, shared=shared)
+        packages = Packages(options.state_dir / PACKAGES_NAME, self._needed_packages, shared=shared)
         jobs.packages = self.agents.packages = packages
         self.agents.joining = Joining(options.state_dir, self._certs, self.access)
         nodes, pools = NodeService(driver, options, self.sessions.live), PoolService(driver, options)

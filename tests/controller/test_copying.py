@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Sequence
@@ -17,10 +18,12 @@ from callboard.controller.journal.copying import BEYOND, Until, back_up_journal,
 from callboard.controller.journal.postgres import LOCK, PostgresDatabase
 from callboard.controller.journal.rerun import rerun
 from callboard.controller.journal.secret_store import SecretStore
-from callboard.controller.journal.state_dir import JOURNAL_NAME, KEY_NAME, StateDir, StoreFailed
+from callboard.controller.journal.state_dir import JOURNAL_NAME, KEY_NAME, PACKAGES_NAME, StateDir, StoreFailed
 from callboard.controller.journal.store import Store
+from callboard.controller.packages import PIECE_BYTES, Packages, SharedPackages
 from callboard.scheduler import State
 from callboard.scheduler.records.job_records import Change, MetaRecord, Put, Record
+from tests.controller.test_packages import named
 from tests.controller.test_replaying import Recorded
 from tests.controller.test_store import SECRET, Opened, event, submission
 from tests.scheduler.world import World
@@ -80,6 +83,36 @@ def test_a_journal_goes_to_postgresql_and_back_with_its_secrets_and_identity(
     changes = loaded(tmp_path / "back")
     assert changes[: len(submission(1)) * 5] == loaded(state)
     assert len(changes) == len(submission(1)) * 6
+
+
+async def test_code_that_jobs_brought_goes_along_from_place_to_place(
+    state: Path, tmp_path: Path, postgres_url: str
+) -> None:
+    code, spoilt = os.urandom(5 << 20), os.urandom(100)
+    kept = Packages(state / PACKAGES_NAME, dict)
+    pieces = range(0, len(code), PIECE_BYTES)
+    for at in pieces:
+        await kept.put(named(code), len(code), at, code[at : at + PIECE_BYTES])
+    await kept.put(named(spoilt), 100, 0, spoilt)
+    await kept.put(named(b"begun"), 5, 0, b"beg")
+    (state / PACKAGES_NAME / named(spoilt).partition(":")[2]).write_bytes(b"a disk changed it")
+
+    assert copy_journal(state, postgres_url).rows["package"] == 1
+    assert back_up_journal(postgres_url, tmp_path / "b", key=state / KEY_NAME).rows["package"] == 1
+    assert restore_journal(tmp_path / "b", tmp_path / "new").rows["package"] == 1
+    names = [path.name for path in (tmp_path / "new" / PACKAGES_NAME).iterdir()]
+    assert names == [named(code).partition(":")[2]], "neither what is spoilt nor what is not whole"
+    there = Packages(tmp_path / "new" / PACKAGES_NAME, dict)
+    assert b"".join([(await there.read(named(code), at))[1] for at in pieces]) == code
+    successor = Packages(tmp_path / "another", dict, shared=SharedPackages(postgres_url))
+    assert await successor.obtain(named(code)), "a controller on the database has it"
+
+
+def test_a_backup_of_before_packages_is_restored(state: Path, tmp_path: Path) -> None:
+    back_up_journal(state, tmp_path / "b")
+    with closing(sqlite3.connect(tmp_path / "b")) as file, file:
+        file.execute("DROP TABLE package")
+    assert restore_journal(tmp_path / "b", tmp_path / "new").rows["package"] == 0
 
 
 def test_a_store_in_use_and_a_key_that_is_another_are_refused_and_nothing_is_there(state: Path, tmp_path: Path) -> None:

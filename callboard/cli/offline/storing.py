@@ -82,9 +82,11 @@ def _show(copied: Copied, source: str, target: str) -> None:
     plain = {"revision": copied.revision, "rows": copied.rows, "key": str(copied.key)}
     if printed(plain) or wishes.quiet:
         return
-    rows = sum(copied.rows.values())
+    packages = copied.rows["package"]
+    rows = sum(copied.rows.values()) - packages
+    code = f" and {packages} packages of code" if packages else ""
     screen.stdout().print(
-        f"{target} holds what {source} held at revision {copied.revision}: {rows} rows, read back and compared.",
+        f"{target} holds what {source} held at revision {copied.revision}: {rows} rows{code}, read back and compared.",
         markup=False,
         soft_wrap=True,
         highlight=False,

@@ -1,16 +1,18 @@
 """Copies of a whole journal: from SQLite to PostgreSQL and back, into a backup file, and from one to a point in time.
 
 All of them take the rows of every table as they are at one moment, write them in one transaction, and read them back
-before it ends. A backup is one file of SQLite with everything that the controllers of a database share; the key of its
-secret values lies beside it.
+before it ends. A backup is one file of SQLite with everything that the controllers of a database share, packages of
+code among it; the key of its secret values lies beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from callboard.controller.journal.state_dir import (
     IDENTITY_NAME,
     JOURNAL_NAME,
     KEY_NAME,
+    PACKAGES_NAME,
     SECRETS_NAME,
     StateDir,
     StoreFailed,
@@ -59,7 +62,13 @@ KEY = "secrets.key"
 BEYOND = 1_000_000
 """How far the numbers of workers and groups go on behind those of a backup: more than can have been given since."""
 
-_SHARED = "CREATE TABLE IF NOT EXISTS shared (name TEXT PRIMARY KEY, value BLOB NOT NULL)"
+_PIECE_BYTES = 2 << 20
+"""Most of a package that is read from a file at one time."""
+
+_SHARED = """
+CREATE TABLE IF NOT EXISTS shared (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS package (name TEXT, place INTEGER, data BLOB NOT NULL, PRIMARY KEY (name, place));
+"""
 
 _COLUMNS = {
     "snapshot": "position, line",
@@ -90,7 +99,7 @@ class Copied:
     """What a copy holds.
 
     Attributes:
-        rows: rows by table, each read back and compared.
+        rows: rows by table, each read back and compared; of ``package`` the packages.
         key: the key of its secret values, for those who need it.
     """
 
@@ -206,6 +215,7 @@ def _copied(
         if back:
             _go_beyond(into)
         revision = _checked(into, opened, back=until is not None)
+        rows["package"] = sum(_carried(name, target, into, data) for name, data in _packages(source, database))
         _share(target, into, shared, found_key)
     return Copied(rows, revision, _key_at(target) if isinstance(target, Path) else found_key)
 
@@ -298,6 +308,63 @@ def _shared_of(source: Where, database: Database, key: Path) -> dict[str, bytes]
             return {IDENTITY: identity.encode()} | {name: seal.close(text) for name, text in texts.items()}
     rows = database.execute("SELECT name, value FROM shared").fetchall()
     return {name: bytes(value) for name, value in rows if name != KEY}
+
+
+def _packages(source: Where, database: Database) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Each package of code: its digest, and what is in it."""
+    if isinstance(source, Path) and source.is_dir():
+        for path in sorted((source / PACKAGES_NAME).glob("*")):
+            if not path.suffix:  # else it is not whole
+                yield path.name, _pieces_of(path)
+    elif database.has_table("package"):  # an older backup has none
+        for (name,) in database.execute("SELECT DISTINCT name FROM package ORDER BY name").fetchall():
+            yield name, _pieces_in(database, name)
+
+
+def _pieces_of(path: Path) -> Iterator[bytes]:
+    # A controller that runs may give one up meanwhile: nobody needs it.
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        yield from iter(lambda: file.read(_PIECE_BYTES), b"")
+
+
+def _pieces_in(database: Database, name: str) -> Iterator[bytes]:
+    asked = "SELECT data FROM package WHERE name = ? AND place = ?"
+    for place in count():
+        if (row := database.execute(asked, (name, place)).fetchone()) is None:
+            return
+        yield bytes(row[0])
+
+
+def _carried(name: str, target: Where, into: Database, data: Iterator[bytes]) -> bool:
+    """Writes one package, piece by piece. One that is not what its name says any more is left out: it is asked for
+    again, as its controller would."""
+    if isinstance(target, Path) and target.is_dir():
+        folder = target / PACKAGES_NAME
+        folder.mkdir(mode=0o700, exist_ok=True)
+        part = folder / f"{name}.part"
+        with part.open("wb") as file:
+            for piece in data:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        if sound := _is_whole(name, _pieces_of(part)):
+            part.replace(folder / name)
+        else:
+            part.unlink()
+        return sound
+    into.execute("DELETE FROM package WHERE name = ?", (name,))
+    for place, piece in enumerate(data):
+        into.execute("INSERT INTO package (name, place, data) VALUES (?, ?, ?)", (name, place, piece))
+    if not (sound := _is_whole(name, _pieces_in(into, name))):
+        into.execute("DELETE FROM package WHERE name = ?", (name,))
+    return sound
+
+
+def _is_whole(name: str, data: Iterator[bytes]) -> bool:
+    digest = hashlib.sha256()
+    for piece in data:
+        digest.update(piece)
+    return digest.hexdigest() == name
 
 
 def _target(held: ExitStack, target: Where, key: Path, *, backup: bool) -> tuple[Database, Database, SecretStore]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 JOURNAL_NAME = "journal.sqlite"
 SECRETS_NAME = "secrets.sqlite"
+PACKAGES_NAME = "packages"
 KEY_NAME = "secrets.key"
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity"
