@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
@@ -280,10 +281,8 @@ def read_stated(kind: type, stated: Stated) -> Stated:
         if isinstance(value, list):
             value = tuple(value)
         elif each.unit is not None:
-            try:
+            with reading(each.flags[0]):
                 value = each.unit.read(value)
-            except QuantityError as error:
-                raise typer.BadParameter(str(error), param_hint=each.flags[0]) from error
         found[each.name] = value
     return found
 
@@ -295,6 +294,15 @@ def counted_by(context: typer.Context) -> list[str]:
         "gpus_per_node": context.get_parameter_source("gpus"),
     }
     return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+
+
+@contextmanager
+def reading(option: str) -> Iterator[None]:
+    """Tells of an option that its amount can't be read."""
+    try:
+        yield
+    except QuantityError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 reads = takes("controller", "output", "watch")

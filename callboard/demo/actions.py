@@ -13,7 +13,7 @@ from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import FAILED, INTERRUPTED, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import FAILED, INTERRUPTED, NO_PLAN, CommandFailed
 from callboard.demo import elastic as elastic_demo
 from callboard.demo.acts import DoesNotFit
 from callboard.demo.rlhf import DemoOptions, as_plain, play
@@ -81,10 +81,8 @@ def _stopped() -> int:
 def _too_small(error: DoesNotFit) -> CommandFailed:
     factor, why = error.tried[-1]
     return CommandFailed(
-        Failure(
-            "The demonstration fits this cluster at no scale.",
-            f"At the smallest, {factor}: {why}.",
-            "Give it more nodes (--agents) or larger ones (--cpus-per-node, --gpus-per-node).",
-            NO_PLAN,
-        )
+        "The demonstration fits this cluster at no scale.",
+        f"At the smallest, {factor}: {why}.",
+        "Give it more nodes (--agents) or larger ones (--cpus-per-node, --gpus-per-node).",
+        NO_PLAN,
     )

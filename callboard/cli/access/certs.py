@@ -8,14 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from callboard.cli.cluster.tokens import day, printed, state_directory
+from callboard.cli.options import reading
 from callboard.cli.show import screen
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.session import unless_wrong
 from callboard.model.durations import parse_duration_ms
-from callboard.model.quantities import QuantityError
 from callboard.security import certificates
 from callboard.security.certificates import AUTHORITY, LASTS_MS, SERVER, BadCertificate, Issued, read_issued
 from callboard.security.places import CERTS_NAME, UnsafeFile, UnsafeRunDirectory
@@ -84,19 +81,12 @@ def _plain(made: Issued) -> dict[str, Any]:
 
 
 def _lasts_ms(text: str) -> int:
-    try:
+    with reading("--lasts"):
         return parse_duration_ms(text) if text else LASTS_MS
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--lasts") from error
 
 
 @contextmanager
 def _of_authority(directory: Path | None) -> Iterator[Path]:
     """The directory that is meant; what can be wrong with it is told in words."""
-    with failing_in_words():
-        try:
-            yield directory or state_directory(None) / CERTS_NAME
-        except (BadCertificate, UnsafeFile, UnsafeRunDirectory, OSError) as error:
-            raise CommandFailed(
-                Failure("The certificates were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT)
-            ) from error
+    with unless_wrong("certificates", BadCertificate, UnsafeFile, UnsafeRunDirectory, OSError):
+        yield directory or state_directory(None) / CERTS_NAME

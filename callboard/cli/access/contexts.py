@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import keep_tls, wishes
 from callboard.cli.show import screen
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.show.session import failing_in_words, with_client
+from callboard.cli.show.session import failing_in_words, unless_wrong, with_client
 from callboard.client.client import Client
 from callboard.client.clusters import with_port
 from callboard.security import contexts
@@ -49,14 +47,14 @@ def login(
         await client.stats()
 
     with_client(check)
-    with changing():
+    with _changing():
         made = log_in(name or _host(full), full, token, found)
     if not printed({"name": made.name, "address": made.address}):
         screen.stdout().print(f"Logged in: context {made.name} is in use, controller {made.address}.")
 
 
 def show_list() -> None:
-    with changing():
+    with _changing():
         found, current = read_contexts(), current_context()
     if not printed([_plain(each) | {"current": each == current} for each in found.known.values()]):
         rows = [
@@ -67,7 +65,7 @@ def show_list() -> None:
 
 
 def show(name: str) -> None:
-    with changing():
+    with _changing():
         found = read_contexts().known.get(name) if name else current_context()
         if found is None:
             what = f"there is no context {name}" if name else "no context is in use"
@@ -79,29 +77,21 @@ def show(name: str) -> None:
 
 
 def use(name: str) -> None:
-    with changing():
+    with _changing():
         contexts.use(name)
     if not printed({"current": name}):
         screen.stdout().print("No context is in use." if name == NO_CONTEXT else f"Context {name} is in use.")
 
 
 def remove(name: str) -> None:
-    with changing():
+    with _changing():
         contexts.remove(name)
     if not printed({"name": name, "removed": True}):
         screen.stdout().print(f"Context {name} is forgotten.")
 
 
-@contextmanager
-def changing() -> Iterator[None]:
-    """Tells in words what can be wrong with contexts."""
-    with failing_in_words():
-        try:
-            yield
-        except (BadContext, UnsafeRunDirectory, OSError) as error:
-            raise CommandFailed(
-                Failure("The contexts were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT)
-            ) from error
+def _changing() -> AbstractContextManager[None]:
+    return unless_wrong("contexts", BadContext, UnsafeRunDirectory, OSError)
 
 
 def _plain(found: Context) -> dict[str, Any]:

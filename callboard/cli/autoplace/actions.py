@@ -34,7 +34,7 @@ from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.layouts.cluster_source import ClusterSource, described_cluster, live_cluster
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
 from callboard.cli.show.file_faults import fault_lines
 from callboard.cli.show.session import failing_in_words
 from callboard.model.faults import InvalidInput
@@ -72,11 +72,11 @@ def run(
             with searching:
                 answer = _answer(task, searching)
         except ProfileMissing as error:
-            raise CommandFailed(_profile_missing(error, source)) from error
+            raise _profile_missing(error, source) from error
         except InvalidInput as error:
             _refuse(source, error)
         except NoPlan as error:
-            raise CommandFailed(_no_plan(error)) from error
+            raise _no_plan(error) from error
         if searching.interrupted:
             screen.stderr().print("The search was ended; this is the best that was found.")
         _show(answer, task, output, quiet=quiet)
@@ -86,7 +86,7 @@ def run(
 def _check_cluster(nodes: str, controller: str) -> None:
     if nodes and controller:
         why = "--nodes describes one, --controller names another."
-        raise CommandFailed(Failure("Two clusters are stated.", why, "Leave one out.", BAD_INPUT))
+        raise CommandFailed("Two clusters are stated.", why, "Leave one out.", BAD_INPUT)
 
 
 def _cluster(nodes: str, controller: str) -> ClusterSource | None:
@@ -115,11 +115,11 @@ def _refuse(source: ConfigSource, error: InvalidInput) -> NoReturn:
     raise typer.Exit(BAD_INPUT)
 
 
-def _profile_missing(error: ProfileMissing, source: ConfigSource) -> Failure:
+def _profile_missing(error: ProfileMissing, source: ConfigSource) -> CommandFailed:
     listed = [str(fault) for fault in error.faults]
     if source.left_out:
         listed.append(left_out_note(source))
-    return Failure(
+    return CommandFailed(
         f"Profile data not provided in {source.file}.",
         "\n       ".join(listed),
         "Measure a few iterations on all GPUs and add the seconds; `callboard profile` averages recorded ones.",
@@ -127,12 +127,12 @@ def _profile_missing(error: ProfileMissing, source: ConfigSource) -> Failure:
     )
 
 
-def _no_plan(error: NoPlan) -> Failure:
+def _no_plan(error: NoPlan) -> CommandFailed:
     listed = "\n       ".join(
         f"{cause.component}: {cause.reason} ({_counts(cause.gpus)})" if cause.gpus else str(cause)
         for cause in error.causes
     )
-    return Failure(
+    return CommandFailed(
         "There is no placement for this workflow.",
         listed,
         "Measure the component at a count that fits, change its parallel sizes, or state a larger cluster.",

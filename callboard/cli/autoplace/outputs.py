@@ -18,7 +18,7 @@ from callboard.autoplace.problem.plan import Plan
 from callboard.autoplace.rlinf.paths import Config
 from callboard.cli.layouts.config_source import ConfigSource, load_config
 from callboard.cli.show import screen, svg
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 
 _MONOSPACE = "DejaVu Sans Mono, Menlo, Consolas, Liberation Mono, monospace"
 _DASHED: dict[str, str] = {"stroke": INK, "stroke_dasharray": "4 3"}
@@ -97,11 +97,9 @@ class Outputs:
                 screen.stderr().print(f"{self.plot} is drawn.", markup=False)
         except OSError as error:
             raise CommandFailed(
-                Failure(
-                    f"{error.filename or 'A file'} could not be written.",
-                    f"{error.strerror or error}.",
-                    "Name another place; the placement is above.",
-                )
+                f"{error.filename or 'A file'} could not be written.",
+                f"{error.strerror or error}.",
+                "Name another place; the placement is above.",
             ) from error
 
 
@@ -171,7 +169,7 @@ def _picture(plan: Plan) -> str:
 
 
 def _bad(what: str, why: str, remedy: str) -> CommandFailed:
-    return CommandFailed(Failure(what, why, remedy, BAD_INPUT))
+    return CommandFailed(what, why, remedy, BAD_INPUT)
 
 
 BACKUP_SUFFIX = ".bak"

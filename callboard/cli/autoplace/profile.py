@@ -10,7 +10,7 @@ from typing import Any
 from callboard.autoplace.problem.profile import Measured, Timing, components, measured, profile_data, read_timings
 from callboard.cli.autoplace.verbs import PlanOutput
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.calls.watching import MISSING
 from callboard.client.client import Client
@@ -34,11 +34,9 @@ def run(source: str, *, warmup: int, workflow: bool, output: PlanOutput) -> None
                 recorded.setdefault(worker, []).append(line.text)
         if not recorded:
             raise CommandFailed(
-                Failure(
-                    f"Job {job.name} has no timings.",
-                    'Its workers record them with `with ctx.timed("rollout"):`.',
-                    "Record some; see docs/autoplace.md.",
-                )
+                f"Job {job.name} has no timings.",
+                'Its workers record them with `with ctx.timed("rollout"):`.',
+                "Record some; see docs/autoplace.md.",
             )
         timings = [timing for worker, lines in recorded.items() for timing in read_timings(lines, worker)]
         _show(timings, warmup=warmup, workflow=workflow, output=output)
@@ -53,7 +51,7 @@ def _named(source: str) -> Path | None:
     path = Path(source)
     if not path.is_file():
         raise CommandFailed(
-            Failure(f"There are no timings {source}.", "It is not a file.", "Name another file, or a job.", BAD_INPUT)
+            f"There are no timings {source}.", "It is not a file.", "Name another file, or a job.", BAD_INPUT
         )
     return path
 
@@ -69,7 +67,7 @@ def _read(files: Sequence[Path | None]) -> list[Timing]:
                 found += read_timings(lines, file.name)
         except (OSError, UnicodeDecodeError) as error:
             raise CommandFailed(
-                Failure(f"The timings {file} can't be read.", f"{error}.", "Name another file.", BAD_INPUT)
+                f"The timings {file} can't be read.", f"{error}.", "Name another file.", BAD_INPUT
             ) from error
     return found
 

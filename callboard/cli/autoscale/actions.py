@@ -16,7 +16,7 @@ from callboard.cli.cluster.local_failures import in_words, run_locally
 from callboard.cli.local.growth import NotGrowable
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.plan import read_plan
-from callboard.cli.options import wishes
+from callboard.cli.options import reading, wishes
 from callboard.cli.show import screen, words
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
@@ -119,10 +119,8 @@ def _table(demands: Sequence[Demand]) -> Table:
 
 
 def _seconds(text: str, option: str) -> float:
-    try:
+    with reading(option):
         return parse_duration_ms(text) / 1000
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _amounts(text: str) -> Resources | None:

@@ -16,14 +16,14 @@ import typer
 from callboard.agents.agent import run_agent
 from callboard.agents.options import MAX_HARDWARE, AgentOptions, OptionError
 from callboard.cli.local.dashboard import usable_port
-from callboard.cli.options import Stated, read_stated
+from callboard.cli.options import Stated, read_stated, reading
 from callboard.cli.show import screen
-from callboard.cli.show.exits import FAILED, CommandFailed, Failure
+from callboard.cli.show.exits import FAILED, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.client.clusters import find_controller
 from callboard.model.names import is_name
 from callboard.model.options import option_of
-from callboard.model.quantities import QuantityError, parse_milli
+from callboard.model.quantities import parse_milli
 from callboard.security.joining import AgentCredentials, JoinToken
 from callboard.security.places import UnsafeFile, UnsafeRunDirectory
 from callboard.security.tls import TlsFiles
@@ -55,12 +55,11 @@ def run(stated: Stated, *, controller: str, token_file: Path | None, join_token_
     }
     try:
         resources = _pairs(stated["custom_milli"] or [], "--resource")
-        wanted["custom_milli"] = {name: parse_milli(amount) for name, amount in resources.items()}
+        with reading("--resource"):
+            wanted["custom_milli"] = {name: parse_milli(amount) for name, amount in resources.items()}
         options = AgentOptions(**wanted)
     except OptionError as error:
         raise typer.BadParameter(error.why, param_hint=option_of(AgentOptions, error.option)) from error
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--resource") from error
     raise typer.Exit(asyncio.run(_run_with_its_certificate(options)))
 
 
@@ -154,9 +153,7 @@ def _joined(cluster: str, node_id: str, controller: str, join_token_file: Path |
                     f"The agent can't join with {join_token_file}, and goes on with what it joined with before. {why}"
                 )
             elif isinstance(error, grpc.aio.AioRpcError):
-                raise CommandFailed(
-                    Failure("The agent can't join.", why, "Make another join token.", FAILED)
-                ) from error
+                raise CommandFailed("The agent can't join.", why, "Make another join token.", FAILED) from error
             else:
                 raise typer.BadParameter(why, param_hint="--join-token-file") from error
     os.environ.update(own.environment())

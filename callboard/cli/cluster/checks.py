@@ -10,7 +10,8 @@ import typer
 from callboard.agents.options import AgentOptions, OptionError
 from callboard.cli.local.machine_gpus import BadGpus, MachineGpus, machine_gpus, shares
 from callboard.cli.local.plan import ClusterPlan, NodeShape
-from callboard.cli.show.exits import CommandFailed, Failure
+from callboard.cli.options import reading
+from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.model.cluster_text import NodeText
 from callboard.model.names import is_custom_resource, is_name
@@ -55,12 +56,10 @@ def deal_gpus(
         wanted = "The nodes" if shapes else f"{_counted(agents, 'node')} of {_counted(gpus, 'GPU')}"
         with failing_in_words():
             raise CommandFailed(
-                Failure(
-                    f"GPU {len(found.ids)} is not available: this machine has {here}.",
-                    f"{wanted} would take {needed}; the ids of those that are there: {', '.join(found.ids)}.",
-                    "Start fewer nodes (--agents), or with fewer GPUs each (--gpus-per-node); `nvidia-smi -L` lists "
-                    "real GPUs, --machine-gpus N simulates N.",
-                )
+                f"GPU {len(found.ids)} is not available: this machine has {here}.",
+                f"{wanted} would take {needed}; the ids of those that are there: {', '.join(found.ids)}.",
+                "Start fewer nodes (--agents), or with fewer GPUs each (--gpus-per-node); `nvidia-smi -L` lists "
+                "real GPUs, --machine-gpus N simulates N.",
             )
     return found, agents, gpus
 
@@ -71,20 +70,16 @@ def _counted(count: int, what: str) -> str:
 
 def check_nodes(plan: ClusterPlan) -> None:
     """Raises BadParameter for amounts that no node can have."""
-    try:
+    with reading("--cpus-per-node"):
         cpu_milli = parse_milli(plan.cpus)
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--cpus-per-node") from error
     if cpu_milli <= 0:
         raise typer.BadParameter(f"{plan.cpus} is not above 0", param_hint="--cpus-per-node")
     if plan.runtime == "ray" and cpu_milli % MILLI:
         raise typer.BadParameter(
             f"{plan.cpus} is not a whole number; a Ray node has whole CPUs", param_hint="--cpus-per-node"
         )
-    try:
+    with reading("--memory-per-node"):
         parse_memory(plan.memory)
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--memory-per-node") from error
     for resource in plan.resources:
         name, _, amount = resource.partition("=")
         try:
@@ -103,10 +98,10 @@ def check_nodes(plan: ClusterPlan) -> None:
 
 def _check_object_store(plan: ClusterPlan) -> None:
     try:
-        AgentOptions(node_id="any", runtime=plan.runtime, object_store_bytes=parse_memory(plan.object_store))
-    except (QuantityError, OptionError) as error:
-        why = error.why if isinstance(error, OptionError) else str(error)
-        raise typer.BadParameter(why, param_hint="--object-store-memory") from error
+        with reading("--object-store-memory"):
+            AgentOptions(node_id="any", runtime=plan.runtime, object_store_bytes=parse_memory(plan.object_store))
+    except OptionError as error:
+        raise typer.BadParameter(error.why, param_hint="--object-store-memory") from error
 
 
 def shapes_of(texts: Sequence[NodeText], hint: str, plan: ClusterPlan) -> tuple[NodeShape, ...]:

@@ -10,7 +10,7 @@ from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.nodes.actions import at_once, emptied
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.printing import done
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client
@@ -46,7 +46,7 @@ def remove(node_id: str, *, deadline: str, name: str) -> None:
                 else (f"Its agents are those of {', '.join(agents)}.", f"No agent of {chosen} runs on this machine.")
             )
             remedy = "Name another node, or end the whole cluster with `callboard down`."
-            raise CommandFailed(Failure(what, why, remedy, BAD_INPUT))
+            raise CommandFailed(what, why, remedy, BAD_INPUT)
         record = read_record(directory)
         assert record is not None, "the cluster was found by its record"
 
@@ -76,21 +76,17 @@ def cluster_to_grow(name: str) -> Path:
     found = [record for record in running_clusters(base) if name in ("", record.name)]
     if not found:
         raise CommandFailed(
-            Failure(
-                f"No cluster {name} runs on this machine." if name else "No cluster runs on this machine.",
-                f"None is recorded in {base}.",
-                "Start one with `callboard up` or scripts/start_ray_cluster.sh.",
-                UNREACHABLE,
-            )
+            f"No cluster {name} runs on this machine." if name else "No cluster runs on this machine.",
+            f"None is recorded in {base}.",
+            "Start one with `callboard up` or scripts/start_ray_cluster.sh.",
+            UNREACHABLE,
         )
     if len(found) > 1:
         raise CommandFailed(
-            Failure(
-                "It is not clear which cluster is meant.",
-                f"{len(found)} run on this machine: {', '.join(record.name for record in found)}.",
-                f"Name one, for example with --name {found[0].name}.",
-                BAD_INPUT,
-            )
+            "It is not clear which cluster is meant.",
+            f"{len(found)} run on this machine: {', '.join(record.name for record in found)}.",
+            f"Name one, for example with --name {found[0].name}.",
+            BAD_INPUT,
         )
     return found[0].directory
 

@@ -25,7 +25,7 @@ from callboard.cli.local.plan import ClusterPlan, NodeShape, free_block
 from callboard.cli.local.taking_down import take_down
 from callboard.cli.options import Stated, read_stated, wishes
 from callboard.cli.show import screen
-from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed
 from callboard.cli.show.gpu_picture import GpuPicture
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
@@ -160,17 +160,15 @@ def _chosen(name: str, *, every: bool) -> list[ClusterRecord]:
     if len(found) > 1:
         listed = ", ".join(f"{record.name} ({record.controller})" for record in found)
         raise CommandFailed(
-            Failure(
-                "It is not clear which cluster is meant.",
-                f"{len(found)} are recorded on this machine: {listed}.",
-                "Name one, or end all with --all.",
-                BAD_INPUT,
-            )
+            "It is not clear which cluster is meant.",
+            f"{len(found)} are recorded on this machine: {listed}.",
+            "Name one, or end all with --all.",
+            BAD_INPUT,
         )
     if not found:
         which = f"cluster {name}" if name else "cluster"
         raise CommandFailed(
-            Failure(f"There is no {which} to end.", f"None is recorded in {base}.", "`callboard up` starts one.")
+            f"There is no {which} to end.", f"None is recorded in {base}.", "`callboard up` starts one."
         )
     return found
 

@@ -14,7 +14,7 @@ from callboard.cli.local.interrupts import Interrupts, run_interruptible
 from callboard.cli.local.records import AlreadyUp
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.local.turns import ClusterGone, NoTurn
-from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, UNREACHABLE, CommandFailed
 from callboard.cli.show.session import failing_in_words
 
 Result = TypeVar("Result")
@@ -46,16 +46,12 @@ def run_locally(
 
 def in_words(error: LocalError) -> CommandFailed:
     """``error`` as one that says what, why and what to do."""
-    return CommandFailed(_failure(error))
-
-
-def _failure(error: LocalError) -> Failure:
     match error:
         case ClusterGone() | NoPlaceLeft() | NotGrowable() | NoTurn():
             return _of_growth(error)
         case AlreadyUp():
             record = error.record
-            return Failure(
+            return CommandFailed(
                 f"Cluster {record.name} is up already.",
                 f"Its controller is at {record.controller}."
                 if record.is_running()
@@ -63,14 +59,14 @@ def _failure(error: LocalError) -> Failure:
                 f"End it with `callboard down {record.name}`, or start another with --name and --port.",
             )
         case PortTaken():
-            return Failure(
+            return CommandFailed(
                 f"Port {error.port} on {error.host} is in use.",
                 f"It is the one for {error.needed_by}"
                 + (f"; the controller of cluster {error.cluster} listens there." if error.cluster else "."),
                 "Choose another (--port, --ray-port, --dashboard-port, --port-base), or end what listens there.",
             )
         case ChildEnded():
-            return Failure(
+            return CommandFailed(
                 f"The {error.role} {_how(error.exit_code)}.",
                 "\n       ".join(("its last lines were:", *error.last_lines)),
                 "Correct what it says and start again.",
@@ -79,37 +75,39 @@ def _failure(error: LocalError) -> Failure:
         case NotReady():
             if error.timeout_s is None:
                 why = f"{'; '.join(error.missing)}."
-                return Failure("The cluster can't get ready.", why, "Correct what it says and start again.")
-            return Failure(
+                return CommandFailed("The cluster can't get ready.", why, "Correct what it says and start again.")
+            return CommandFailed(
                 f"The cluster was not ready within {error.timeout_s:g} s.",
                 f"{'; '.join(error.missing)}.",
                 "Give it longer with --timeout; run `callboard controller` and `callboard agent` by hand to see more.",
             )
         case Leftovers():
-            return Failure("Not everything of the cluster could be removed.", f"{error}.", "Look at what is left.")
+            return CommandFailed(
+                "Not everything of the cluster could be removed.", f"{error}.", "Look at what is left."
+            )
 
 
 def _how(exit_code: int) -> str:
     return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
-def _of_growth(error: ClusterGone | NoPlaceLeft | NotGrowable | NoTurn) -> Failure:
+def _of_growth(error: ClusterGone | NoPlaceLeft | NotGrowable | NoTurn) -> CommandFailed:
     match error:
         case ClusterGone():
-            return Failure(
+            return CommandFailed(
                 "The cluster does not run any more.",
                 f"Nothing of it is left in {error.directory}.",
                 "Start one with `callboard up` or scripts/start_ray_cluster.sh.",
                 UNREACHABLE,
             )
         case NotGrowable():
-            return Failure(
+            return CommandFailed(
                 f"Cluster {error.record.name} can't be added to from here.",
                 "It was not started by `callboard up`, so what another node of it should be is not known.",
                 f"Start one with `callboard agent --controller {error.record.controller}`.",
             )
         case NoTurn():
-            return Failure(
+            return CommandFailed(
                 "Failed to get the lock of the cluster.",
                 f"{error.path} is held by {error.holder}; {error.attempts} attempts were made.",
                 "Try again once that is over.",
@@ -117,7 +115,7 @@ def _of_growth(error: ClusterGone | NoPlaceLeft | NotGrowable | NoTurn) -> Failu
         case NoPlaceLeft():
             taken = "; ".join(f"GPU {gpus} by {node}" if gpus else node for gpus, node in error.holders)
             there = f"This machine has {', '.join(error.gpus)}. " if error.gpus else ""
-            return Failure(
+            return CommandFailed(
                 "No GPU is left on this machine." if error.gpus else "No place is left on this machine.",
                 f"{there}Taken: {taken}.",
                 "Let a node go (`callboard node drain NODE`, then end its agent), or add nodes on other machines with "

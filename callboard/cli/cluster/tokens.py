@@ -12,14 +12,13 @@ from typing import Any
 
 import typer
 
-from callboard.cli.options import wishes
+from callboard.cli.options import reading, wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
-from callboard.cli.show.session import failing_in_words
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
+from callboard.cli.show.session import unless_wrong
 from callboard.client.clusters import running_clusters
 from callboard.controller.options import default_state_dir
 from callboard.model.durations import parse_duration_ms
-from callboard.model.quantities import QuantityError
 from callboard.security import grants
 from callboard.security.grants import BadGrant, read_grants
 from callboard.security.joining import new_join_token
@@ -28,10 +27,8 @@ from callboard.security.roles import Role
 
 
 def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: bool, state_dir: Path | None) -> None:
-    try:
+    with reading("--lasts"):
         lasts_ms = parse_duration_ms(lasts) if lasts else 0
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--lasts") from error
     with _of_controller(state_dir) as directory:
         if role is Role.JOINER:
             raise BadGrant("join tokens are made by `callboard node token create`")
@@ -48,10 +45,8 @@ def create(name: str, *, role: Role, file: Path | None, lasts: str, replace: boo
 
 
 def create_join(*, lasts: str, node: str, file: Path, state_dir: Path | None) -> None:
-    try:
+    with reading("--ttl"):
         lasts_ms = parse_duration_ms(lasts)
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--ttl") from error
     with _of_controller(state_dir) as directory:
         ca = directory / CERTS_NAME / "ca.pem"
         name, made = new_join_token(
@@ -112,22 +107,15 @@ def state_directory(stated: Path | None) -> Path:
 def _of_controller(state_dir: Path | None) -> Iterator[Path]:
     """The state directory that is meant; what can be wrong with it is told in words."""
     directory = state_directory(state_dir)
-    with failing_in_words():
+    with unless_wrong("clients", BadGrant, UnsafeFile, OSError):
         if not directory.is_dir():
             raise CommandFailed(
-                Failure(
-                    "No state of a controller is there.",
-                    f"{directory} is not a directory.",
-                    "Start a controller first, or name the directory of its state with --state-dir.",
-                    BAD_INPUT,
-                )
+                "No state of a controller is there.",
+                f"{directory} is not a directory.",
+                "Start a controller first, or name the directory of its state with --state-dir.",
+                BAD_INPUT,
             )
-        try:
-            yield directory
-        except (BadGrant, UnsafeFile, OSError) as error:
-            raise CommandFailed(
-                Failure("The clients were left as they are.", f"{error}.", "Correct it and try again.", BAD_INPUT)
-            ) from error
+        yield directory
 
 
 def day(at_ms: int) -> str:

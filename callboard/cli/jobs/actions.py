@@ -18,7 +18,7 @@ from callboard.cli.layouts.config_source import read_text, rl_config
 from callboard.cli.layouts.placement import refuse_placement, show_warnings
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, NO_PLAN, CommandFailed
 from callboard.cli.show.plain import plain, unprinted_job
 from callboard.cli.show.printing import done, show_result
 from callboard.cli.show.session import connected, waiting, with_client
@@ -114,12 +114,10 @@ def _job_in(file: Path) -> SourceMapping:
     cluster = found.get("cluster")
     if isinstance(cluster, Mapping) and KEY in cluster and not {"name", "pool", "components"} & found.keys():
         raise CommandFailed(
-            Failure(
-                f"{file} is an RL config, not a job.",
-                "It places components, and says neither which classes they are nor whose pool they are charged to.",
-                f"Submit it as a config: `callboard job submit --config {file} --pool POOL`.",
-                BAD_INPUT,
-            )
+            f"{file} is an RL config, not a job.",
+            "It places components, and says neither which classes they are nor whose pool they are charged to.",
+            f"Submit it as a config: `callboard job submit --config {file} --pool POOL`.",
+            BAD_INPUT,
         )
     return found
 

@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from callboard.cli.layouts.config_source import COMPOSED
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.file_faults import refuse
 from callboard.model.faults import InvalidInput
 from callboard.model.names import is_actor_path
@@ -66,12 +66,10 @@ def _components(text: str, file: str) -> list[str]:
         refuse(file, text, error.faults)
     if not found:
         raise CommandFailed(
-            Failure(
-                f"{file} places no components.",
-                "It has no cluster.component_placement with names in it.",
-                "Name an RLinf config, or give a job file without --config.",
-                BAD_INPUT,
-            )
+            f"{file} places no components.",
+            "It has no cluster.component_placement with names in it.",
+            "Name an RLinf config, or give a job file without --config.",
+            BAD_INPUT,
         )
     return found
 

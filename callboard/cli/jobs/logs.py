@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
+from callboard.cli.options import reading
 from callboard.cli.show import screen
-from callboard.cli.show.exits import CommandFailed, Failure
+from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.session import with_client
 from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
 from callboard.model.durations import parse_duration_ms
-from callboard.model.quantities import QuantityError
 from callboard.v1.job_pb2 import Job
 
 _ALL = -1
@@ -24,10 +22,8 @@ def show(
     name: str, *, component: str, rank: int | None, attempt: int, follow: bool, since: str, tail: int | None
 ) -> None:
     """Shows the output of a job's workers, and goes on with ``follow``."""
-    try:
+    with reading("--since"):
         since_s = parse_duration_ms(since) / 1000 if since else 0.0
-    except QuantityError as error:
-        raise typer.BadParameter(str(error), param_hint="--since") from error
     lines_of_each = None if tail == _ALL or (tail is None and since) else _TAIL if tail is None else tail
 
     async def action(client: Client) -> None:
@@ -45,7 +41,7 @@ def show(
                 printed += 1
                 _print(line, "" if is_one else f"{job.name}/{line.component}/{line.rank} | ")
         if missing and not printed:
-            raise CommandFailed(_nothing(await job.refresh()))
+            raise _nothing(await job.refresh())
         if not printed:
             when = f" in the last {since}" if since else "" if job.job.HasField("end_time") else " so far"
             screen.stderr().print(f"Job {job.name} has printed nothing{when}.", markup=False)
@@ -53,12 +49,12 @@ def show(
     with_client(action)
 
 
-def _nothing(job: Job) -> Failure:
+def _nothing(job: Job) -> CommandFailed:
     name = job.spec.name
     remedy = f"`callboard job get {name}` shows what is known of it."
     if job.stderr_tail:
         remedy = "This end of stderr came with the report of its failure:\n" + job.stderr_tail.rstrip()
-    return Failure(f"No output of job {name} can be shown.", "It is missing for the reasons above.", remedy)
+    return CommandFailed(f"No output of job {name} can be shown.", "It is missing for the reasons above.", remedy)
 
 
 def _is_one(job: Job, component: str, rank: int | None) -> bool:

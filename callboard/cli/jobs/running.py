@@ -17,7 +17,7 @@ import typer
 
 from callboard.cli.jobs.executing import interact, tell
 from callboard.cli.layouts.config_source import read_text
-from callboard.cli.options import wishes
+from callboard.cli.options import reading, wishes
 from callboard.cli.show.exits import FAILED, INTERRUPTED
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.cli.show.session import with_client
@@ -25,7 +25,7 @@ from callboard.client.calls.watching import MISSING, LogLine
 from callboard.client.client import Client
 from callboard.client.jobs import ENDED, JobHandle
 from callboard.model.names import is_name
-from callboard.model.quantities import QuantityError, parse_memory
+from callboard.model.quantities import parse_memory
 from callboard.model.requests import fresh_name
 
 MOST_RUNS = 1_000
@@ -60,10 +60,8 @@ def run(
     """Submits one job for each run and follows them; the first exit code that isn't 0 is the program's."""
     variables = dict(map(_variable, env))
     if memory[0]:
-        try:
+        with reading("--memory-per-node"):
             resources = {**component["resources"], "memory": parse_memory(memory[0]) // memory[1]}
-        except QuantityError as error:
-            raise typer.BadParameter(str(error), param_hint="--memory-per-node") from error
         component = {**component, "resources": resources}
     if file is not None:
         commands = _lines(file)

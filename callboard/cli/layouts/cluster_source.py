@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from callboard.cli.show import words
-from callboard.cli.show.exits import NO_PLAN, CommandFailed, Failure
+from callboard.cli.show.exits import NO_PLAN, CommandFailed
 from callboard.cli.show.session import with_client
 from callboard.client.client import Client
 from callboard.model.cluster_text import parse_cluster
@@ -68,12 +68,10 @@ def _source_of(nodes: Sequence[Node], address: str) -> ClusterSource:
     ready = sorted((node for node in nodes if node.state == NodeState.NODE_STATE_READY), key=lambda node: node.rank)
     if not any(node.devices for node in ready):
         raise CommandFailed(
-            Failure(
-                f"Controller {address} has no GPU that could be planned for.",
-                ", ".join(f"{words.node_id(node)} is {words.node_state(node)}" for node in nodes) or "It has no nodes.",
-                "Let nodes join, or describe a cluster with --nodes.",
-                NO_PLAN,
-            )
+            f"Controller {address} has no GPU that could be planned for.",
+            ", ".join(f"{words.node_id(node)} is {words.node_state(node)}" for node in nodes) or "It has no nodes.",
+            "Let nodes join, or describe a cluster with --nodes.",
+            NO_PLAN,
         )
     notes = []
     away = [f"{words.node_id(node)} ({words.node_state(node).lower()})" for node in nodes if node not in ready]

@@ -19,7 +19,7 @@ from typing import Any
 
 import typer
 
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import read_yaml
 
@@ -84,7 +84,7 @@ def read_text(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise CommandFailed(
-            Failure(f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", BAD_INPUT)
+            f"{file} can't be read.", f"{why}.", "Name a YAML or JSON file, or - for the input.", BAD_INPUT
         ) from error
 
 
@@ -106,7 +106,7 @@ def rl_config(name: str, config_path: Path | None, overrides: Sequence[str]) -> 
             return "input" if name == "-" else name, text
     if name == "-":
         why = "Overrides and folders of configs are for files."
-        raise CommandFailed(Failure("The input can't be composed.", why, "Name a file.", BAD_INPUT))
+        raise CommandFailed("The input can't be composed.", why, "Name a file.", BAD_INPUT)
     source = load_config(name, config_path, overrides)
     composed = source.composed or source.overrides
     return f"{source.file}{COMPOSED}" if composed else str(source.file), source.placement_text()
@@ -134,7 +134,7 @@ def load_config(name: str, config_path: Path | None, overrides: Sequence[str] = 
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"{error.strerror}." if isinstance(error, OSError) else "It is not UTF-8 text."
-        raise CommandFailed(Failure(f"The config {file} can't be read.", why, "Name another.", BAD_INPUT)) from error
+        raise CommandFailed(f"The config {file} can't be read.", why, "Name another.", BAD_INPUT) from error
     try:
         own = read_yaml(text)
     except InvalidInput as error:
@@ -165,9 +165,7 @@ def _file_of(name: str, config_path: Path | None) -> Path:
         if Path(name).is_file():
             return Path(name)
         why = "It is not a file; the name of a Hydra config needs the folder that it is in."
-        raise CommandFailed(
-            Failure(f"There is no config {name}.", why, "Name a file, or add --config-path FOLDER.", BAD_INPUT)
-        )
+        raise CommandFailed(f"There is no config {name}.", why, "Name a file, or add --config-path FOLDER.", BAD_INPUT)
     # A whole path is itself: joined to a folder it stays what it is.
     candidates = [config_path / f"{name}{suffix}" for suffix in ("", *SUFFIXES)]
     found = next((path for path in candidates if path.is_file()), None)
@@ -177,12 +175,10 @@ def _file_of(name: str, config_path: Path | None) -> Path:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     listed = ", ".join(near or names[:10]) or "none"
     raise CommandFailed(
-        Failure(
-            f"There is no config {name} in {config_path}.",
-            f"{'Similar ones' if near else 'What is there'}: {listed}.",
-            "Name one of them, or another folder with --config-path.",
-            BAD_INPUT,
-        )
+        f"There is no config {name} in {config_path}.",
+        f"{'Similar ones' if near else 'What is there'}: {listed}.",
+        "Name one of them, or another folder with --config-path.",
+        BAD_INPUT,
     )
 
 
@@ -233,12 +229,10 @@ def _resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 def _composed(file: Path, config_path: Path | None, overrides: Sequence[str]) -> Mapping[str, Any]:
     if find_spec("hydra") is None:
         raise CommandFailed(
-            Failure(
-                f"The config {file} is made of several files.",
-                "It has defaults:, and Hydra, which composes them, is not installed.",
-                f"Install it: `pip install '{_HYDRA}'`.",
-                BAD_INPUT,
-            )
+            f"The config {file} is made of several files.",
+            "It has defaults:, and Hydra, which composes them, is not installed.",
+            f"Install it: `pip install '{_HYDRA}'`.",
+            BAD_INPUT,
         )
     hydra = importlib.import_module("hydra")
     errors = importlib.import_module("hydra.errors")

@@ -13,7 +13,7 @@ from callboard.cli.layouts.config_source import rl_config
 from callboard.cli.layouts.placed_plan import describes_nodes
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.file_faults import refuse, warn
 from callboard.cli.show.session import failing_in_words, with_client
 from callboard.client.client import Client
@@ -36,7 +36,7 @@ def show(
     with failing_in_words():
         if nodes and controller:
             why = "--nodes describes them, --controller asks for them."
-            raise CommandFailed(Failure("It is not clear which nodes are meant.", why, "Leave one out.", BAD_INPUT))
+            raise CommandFailed("It is not clear which nodes are meant.", why, "Leave one out.", BAD_INPUT)
         name, text = rl_config(file, config_path, overrides)
     try:
         cluster = Cluster.from_nodes(nodes, "--nodes") if nodes else None
@@ -153,4 +153,4 @@ def _write(file: Path, text: str) -> None:
 
 def _unusable(file: Path, error: Any, done: str) -> CommandFailed:
     why = f"{getattr(error, 'strerror', None) or error}."
-    return CommandFailed(Failure(f"{file} can't be {done}.", why, "Name another file.", BAD_INPUT))
+    return CommandFailed(f"{file} can't be {done}.", why, "Name another file.", BAD_INPUT)

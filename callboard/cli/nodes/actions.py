@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from callboard.cli.nodes import views as node_views
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.exits import CommandFailed, Failure
+from callboard.cli.show.exits import CommandFailed
 from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import done, show_result
 from callboard.cli.show.session import connected
@@ -64,11 +64,9 @@ async def remove(client: Client, node_id: str) -> None:
         await client.remove_node(node_id)
     except WrongState as error:
         raise CommandFailed(
-            Failure(
-                f"Node {node_id} can't be removed.",
-                f"{error}.",
-                f"`callboard node drain {node_id}`, end its agent (SIGTERM), then try again.",
-            )
+            f"Node {node_id} can't be removed.",
+            f"{error}.",
+            f"`callboard node drain {node_id}`, end its agent (SIGTERM), then try again.",
         ) from error
     done({"name": f"nodes/{node_id}", "removed": True}, f"Node {node_id} is forgotten.")
 
@@ -96,11 +94,9 @@ async def emptied(client: Client, node: Node, revision: int) -> None:
         node = await client.get_node(node_id)
     if (stuck := words.amounts(node.quarantined)) != "nothing":
         raise CommandFailed(
-            Failure(
-                f"Node {node_id} is not empty.",
-                f"{stuck} is quarantined: processes there could not be proved gone.",
-                f"Look at it on the machine; `callboard node get {node_id}` shows the devices.",
-            )
+            f"Node {node_id} is not empty.",
+            f"{stuck} is quarantined: processes there could not be proved gone.",
+            f"Look at it on the machine; `callboard node get {node_id}` shows the devices.",
         )
 
 

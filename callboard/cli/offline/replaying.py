@@ -14,7 +14,7 @@ from rich.text import Text
 
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import BAD_INPUT, FAILED, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, FAILED, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.rerun import Step, rerun
 from callboard.controller.journal.state_dir import JOURNAL_NAME, StoreFailed
@@ -42,7 +42,7 @@ def run(state_dir: Path, *, until: int | None, explain: int | None) -> None:
                         _print(console, indent, line)
         except StoreFailed as error:
             raise CommandFailed(
-                Failure("The journal can't be replayed.", f"{error.path}: {error.why}.", error.remedy, BAD_INPUT)
+                "The journal can't be replayed.", f"{error.path}: {error.why}.", error.remedy, BAD_INPUT
             ) from error
     if wishes.for_program:
         whole = {"decisions": decisions, "differing": differences, "steps": shown}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from callboard.cli.options import wishes
 from callboard.cli.show import printing, screen
-from callboard.cli.show.exits import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, FAILED, INTERRUPTED, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.simulation import (
     Shrunk,
@@ -49,7 +49,7 @@ def run(
             chosen = parse_faults(faults)
         except UnknownFault as error:
             raise CommandFailed(
-                Failure("The faults are not clear.", f"{error}.", "Name some, or say all or none.", BAD_INPUT)
+                "The faults are not clear.", f"{error}.", "Name some, or say all or none.", BAD_INPUT
             ) from error
     if Fault.SCHEDULE not in chosen:
         schedules = schedules[:1]  # The others would be the same.

@@ -10,7 +10,7 @@ from pathlib import Path
 from callboard.cli.cluster.tokens import printed
 from callboard.cli.options import wishes
 from callboard.cli.show import screen
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 from callboard.cli.show.session import failing_in_words
 from callboard.controller.journal.copying import Copied, Until, back_up_journal, copy_journal, restore_journal
 from callboard.controller.journal.database import Where, check_url
@@ -49,7 +49,7 @@ def _in_words(what: str) -> Iterator[None]:
         try:
             yield
         except StoreFailed as error:
-            raise CommandFailed(Failure(what, f"{error.path}: {error.why}.", error.remedy, BAD_INPUT)) from error
+            raise CommandFailed(what, f"{error.path}: {error.why}.", error.remedy, BAD_INPUT) from error
 
 
 def _where(name: str, text: str) -> Where:
@@ -60,9 +60,7 @@ def _where(name: str, text: str) -> Where:
         return check_url(text, from_command_line=True)
     except InvalidInput as error:
         remedy = "Write postgresql://ACCOUNT@HOST/DATABASE."
-        raise CommandFailed(
-            Failure(f"`{name}` is not clear.", f"{error.faults[0].message}.", remedy, BAD_INPUT)
-        ) from error
+        raise CommandFailed(f"`{name}` is not clear.", f"{error.faults[0].message}.", remedy, BAD_INPUT) from error
 
 
 def _until(text: str) -> Until:
@@ -74,7 +72,7 @@ def _until(text: str) -> Until:
     except ValueError as error:
         why = f"{text!r} is neither a revision nor a time."
         remedy = "Write a number, or a time like 2026-01-31T08:00:00Z."
-        raise CommandFailed(Failure("`--until` is not clear.", why, remedy, BAD_INPUT)) from error
+        raise CommandFailed("`--until` is not clear.", why, remedy, BAD_INPUT) from error
     return Until(at_ms=int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000))
 
 

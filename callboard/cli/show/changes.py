@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from callboard.cli.show.exits import BAD_INPUT, CommandFailed, Failure
+from callboard.cli.show.exits import BAD_INPUT, CommandFailed
 
 Change = tuple[tuple[str, ...], Any]
 """Path of a field, and its new value."""
@@ -49,18 +49,14 @@ def _read(text: str) -> Change:
     path = tuple(name.split("."))
     if not equals or not all(path):
         raise CommandFailed(
-            Failure(
-                f"{text!r} is neither a field nor the only file.",
-                "A change reads KEY=VALUE.",
-                "Write for example nominal.cpu=8.",
-                BAD_INPUT,
-            )
+            f"{text!r} is neither a field nor the only file.",
+            "A change reads KEY=VALUE.",
+            "Write for example nominal.cpu=8.",
+            BAD_INPUT,
         )
     try:
         return path, yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise CommandFailed(
-            Failure(
-                f"The value of {name} can't be read.", str(error), "Write it as YAML, for example [a, b].", BAD_INPUT
-            )
+            f"The value of {name} can't be read.", str(error), "Write it as YAML, for example [a, b].", BAD_INPUT
         ) from error

@@ -37,11 +37,11 @@ class Failure:
 
 
 class CommandFailed(Exception):
-    """A verb failed in a way that only it can put into words."""
+    """A verb failed in a way that only it can put into words: those of a :class:`Failure`."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.what)
-        self.failure = failure
+    def __init__(self, what: str, why: str, remedy: str, exit_code: int = FAILED) -> None:
+        super().__init__(what)
+        self.failure = Failure(what, why, remedy, exit_code)
 
 
 def lines(failure: Failure, controller: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import typer
 
 from callboard.cli.options import wishes
 from callboard.cli.show import screen, words
-from callboard.cli.show.exits import INTERRUPTED, as_json, lines
+from callboard.cli.show.exits import BAD_INPUT, INTERRUPTED, CommandFailed, as_json, lines
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
 from callboard.client.errors import Unreachable
@@ -83,6 +83,17 @@ def failing_in_words() -> Iterator[None]:
         yield
     except EXPECTED as error:
         raise _exit(error, "") from error
+
+
+@contextmanager
+def unless_wrong(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """As :func:`failing_in_words`, also for errors of further kinds, after which ``what`` are as they were."""
+    with failing_in_words():
+        try:
+            yield
+        except kinds as error:
+            said = f"The {what} were left as they are."
+            raise CommandFailed(said, f"{error}.", "Correct it and try again.", BAD_INPUT) from error
 
 
 async def _again_and_again(client: Client, action: Callable[[Client], Awaitable[Result]]) -> Result:

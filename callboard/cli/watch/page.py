@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from callboard.cli.options import wishes
 from callboard.cli.show import screen
-from callboard.cli.show.exits import FAILED, CommandFailed, Failure
+from callboard.cli.show.exits import FAILED, CommandFailed
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected
 from callboard.client.client import Client
@@ -29,12 +29,10 @@ async def show(client: Client, *, opens: bool) -> None:
     address = _reachable((await client.stats()).page_address, client.address)
     if not address:
         raise CommandFailed(
-            Failure(
-                "The controller serves no web page.",
-                f"{client.address} was started with --page none, or without callboard[page].",
-                "Install it there with pip install 'callboard[page]' and start the controller with --page 8780.",
-                FAILED,
-            )
+            "The controller serves no web page.",
+            f"{client.address} was started with --page none, or without callboard[page].",
+            "Install it there with pip install 'callboard[page]' and start the controller with --page 8780.",
+            FAILED,
         )
     token = find_token(client.address)
     code = await asyncio.to_thread(_code, address, client.address, token) if token else ""
@@ -78,7 +76,5 @@ def _code(address: str, controller: str, token: str) -> str:
     except (OSError, ValueError, KeyError) as error:
         why = f"{address} could not be asked: {error}"
     raise CommandFailed(
-        Failure(
-            "The web page gave no link.", f"{why[:1].upper()}{why[1:]}.", f"Open {address} and log in there.", FAILED
-        )
+        "The web page gave no link.", f"{why[:1].upper()}{why[1:]}.", f"Open {address} and log in there.", FAILED
     )
