@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from google.protobuf.message import Message
 
 from callboard.client.calls import methods
-from callboard.client.calls.cluster_calls import ClusterCalls
+from callboard.client.calls.cluster_calls import ClusterCalls, id_of
 from callboard.client.calls.connection import DEFAULT_RETRY_S, DEFAULT_TIMEOUT_S, Connection
 from callboard.client.calls.job_calls import LIVE_STATES, JobCalls, SessionKeeper
 from callboard.client.calls.methods import Method
@@ -213,7 +213,7 @@ class Client(JobCalls, ClusterCalls):
             nodes=nodes,
             pools=pools,
             jobs=jobs,
-            ray_nodes={node.ray_node_id: node.name.removeprefix("nodes/") for node in nodes if node.ray_node_id},
+            ray_nodes={node.ray_node_id: id_of(node) for node in nodes if node.ray_node_id},
         )
 
     async def reachable(self, timeout: float) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.model.quantities import format_memory
 from callboard.model.ray_fault import RayFault, RayFaultCode
 from callboard.v1 import common_pb2
@@ -115,7 +116,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 def _nodes(evidence: Evidence) -> Iterable[Finding]:
     for node in evidence.nodes:
-        node_id = node.name.removeprefix("nodes/")
+        node_id = id_of(node)
         yield from _node_state(node, node_id)
         yield from _quarantined(node, node_id)
         yield from _preloads(node, node_id)
@@ -123,7 +124,7 @@ def _nodes(evidence: Evidence) -> Iterable[Finding]:
         if node_id in evidence.silent:
             what = f"{node_id} could not be asked: {evidence.silent[node_id]}"
             yield Finding(FindingKind.NODE_SILENT, node.name, what, _wake(node))
-    outside = {node.name.removeprefix("nodes/") for node in evidence.nodes if node.HasField("ray_fault")}
+    outside = {id_of(node) for node in evidence.nodes if node.HasField("ray_fault")}
     for node_id, seen in evidence.seen.items():
         for text in () if node_id in outside else seen.unknown:
             remedy = "Look again in a moment: `callboard doctor`; if that lasts, look at the log of its agent."
@@ -199,7 +200,7 @@ def _preloads(node: Node, node_id: str) -> Iterable[Finding]:
 
 def _wake(node: Node) -> str:
     """How an agent that says nothing is made to speak again."""
-    node_id = node.name.removeprefix("nodes/")
+    node_id = id_of(node)
     if not node.agent_pid:
         return f"See that the agent of {node_id} runs, is not stopped, and reaches the controller."
     return (
@@ -210,12 +211,12 @@ def _wake(node: Node) -> str:
 
 def _versions(nodes: Sequence[Node]) -> Iterable[Finding]:
     """Nodes whose programs differ in what the handshake lets pass: a patch of callboard or of Python."""
-    here = [node for node in nodes if node.state not in (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)]
+    here = [node for node in nodes if node.state not in GONE]
     for name, field in (("callboard", "version"), ("Python", "python_version")):
         by_version: dict[str, list[str]] = {}
         for node in here:
             if found := getattr(node, field):
-                by_version.setdefault(found, []).append(node.name.removeprefix("nodes/"))
+                by_version.setdefault(found, []).append(id_of(node))
         if len(by_version) > 1:
             listed = "; ".join(
                 f"{found} on {', '.join(names[:_SHOWN_NODES])}{' …' if len(names) > _SHOWN_NODES else ''}"
@@ -356,7 +357,7 @@ def _devices(evidence: Evidence) -> Iterable[Finding]:
     }
     names = {job.uid: job.spec.name for job in evidence.jobs}
     told = {
-        (node.name.removeprefix("nodes/"), use.state.index, process.pid)
+        (id_of(node), use.state.index, process.pid)
         for node in evidence.nodes
         for use in node.devices
         if use.state.closed or use.state.warning

@@ -27,6 +27,7 @@ from callboard.cli.local.machine_gpus import machine_gpus
 from callboard.cli.local.plan import ClusterPlan, free_block
 from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show.failures import EXPECTED, failure_of
+from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import cluster_directory, identify, recorded_clusters
 from callboard.client.jobs import JobHandle
@@ -188,7 +189,7 @@ async def _with_happenings(
     checks.append(("the lost actor came back", recovered))
     await _train(loop, options.steps)
 
-    node = added.node.name.removeprefix("nodes/")
+    node = id_of(added.node)
     loop.story.happening(f"Draining {node}, with {NOTICE_S:g} s notice")
     await loop.client.drain_node(node, within=NOTICE_S, reason="maintenance")
     shrank = await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)

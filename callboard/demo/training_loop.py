@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane
@@ -129,7 +130,7 @@ class TrainingLoop:
 
     async def _look(self) -> None:
         """Notices who came and who went since the last look."""
-        nodes = {node.name.removeprefix("nodes/"): node for node in await self.client.list_nodes()}
+        nodes = {id_of(node): node for node in await self.client.list_nodes()}
         found = {worker.generation: worker for worker in _ready(await self.job.refresh())}
         for node_id, node in nodes.items():
             self._look_at_node(node_id, node)
@@ -175,7 +176,7 @@ class TrainingLoop:
 
     def _was_drained(self, node: Node) -> bool:
         """A node that left while it was being emptied."""
-        known = self._nodes.get(node.name.removeprefix("nodes/"))
+        known = self._nodes.get(id_of(node))
         return (
             node.state == NodeState.NODE_STATE_LEFT
             and known is not None

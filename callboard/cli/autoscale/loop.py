@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from callboard.cli.autoscale.sizing import Room, size
+from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.placement_group_pb2 import PlacementGroupKind
 from callboard.wire.amounts import resources_from_proto
 from callboard.wire.refusals import DeadlineExceeded, NotFound, Unavailable, WrongState
-
-_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
 EMPTY_S = 60.0
 """Beyond the notice of a drain: how long the proof that a node is empty may take, and the goodbye of its agent."""
@@ -120,7 +119,7 @@ class Autoscaler:
 
     async def look(self) -> None:
         """One look, and what follows from it."""
-        nodes = [node for node in await self.client.list_nodes() if node.state not in _GONE]
+        nodes = [node for node in await self.client.list_nodes() if node.state not in GONE]
         serving = self._without_arriving([node for node in nodes if node.state != NodeState.NODE_STATE_DRAINING])
         demands = await self.client.demand()
         here, coming = len(serving), len(self._adding)
@@ -142,10 +141,10 @@ class Autoscaler:
         """The nodes less those of additions under way: these are counted with their additions, from the moment they
         were asked for until they take work, and only there."""
         if not self._adding:
-            self._settled = {_id(node) for node in nodes}
-        new = [_id(node) for node in nodes if _id(node) not in self._settled and self.provider.owns(_id(node))]
+            self._settled = {id_of(node) for node in nodes}
+        new = [id_of(node) for node in nodes if id_of(node) not in self._settled and self.provider.owns(id_of(node))]
         arriving = set(new[: len(self._adding)])
-        return [node for node in nodes if _id(node) not in arriving]
+        return [node for node in nodes if id_of(node) not in arriving]
 
     async def added(self) -> None:
         """Returns when no addition is under way."""
@@ -191,7 +190,7 @@ class Autoscaler:
 
     def _note_idle(self, nodes: Sequence[Node]) -> None:
         now = self.clock()
-        idle = {_id(node) for node in nodes if node.state == NodeState.NODE_STATE_READY and _is_unused(node)}
+        idle = {id_of(node) for node in nodes if node.state == NodeState.NODE_STATE_READY and _is_unused(node)}
         self._idle_since = {node_id: self._idle_since.get(node_id, now) for node_id in idle}
 
     async def _shrink(self, nodes: Sequence[Node]) -> None:
@@ -204,12 +203,12 @@ class Autoscaler:
             node
             for node in nodes
             if not node.ray_head
-            and self.provider.owns(_id(node))
-            and _id(node) not in kept
-            and now - self._idle_since.get(_id(node), now) >= self.limits.idle_s
+            and self.provider.owns(id_of(node))
+            and id_of(node) not in kept
+            and now - self._idle_since.get(id_of(node), now) >= self.limits.idle_s
         ]
         if ripe:
-            await self._remove(_id(min(ripe, key=lambda node: (self._idle_since[_id(node)], -node.rank))))
+            await self._remove(id_of(min(ripe, key=lambda node: (self._idle_since[id_of(node)], -node.rank))))
 
     async def _with_reserved_groups(self) -> set[str]:
         groups = await self.client.list_placement_groups()
@@ -241,7 +240,7 @@ class Autoscaler:
         events = self.client.watch(start_revision=revision + 1)
         while True:
             try:
-                if (await self.client.get_node(node_id)).state in _GONE:
+                if (await self.client.get_node(node_id)).state in GONE:
                     await self.client.remove_node(node_id)
                     return
             except NotFound:
@@ -258,7 +257,3 @@ class Autoscaler:
 
 def _is_unused(node: Node) -> bool:
     return not any(amount for _, amount in resources_from_proto(node.used).items())
-
-
-def _id(node: Node) -> str:
-    return node.name.removeprefix("nodes/")

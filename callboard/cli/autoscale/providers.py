@@ -17,6 +17,7 @@ from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.local.growth import add_worker, end_worker, running_workers
 from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.local.turns import ClusterGone
+from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import read_record
 from callboard.model.quantities import Resources
@@ -77,7 +78,7 @@ class LocalProvider:
         except LOCAL_ERRORS as error:
             failure = in_words(error).failure
             raise ProviderFailed(f"{failure.what} {failure.why}") from error
-        return added.node.name.removeprefix("nodes/")
+        return id_of(added.node)
 
     async def remove(self, node_id: str) -> None:
         if not await end_worker(self._directory, node_id):
@@ -107,7 +108,7 @@ class CommandProvider:
 
     def new_room(self, nodes: Sequence[Node]) -> Room | None:
         """What was stated, else what the newest node of this kind has, or the last of them had."""
-        own = [node for node in nodes if self.owns(node.name.removeprefix("nodes/"))] or list(nodes)
+        own = [node for node in nodes if self.owns(id_of(node))] or list(nodes)
         if self._stated is not None:
             like = max((node for node in own if node.devices), key=_joined_ms, default=None)
             return Room.whole(self._stated, {}, like)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from callboard.client.calls.cluster_calls import id_of
 from callboard.model.names import OWN_RESOURCES
 from callboard.model.quantities import MAX_MEMORY_BYTES, MILLI, Resources
 from callboard.v1.node_pb2 import Node, NodeState
@@ -206,6 +207,6 @@ def _size(ask: Resources) -> tuple[bool, int, int, int, int]:
 
 def _labels_of(node: Node) -> dict[str, str]:
     own = dict(node.labels)
-    own.setdefault("node", node.name.removeprefix("nodes/"))
+    own.setdefault("node", id_of(node))
     own.setdefault("node_group", node.node_group)
     return own

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from callboard.cli.show import words
 from callboard.cli.show.exits import NO_PLAN, CommandFailed
 from callboard.cli.show.session import with_client
+from callboard.client.calls.cluster_calls import GONE
 from callboard.client.client import Client
 from callboard.model.cluster_text import parse_cluster
 from callboard.v1.node_pb2 import Node, NodeState
 
 _GIB = 1 << 30
-_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def _source_of(nodes: Sequence[Node], address: str) -> ClusterSource:
     away = [f"{words.node_id(node)} ({words.node_state(node).lower()})" for node in nodes if node not in ready]
     if away:
         notes.append(f"not planned for, because they take no work: {', '.join(away)}")
-    behind = [node for node in nodes if node not in ready and node.state not in _GONE and node.rank < ready[-1].rank]
+    behind = [node for node in nodes if node not in ready and node.state not in GONE and node.rank < ready[-1].rank]
     if behind:
         names = ", ".join(words.node_id(node) for node in behind)
         notes.append(

@@ -16,6 +16,7 @@ from callboard.cli.show import printing, screen
 from callboard.cli.show.exits import BAD_INPUT, UNREACHABLE, CommandFailed
 from callboard.cli.show.file_faults import refuse, warn
 from callboard.cli.show.session import failing_in_words, with_client
+from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs import read_yaml
@@ -25,8 +26,6 @@ from callboard.placement.source.diagnostics import Report
 from callboard.placement.source.source import open_document
 from callboard.placement.source.tree import Items
 from callboard.v1 import node_pb2
-
-_GONE = (node_pb2.NODE_STATE_LOST, node_pb2.NODE_STATE_LEFT)
 
 
 def show(
@@ -110,7 +109,7 @@ async def live_cluster(client: Client) -> Cluster:
     return Cluster(
         tuple(
             Node(
-                node_id=node.name.removeprefix("nodes/"),
+                node_id=id_of(node),
                 rank=node.rank,
                 accelerators=tuple(Accelerator(use.device.id, _type(node, use.device.model)) for use in node.devices),
                 labels=tuple(sorted(node.labels.items())),
@@ -120,7 +119,7 @@ async def live_cluster(client: Client) -> Cluster:
                 lost_accelerators=node.lost_devices,
             )
             for node in await client.list_nodes()
-            if node.state not in _GONE and _gives(node)
+            if node.state not in GONE and _gives(node)
         )
     )
 

@@ -25,6 +25,7 @@ from callboard.cli.local.ports import is_taken
 from callboard.cli.local.records import UP_ROLE, check_free, claim_directory
 from callboard.cli.local.taking_down import end_cluster, sweep
 from callboard.cli.local.turns import turn
+from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
 from callboard.client.clusters import (
     CONTROLLER_ROLE,
@@ -241,7 +242,7 @@ class LocalCluster:
     async def _missing(self, client: Client) -> list[str]:
         if not await client.reachable(1.0):
             return ["the controller does not answer"]
-        known = {node.name.removeprefix("nodes/"): node for node in await client.list_nodes()}
+        known = {id_of(node): node for node in await client.list_nodes()}
         missing = []
         for rank in range(self.plan.agents):
             node = known.get(self.plan.node_id(rank))

@@ -24,11 +24,10 @@ from callboard.cli.local.ports import is_taken, listeners
 from callboard.cli.local.records import UP_ROLE
 from callboard.cli.local.taking_down import AGENT_GRACE_S, AGENT_MARK
 from callboard.cli.local.turns import ClusterGone, turn
+from callboard.client.calls.cluster_calls import GONE, id_of
 from callboard.client.client import Client
 from callboard.client.clusters import ClusterRecord, ProcessId, descendants, read_record, write_record
 from callboard.v1.node_pb2 import Node, NodeState
-
-_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
 
 class NotGrowable(Exception):
@@ -102,7 +101,7 @@ async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, l
             revision = (await client.stats()).revision
         rank = _lowest_free(plan, record, nodes)
         _check_ports(plan, rank)
-        holders = {node.rank for node in nodes if node.state not in _GONE and _id(node) != plan.node_id(rank)}
+        holders = {node.rank for node in nodes if node.state not in GONE and id_of(node) != plan.node_id(rank)}
         child = _start(plan, record, rank, with_rank=rank not in holders)
     gpus = plan.gpus_of(rank)
     offer = f"GPU {', '.join(gpus)}" if gpus else f"{plan.shape(rank).gpus} simulated GPUs of its own"
@@ -152,7 +151,7 @@ def _known(directory: Path) -> tuple[ClusterPlan, ClusterRecord]:
 def _lowest_free(plan: ClusterPlan, record: ClusterRecord, nodes: Sequence[Node]) -> int:
     """The lowest place whose agent does not run and whose GPUs nobody on this machine offers."""
     agents = {each.role.removeprefix("agent "): each.process for each in record.processes}
-    live = [node for node in nodes if node.state not in _GONE]
+    live = [node for node in nodes if node.state not in GONE]
     ours = socket.gethostname()
     holders: list[tuple[str, str]] = []
     for rank in range(plan.places):
@@ -170,11 +169,11 @@ def _holder(node_id: str, agent: ProcessId | None, live: Sequence[Node], gpus: S
     if agent is not None:
         if agent.is_running():
             return node_id
-        live = [node for node in live if _id(node) != node_id]
+        live = [node for node in live if id_of(node) != node_id]
     for node in live:
         shares = node.hostname == host and {use.device.id for use in node.devices} & set(gpus)
-        if shares or _id(node) == node_id:
-            return _id(node)
+        if shares or id_of(node) == node_id:
+            return id_of(node)
     return ""
 
 
@@ -232,7 +231,3 @@ async def _end(agent: ProcessId) -> None:
     left = [process for process in (*stubborn, *tree) if process.is_running()]
     if left:
         await kill_trees(left)
-
-
-def _id(node: Node) -> str:
-    return node.name.removeprefix("nodes/")

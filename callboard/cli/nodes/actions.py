@@ -84,7 +84,7 @@ async def emptied(client: Client, node: Node, revision: int) -> None:
     node_id, told = words.node_id(node), ""
     events = client.watch(start_revision=revision + 1)
     while (left := words.amounts(node.used)) != "nothing":
-        jobs = sorted({worker.job for use in node.devices for worker in use.workers})
+        jobs = words.jobs_on(node)
         now = f"{left} in use{' by ' + ', '.join(jobs) if jobs else ''}"
         if now != told and not wishes.quiet:
             kill = words.kill_in(node)

@@ -27,7 +27,7 @@ def node_table(nodes: Sequence[Node], *, wide: bool) -> Table:
             words.share(node.used, node.capacity, "cpu"),
             words.share(node.used, node.capacity, "gpu") + (" simulated" if node.simulated else ""),
             words.share(node.used, node.capacity, "memory"),
-            ", ".join(sorted({worker.job for use in node.devices for worker in use.workers})),
+            ", ".join(words.jobs_on(node)),
             words.labels(node.labels),
         ]
         if wide:

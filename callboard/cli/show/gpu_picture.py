@@ -92,5 +92,4 @@ def _fit(label: str) -> str:
 
 
 def _colours(nodes: Iterable[Node]) -> dict[str, str]:
-    names = sorted({worker.job for node in nodes for use in node.devices for worker in use.workers})
-    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
+    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(words.jobs_on(*nodes))}

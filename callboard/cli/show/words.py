@@ -10,6 +10,7 @@ import yaml
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from callboard.cli.show.plain import short_enum
+from callboard.client.calls.cluster_calls import id_of
 from callboard.client.jobs import ENDED
 from callboard.model.quantities import IN_BYTES, Resources, format_amount, format_memory, format_milli
 from callboard.v1 import common_pb2
@@ -18,6 +19,8 @@ from callboard.v1.job_pb2 import ComponentSpec, Job, JobState, PlacementStrategy
 from callboard.v1.node_pb2 import Node, NodeState
 from callboard.v1.scheduler_pb2 import Stats
 from callboard.wire.amounts import resources_from_proto, resources_to_proto
+
+node_id = id_of
 
 UNITS = {"cpu": "CPU", "gpu": "GPU"}
 
@@ -48,8 +51,9 @@ def node_state(node: Node) -> str:
     return short_enum(NodeState.DESCRIPTOR, node.state)
 
 
-def node_id(node: Node) -> str:
-    return node.name.removeprefix("nodes/")
+def jobs_on(*nodes: Node) -> list[str]:
+    """Names of the jobs that have devices of these nodes, sorted."""
+    return sorted({worker.job for node in nodes for use in node.devices for worker in use.workers})
 
 
 def amounts(message: common_pb2.Resources) -> str:

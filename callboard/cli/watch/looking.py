@@ -23,11 +23,11 @@ from callboard.cli.show.plain import plain
 from callboard.cli.show.printing import show_result
 from callboard.cli.show.session import connected, with_client
 from callboard.cli.watch.looking_views import environment_view, findings_view, top_view, versions_view, worker_list
+from callboard.client.calls.cluster_calls import GONE
 from callboard.client.client import Client, ray_of
 from callboard.client.diagnosis import Evidence, diagnose
 from callboard.v1.inspection_pb2 import NodeInspection
 from callboard.v1.job_pb2 import Job
-from callboard.v1.node_pb2 import NodeState
 from callboard.wire.refusals import CallboardError
 
 _RECENT_FAILURES = 20
@@ -72,7 +72,7 @@ def version(*, check: bool) -> None:
                 "ray": node.ray_version,
             }
             for node in nodes
-            if node.state not in _GONE
+            if node.state not in GONE
         ]
         differ = [
             f"{name}: {', '.join(sorted(found))}"
@@ -110,7 +110,7 @@ def doctor() -> None:
             client.list_jobs(states=["FAILED"]),
             client.list_placement_groups(),
         )
-        here = [words.node_id(node) for node in nodes if node.state not in _GONE]
+        here = [words.node_id(node) for node in nodes if node.state not in GONE]
         seen, silent = await _inspected(client, here, foreign=True)
         failed = failed[:_RECENT_FAILURES]
         repeated = await _repeated(client, failed)
@@ -173,9 +173,6 @@ async def ray_env(client: Client) -> None:
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_path}
     lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     show_result(variables, lambda _: Text(lines, no_wrap=True, overflow="ignore"))
-
-
-_GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
 
 
 async def _repeated(client: Client, failed: list[Job]) -> frozenset[str]:

@@ -385,11 +385,20 @@ class ObjectStore:
     total_bytes: int
 
 
+GONE = (NodeState.NODE_STATE_LOST, NodeState.NODE_STATE_LEFT)
+"""States of nodes that are no part of the cluster any more."""
+
+
+def id_of(node: Node) -> str:
+    """Id of a node."""
+    return node.name.removeprefix("nodes/")
+
+
 def node_to_ask(nodes: Iterable[Node]) -> str:
     """Id of the node whose agent is asked: that of Ray's head where it is one of ours; empty: none is in Ray."""
     inside = [node for node in nodes if node.ray_node_id and node.state in _ANSWERING]
     first = min(inside, key=lambda node: (not node.ray_head, node.rank), default=None)
-    return "" if first is None else first.name.removeprefix("nodes/")
+    return "" if first is None else id_of(first)
 
 
 def stores_of(nodes: Sequence[Node], told: Iterable[RayObjectStore]) -> list[ObjectStore]:
@@ -398,7 +407,7 @@ def stores_of(nodes: Sequence[Node], told: Iterable[RayObjectStore]) -> list[Obj
     rank_of = {ray_node_id: (0, node.rank) for ray_node_id, node in ours.items()}
     return [
         ObjectStore(
-            node_id=ours[store.ray_node_id].name.removeprefix("nodes/") if store.ray_node_id in ours else "",
+            node_id=id_of(ours[store.ray_node_id]) if store.ray_node_id in ours else "",
             ray_node_id=store.ray_node_id,
             used_bytes=store.used_bytes,
             total_bytes=store.total_bytes,
