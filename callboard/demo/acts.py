@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from callboard.cli.show import words
 from callboard.client.client import Client
@@ -96,10 +97,8 @@ async def train_preempts(stage: Stage) -> Verdict:
     began = time.monotonic()
     await stage.running(job)
     took_ms = _since(began)
-    victim = _only_victim(job.job, "rollout-01", verdict)
+    victim = _only_victim(stage, job.job, "rollout-01", verdict)
     kind = await stage.group_kind(job)
-    if victim is not None:
-        stage.story.happened(words.yielding(victim))
     stage.story.happened(f"train-00 runs on {where(job)} in a {kind.lower()} group, {took_ms} ms after it was asked")
     answer = await stage.ask_worker(job, verdict)
     waiting = await stage.waiting_again(stage.jobs[victim.victim if victim else "rollout-01"])
@@ -115,8 +114,7 @@ async def train_preempts(stage: Stage) -> Verdict:
     verdict.shown = f"1 of 3 yielded (rollout-01, {_yield_text(victim)}), preemptions {preemptions}"
     verdict.figures = {
         "victims": [entry.victim for entry in job.job.victims],
-        "yield_ms": victim.yield_ms if victim else None,
-        "outcome": victim.outcome if victim else None,
+        **_yielded(victim),
         "preemptions": preemptions,
         "group": kind,
         "submit_to_running_ms": took_ms,
@@ -133,9 +131,7 @@ async def extra_reuses(stage: Stage) -> Verdict:
     began = time.monotonic()
     await stage.running(job)
     took_ms = _since(began)
-    victim = _only_victim(job.job, "rollout-00", verdict)
-    if victim is not None:
-        stage.story.happened(words.yielding(victim))
+    victim = _only_victim(stage, job.job, "rollout-00", verdict)
     stage.story.happened(f"rollout-extra runs on {where(job)}, {took_ms} ms after it was asked")
     await stage.ask_worker(job, verdict)
     await stage.keep_busy(job)
@@ -149,8 +145,7 @@ async def extra_reuses(stage: Stage) -> Verdict:
     verdict.shown = f"reuses +{reuses}, creations +{creations}, preemptions {preemptions} ({_yield_text(victim)})"
     verdict.figures = {
         "victims": [entry.victim for entry in job.job.victims],
-        "yield_ms": victim.yield_ms if victim else None,
-        "outcome": victim.outcome if victim else None,
+        **_yielded(victim),
         "reuses": reuses,
         "creations": creations,
         "preemptions": preemptions,
@@ -176,9 +171,7 @@ async def slow_cancel(stage: Stage) -> Verdict:
         await responsiveness.stop()
     await stage.running(urgent)
     took_ms = _since(began)
-    victim = _only_victim(urgent.job, "rollout-slow", verdict)
-    if victim is not None:
-        stage.story.happened(words.yielding(victim))
+    victim = _only_victim(stage, urgent.job, "rollout-slow", verdict)
     start_ms = urgent.job.workers[0].start_ms
     stage.story.happened(f"rollout-urgent runs on {where(urgent)}, {took_ms} ms after it was asked")
     await stage.ask_worker(urgent, verdict)
@@ -196,8 +189,7 @@ async def slow_cancel(stage: Stage) -> Verdict:
     verdict.check(f"only {responsiveness.count} GetStats calls were made", responsiveness.count >= 10)
     verdict.shown = f"{_yield_text(victim)}, running after {took_ms} ms, GetStats p99 {p99:.1f} ms"
     verdict.figures = {
-        "yield_ms": victim.yield_ms if victim else None,
-        "outcome": victim.outcome if victim else None,
+        **_yielded(victim),
         "submit_to_running_ms": took_ms,
         "limit_ms": limit_ms,
         "get_stats_p99_ms": round(p99, 2),
@@ -270,10 +262,17 @@ async def _delete_pool(stage: Stage) -> None:
                 return
 
 
-def _only_victim(job: Job, name: str, verdict: Verdict) -> Preemption | None:
+def _only_victim(stage: Stage, job: Job, name: str, verdict: Verdict) -> Preemption | None:
     names = [victim.victim for victim in job.victims]
     verdict.check(f"victims: {names or 'none'}, expected {name} alone", names == [name])
-    return job.victims[0] if job.victims else None
+    if not job.victims:
+        return None
+    stage.story.happened(words.yielding(job.victims[0]))
+    return job.victims[0]
+
+
+def _yielded(victim: Preemption | None) -> dict[str, Any]:
+    return {"yield_ms": victim.yield_ms if victim else None, "outcome": victim.outcome if victim else None}
 
 
 def _made_room(job: Job) -> bool:

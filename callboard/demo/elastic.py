@@ -10,13 +10,11 @@ is proved, before the program ends.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.local_failures import LOCAL_ERRORS, in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.cluster import LocalCluster
@@ -24,17 +22,17 @@ from callboard.cli.local.ending import send
 from callboard.cli.local.growth import Added, add_worker, end_worker
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.machine_gpus import machine_gpus
-from callboard.cli.local.plan import ClusterPlan, free_block
-from callboard.cli.local.taking_down import Leftovers
+from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.calls.cluster_calls import id_of
 from callboard.client.client import Client
-from callboard.client.clusters import cluster_directory, identify, recorded_clusters
+from callboard.client.clusters import identify
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane, RayFailed
+from callboard.demo.stage import own_plan, taken_down
+from callboard.demo.story import Verdict
 from callboard.demo.training_loop import TrainingLoop, TrainingStory
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec
-from callboard.security.places import run_directory
 
 Result = TypeVar("Result")
 
@@ -79,27 +77,12 @@ class ElasticOptions:
 
 
 @dataclass(slots=True)
-class ElasticResult:
-    """What came of it.
+class ElasticResult(Verdict):
+    """What came of it; its figures are the line of `--json` without the verdict."""
 
-    Attributes:
-        figures: the line of `--json` without its verdict.
-        checks: (what must hold, whether it does).
-    """
-
-    figures: dict[str, int] = field(default_factory=dict)
-    checks: list[tuple[str, bool]] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything that must hold does."""
-        return bool(self.checks) and all(holds for _, holds in self.checks)
-
-    def failures(self) -> list[str]:
-        return [what for what, holds in self.checks if not holds]
+    name: str = "elastic"
 
     def as_plain(self) -> dict[str, Any]:
-        """For `--json`."""
         return {**self.figures, "passed": self.passed}
 
 
@@ -122,9 +105,9 @@ async def play(options: ElasticOptions, story: TrainingStory, interrupts: Interr
         finally:
             with interrupts.cleaning():
                 await ray.close()
-                await _taken_down(cluster, result)
+                await taken_down(cluster, result)
     for what in result.failures():
-        story.failed(what)
+        story.say(f"❌ {what}")
     return result
 
 
@@ -140,7 +123,7 @@ async def _trained(
         job = await _submitted(client, plan, options)
         address = (await client.stats()).ray_address
         await ray.connect(address, token_path=plan.ray_token_path(), node_ip=plan.node_ip(0))
-        story.begins("callboard add-worker")
+        story.begins()
         loop = TrainingLoop(client, job, ray, story, METHODS[options.role], options.pace_s)
         try:
             await _with_happenings(loop, plan, options, result)
@@ -175,13 +158,13 @@ async def _with_happenings(
     checks.append(("every node got its actor", await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)))
     await _train(loop, options.steps)
 
-    loop.story.happening("Adding a worker")
+    loop.story.say("🎬 Adding a worker", apart=True)
     added, grew = await _training_on(loop, _added(plan), lambda: len(loop.ready) > start, JOIN_S)
     checks.append((f"the training grew to {start + 1} actors", grew))
     await _train(loop, options.steps)
 
     victim = loop.ready[1]
-    loop.story.happening(f"Killing the process of actor {victim.key.rank} (kill -9 {victim.pid})")
+    loop.story.say(f"🎬 Killing the process of actor {victim.key.rank} (kill -9 {victim.pid})", apart=True)
     process = identify(victim.pid)
     if process is not None:
         send(process, signal.SIGKILL)
@@ -190,7 +173,7 @@ async def _with_happenings(
     await _train(loop, options.steps)
 
     node = id_of(added.node)
-    loop.story.happening(f"Draining {node}, with {NOTICE_S:g} s notice")
+    loop.story.say(f"🎬 Draining {node}, with {NOTICE_S:g} s notice", apart=True)
     await loop.client.drain_node(node, within=NOTICE_S, reason="maintenance")
     shrank = await loop.until(lambda: len(loop.ready) == start, FOLLOW_S)
     checks.append((f"the training shrank to {start} actors", shrank))
@@ -245,42 +228,11 @@ async def _training_on(
 
 async def _added(plan: ClusterPlan) -> Added:
     try:
-        return await add_worker(plan.directory, _Silent(), timeout_s=JOIN_S, lock_pause_s=0.2)
+        return await add_worker(plan.directory, lambda _: None, timeout_s=JOIN_S, lock_pause_s=0.2)
     except LOCAL_ERRORS as error:
         raise in_words(error) from error
 
 
-async def _taken_down(cluster: LocalCluster, result: ElasticResult) -> None:
-    left: tuple[str, ...] = ()
-    try:
-        await cluster.stop()
-    except Leftovers as error:
-        left = error.what
-    result.checks.append((f"left on the machine: {', '.join(left) or 'nothing'}", not left))
-    result.checks.append(("files of the cluster are left", not cluster.plan.directory.exists()))
-
-
 def _plan(options: ElasticOptions) -> ClusterPlan:
-    base = run_directory()
-    name = f"demo-{os.getpid()}"
     gpus = machine_gpus("auto")
-    return ClusterPlan(
-        name=name,
-        directory=cluster_directory(name, base),
-        port=free_port(),
-        agents=options.agents,
-        cpus="1",
-        memory="4GiB",
-        gpus=1,
-        machine_gpus=gpus.ids,
-        real_gpus=gpus.real,
-        resources=("worker_unit=1",),
-        block=free_block(record.block for record in recorded_clusters(base)),
-    )
-
-
-class _Silent:
-    """An observer that says nothing: the loop tells what it sees."""
-
-    def step(self, text: str) -> None:
-        """Something begins."""
+    return own_plan(options.agents, gpus, cpus="1", memory="4GiB", gpus=1, resources=("worker_unit=1",))

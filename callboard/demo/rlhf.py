@@ -7,38 +7,33 @@ their end is proved, before the program ends.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from callboard.agents.ray.ray_command import free_port
 from callboard.cli.cluster.local_failures import in_words
 from callboard.cli.cluster.start_progress import StartProgress
 from callboard.cli.local.children import ChildEnded
 from callboard.cli.local.cluster import LocalCluster, NotReady
 from callboard.cli.local.interrupts import Interrupts
 from callboard.cli.local.machine_gpus import MachineGpus
-from callboard.cli.local.plan import ClusterPlan, free_block
-from callboard.cli.local.taking_down import Leftovers
+from callboard.cli.local.plan import ClusterPlan
 from callboard.cli.show.exits import Failure
 from callboard.cli.show.failures import EXPECTED, failure_of
 from callboard.client.client import Client
-from callboard.client.clusters import cluster_directory, recorded_clusters
 from callboard.demo.acts import ACTS, choose_scale, open_house
 from callboard.demo.data_plane import DataPlane, RayFailed
-from callboard.demo.stage import Stage
+from callboard.demo.stage import Stage, own_plan, taken_down
 from callboard.demo.story import Story, Verdict
-from callboard.security.places import run_directory
 
 READY_S = 90.0
 
 _ANSWER_S = 3.0
 """How long a Ray cluster that is not ours may take to accept a connection."""
 
-_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - where Ray notes it.
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - where Ray notes the one started last.
 
 EXPECTED_IN_ACTS = (*EXPECTED, RayFailed, TimeoutError)
 """What can go wrong in an act without being a defect of the demonstration: the act failed."""
@@ -105,7 +100,7 @@ async def _on_cluster(plan: ClusterPlan, story: Story, interrupts: Interrupts) -
         finally:
             with interrupts.cleaning():
                 await ray.close()
-                last = await _taken_down(cluster, verdicts)
+                last = await _curtain(cluster, verdicts)
     if verdicts:
         verdicts[-1] = last
     return verdicts
@@ -129,7 +124,9 @@ async def _play_acts(client: Client, ray: DataPlane, plan: ClusterPlan, story: S
                 await open_house(stage, opening)
             verdict = await act.play(stage)
         except EXPECTED_IN_ACTS as error:
-            verdicts.append(_failed(act.title, error))
+            said = failure_of(error)
+            why = f"{said.what} {said.why}" if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}"
+            verdicts.append(_failed(act.title, why))
             story.verdict(verdicts[-1])
             break
         if number == 1:
@@ -137,7 +134,8 @@ async def _play_acts(client: Client, ray: DataPlane, plan: ClusterPlan, story: S
         verdicts.append(verdict)
         await stage.show_gpus()
         story.verdict(verdict)
-    verdicts += [_not_played(act.title) for act in ACTS[len(verdicts) :]]
+    not_played = "it was not played, because an act before it failed"
+    verdicts += [_failed(act.title, not_played) for act in ACTS[len(verdicts) :]]
     return verdicts
 
 
@@ -147,18 +145,11 @@ async def _connect(stage: Stage, plan: ClusterPlan) -> None:
     await stage.remember_ray()
 
 
-async def _taken_down(cluster: LocalCluster, verdicts: Sequence[Verdict]) -> Verdict:
+async def _curtain(cluster: LocalCluster, verdicts: Sequence[Verdict]) -> Verdict:
     """Ends the cluster; the last verdict with what that showed."""
     verdict = verdicts[-1] if verdicts else Verdict(ACTS[-1].title)
-    left: tuple[str, ...] = ()
-    try:
-        await cluster.stop()
-    except Leftovers as error:
-        left = error.what
-    gone = not cluster.plan.directory.exists()
-    verdict.check(f"left on the machine: {', '.join(left) or 'nothing'}", not left)
-    verdict.check("files of the cluster are left", gone)
-    verdict.figures |= {"left_on_machine": list(left), "files_left": not gone}
+    left = await taken_down(cluster, verdict)
+    verdict.figures |= {"left_on_machine": list(left), "files_left": cluster.plan.directory.exists()}
     verdict.shown = "no job, group, actor, process, port or file is left; the ledger is zero"
     return verdict
 
@@ -183,40 +174,22 @@ async def _attempts(ray_address: str, story: Story) -> list[str]:
 
 
 def _current_cluster() -> str:
-    """Address of the Ray cluster that was started last on this machine."""
     return _CURRENT_CLUSTER.read_text(encoding="utf-8").strip()
 
 
 def _plan(options: DemoOptions, ray_address: str) -> ClusterPlan:
-    base = run_directory()
-    name = f"demo-{os.getpid()}"
-    return ClusterPlan(
-        name=name,
-        directory=cluster_directory(name, base),
-        port=free_port(),
-        agents=options.agents,
+    return own_plan(
+        options.agents,
+        options.machine_gpus,
         cpus=options.cpus,
         memory=options.memory,
         gpus=options.gpus,
-        machine_gpus=options.machine_gpus.ids,
-        real_gpus=options.machine_gpus.real,
         ray_address=ray_address,
-        block=free_block(record.block for record in recorded_clusters(base)),
     )
 
 
-def _failed(title: str, error: Exception) -> Verdict:
-    said = failure_of(error)
-    why = f"{said.what} {said.why}" if isinstance(error, EXPECTED) else f"{type(error).__name__}: {error}"
-    verdict = Verdict(title)
-    verdict.check(why, holds=False)
-    return verdict
-
-
-def _not_played(title: str) -> Verdict:
-    verdict = Verdict(title)
-    verdict.check("it was not played, because an act before it failed", holds=False)
-    return verdict
+def _failed(title: str, why: str) -> Verdict:
+    return Verdict(title, [(why, False)])
 
 
 def as_plain(verdicts: Sequence[Verdict]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,13 +11,19 @@ from decimal import Decimal
 from types import TracebackType
 from typing import Any, Self
 
+from callboard.agents.ray.ray_command import free_port
+from callboard.cli.local.cluster import LocalCluster
+from callboard.cli.local.machine_gpus import MachineGpus
+from callboard.cli.local.plan import ClusterPlan, free_block
+from callboard.cli.local.taking_down import Leftovers
 from callboard.cli.show import words
 from callboard.client.client import Client
-from callboard.client.clusters import ProcessId, identify
+from callboard.client.clusters import ProcessId, cluster_directory, identify, recorded_clusters
 from callboard.client.jobs import JobHandle
 from callboard.demo.data_plane import DataPlane
 from callboard.demo.story import Story, Verdict
 from callboard.model.requests import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, PreemptionPolicy
+from callboard.security.places import run_directory
 from callboard.v1.job_pb2 import Explanation, Job, JobState
 from callboard.v1.placement_group_pb2 import PlacementGroupKind
 from callboard.v1.pool_pb2 import PlacementGroupPoolStats
@@ -89,11 +96,11 @@ class Stage:
             START_S,
         )
 
-    async def ask_worker(self, job: JobHandle, verdict: Verdict, steps: int = 3) -> dict[str, Any]:
+    async def ask_worker(self, job: JobHandle, verdict: Verdict) -> dict[str, Any]:
         """Calls ``run`` of a job's worker through Ray, and checks that it sees exactly its GPUs."""
         worker = job.workers()[0]
         began = time.monotonic()
-        answer: dict[str, Any] = await self.ray.call(worker, "run", steps)
+        answer: dict[str, Any] = await self.ray.call(worker, "run", 3)
         took_ms = round((time.monotonic() - began) * 1000)
         given = ",".join(worker.devices)
         verdict.check(
@@ -102,7 +109,7 @@ class Stage:
         resumed = f", going on from step {answer['resumed_from']}" if answer["resumed_from"] else ""
         seen = f"GPU {answer['visible_devices']}" if answer["visible_devices"] else "no GPU"
         self.story.measured(
-            f"{job.name}.run({steps}) through Ray answered in {took_ms} ms: "
+            f"{job.name}.run(3) through Ray answered in {took_ms} ms: "
             f"step {answer['steps_done']}{resumed}; it sees {seen} of {worker.node}"
         )
         return answer
@@ -341,3 +348,35 @@ def _gpu(count: str, factor: Decimal) -> str:
     # A worker's one GPU becomes a share; a quota above one device must stay whole.
     scaled = Decimal(count) * factor
     return str(scaled if scaled <= 1 else max(1, int(scaled)))
+
+
+def own_plan(agents: int, dealt: MachineGpus, **more: Any) -> ClusterPlan:
+    """The plan of a demonstration's own cluster: beside all others, and gone with the program.
+
+    Args:
+        dealt: GPUs that its nodes are dealt; none: each has simulated ones of its own.
+        more: further fields of the plan.
+    """
+    base, name = run_directory(), f"demo-{os.getpid()}"
+    return ClusterPlan(
+        name=name,
+        directory=cluster_directory(name, base),
+        port=free_port(),
+        agents=agents,
+        machine_gpus=dealt.ids,
+        real_gpus=dealt.real,
+        block=free_block(record.block for record in recorded_clusters(base)),
+        **more,
+    )
+
+
+async def taken_down(cluster: LocalCluster, verdict: Verdict) -> tuple[str, ...]:
+    """Ends a cluster, and notes that nothing of it is left; returns what is."""
+    left: tuple[str, ...] = ()
+    try:
+        await cluster.stop()
+    except Leftovers as error:
+        left = error.what
+    verdict.check(f"left on the machine: {', '.join(left) or 'nothing'}", not left)
+    verdict.check("files of the cluster are left", not cluster.plan.directory.exists())
+    return left

@@ -115,7 +115,7 @@ class TrainingLoop:
             await self._look()
         number = len(self.steps) + 1
         workers = self.ready
-        self.story.step_starts(number, len(workers))
+        self.story.say(f"🚀 Running training step {number} on {len(workers)} actors...", apart=True)
         handles = {handle.generation: handle for handle in self.job.workers()}
         began = time.monotonic()
         answers = await self.ray.step([handles[worker.generation] for worker in workers], self.method, number)
@@ -125,7 +125,9 @@ class TrainingLoop:
         self.story.step_ended(number, [(w.key.rank, a) for w, a in zip(workers, answers, strict=True)])
         self._check_devices(workers, answers)
         if number % TOTAL_EVERY == 0:
-            self.story.total(number, self._actor_steps(), len(self._workers), self.counts.workers_max)
+            done = sum(step.trained for step in self.steps)
+            now = f"{len(self._workers)} actors now, {self.counts.workers_max} at most"
+            self.story.say(f"📈 Total after {number} steps: {done} actor steps, {now}", apart=True)
         await asyncio.sleep(self.pace_s)
 
     async def _look(self) -> None:
@@ -144,10 +146,13 @@ class TrainingLoop:
     def _look_at_node(self, node_id: str, node: Node) -> None:
         known = self._nodes.get(node_id)
         if node.state == NodeState.NODE_STATE_READY and (known is None or known.epoch != node.epoch):
-            self.story.node_joined(node_id, node.capacity.gpu_milli / 1000)
+            gpus = node.capacity.gpu_milli / 1000
+            said = f"🆕 Detected new worker: {node_id} with {gpus:.1f} GPUs"
+            self.story.say(said if gpus else f"⚠️  {node_id} joined without a GPU: no actor runs there", apart=True)
             self.counts.joins += bool(self.steps)
         elif known is not None and node.state not in (known.state, NodeState.NODE_STATE_READY):
-            self.story.node_changed(node_id, NodeState.Name(node.state).removeprefix("NODE_STATE_"), node.state_reason)
+            state = NodeState.Name(node.state).removeprefix("NODE_STATE_")
+            self.story.say(f"🔻 Worker {node_id} is {state}: {node.state_reason}", apart=True)
         if known is not None or node.state == NodeState.NODE_STATE_READY:
             self._nodes[node_id] = node
 
@@ -155,24 +160,25 @@ class TrainingLoop:
         group = worker.allocation.placement_group_id
         if group not in self._groups:
             self._groups[group] = len(self._groups) + 1
-            self.story.group_made(self._groups[group])
-        self.story.actor_spawned(worker.key.rank, worker.allocation.node_id)
-        if worker.key.rank in self._missing:
-            self._missing.discard(worker.key.rank)
+            self.story.say(f"✅ Created placement group {self._groups[group]}")
+        rank = worker.key.rank
+        self.story.say(f"🎭 Spawned training actor {rank} on node {worker.allocation.node_id}")
+        if rank in self._missing:
+            self._missing.discard(rank)
             self.counts.recoveries += 1
-            self.story.recovered(worker.key.rank)
+            self.story.say(f"♻️  Training actor {rank} is back")
 
     def _gone(self, worker: Worker, nodes: dict[str, Node]) -> None:
-        node_id = worker.allocation.node_id
+        node_id, rank = worker.allocation.node_id, worker.key.rank
         node = nodes.get(node_id)
         asked = node is not None and (node.state == NodeState.NODE_STATE_DRAINING or self._was_drained(node))
         if asked:
             self.counts.drained += 1
-            self.story.actor_left(worker.key.rank, node_id)
+            self.story.say(f"👋 Training actor {rank} left node {node_id}, which is being emptied")
         else:
             self.counts.losses += 1
-            self._missing.add(worker.key.rank)
-            self.story.actor_lost(worker.key.rank, node_id)
+            self._missing.add(rank)
+            self.story.say(f"💥 Lost training actor {rank} on node {node_id}; going on without it", apart=True)
 
     def _was_drained(self, node: Node) -> bool:
         """A node that left while it was being emptied."""
@@ -194,9 +200,6 @@ class TrainingLoop:
                 if other != worker.key.rank:
                     self.faults.append(f"actors {other} and {worker.key.rank} both see GPU {device}")
 
-    def _actor_steps(self) -> int:
-        return sum(step.trained for step in self.steps)
-
 
 def _ready(job: Job) -> list[Worker]:
     return [worker for worker in job.workers if worker.state == WorkerState.WORKER_STATE_READY]
@@ -216,7 +219,7 @@ class TrainingStory:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def begins(self, how_to_add: str) -> None:
+    def begins(self) -> None:
         for line in (
             "🎯 DYNAMIC TRAINING LOOP STARTED",
             _RULE,
@@ -227,80 +230,38 @@ class TrainingStory:
             "   • Go on without workers that are lost or drained",
             "   • Use 1 GPU per training actor",
             "",
-            f"🔄 To add workers: {how_to_add}",
+            "🔄 To add workers: callboard add-worker",
             _RULE,
         ):
-            self._say(line)
-
-    def node_joined(self, node_id: str, gpus: float) -> None:
-        self._say("")
-        if gpus:
-            self._say(f"🆕 Detected new worker: {node_id} with {gpus:.1f} GPUs")
-        else:
-            self._say(f"⚠️  {node_id} joined without a GPU: no actor runs there")
-
-    def node_changed(self, node_id: str, state: str, reason: str) -> None:
-        self._say("")
-        self._say(f"🔻 Worker {node_id} is {state}: {reason}")
-
-    def group_made(self, number: int) -> None:
-        self._say(f"✅ Created placement group {number}")
-
-    def actor_spawned(self, rank: int, node_id: str) -> None:
-        self._say(f"🎭 Spawned training actor {rank} on node {node_id}")
-
-    def actor_lost(self, rank: int, node_id: str) -> None:
-        self._say("")
-        self._say(f"💥 Lost training actor {rank} on node {node_id}; going on without it")
-
-    def actor_left(self, rank: int, node_id: str) -> None:
-        """A worker left with its node, as asked."""
-        self._say(f"👋 Training actor {rank} left node {node_id}, which is being emptied")
-
-    def recovered(self, rank: int) -> None:
-        self._say(f"♻️  Training actor {rank} is back")
-
-    def step_starts(self, number: int, actors: int) -> None:
-        self._say("")
-        self._say(f"🚀 Running training step {number} on {actors} actors...")
+            self.say(line)
 
     def step_ended(self, number: int, answers: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
         """A step ended: (rank, what that worker answered) of each."""
         good = [answer for _, answer in answers if "value" in answer]
         durations = [_duration(answer) for answer in good]
-        self._say(f"📊 Step {number} completed:")
-        self._say(f"   - {len(good)} actors trained")
+        self.say(f"📊 Step {number} completed:")
+        self.say(f"   - {len(good)} actors trained")
         if durations:
-            self._say(f"   - Average duration: {sum(durations) / len(durations):.3f}s")
+            self.say(f"   - Average duration: {sum(durations) / len(durations):.3f}s")
         for rank, answer in answers:
-            self._say(f"   - Actor {rank}: {_answer_text(answer)}")
-
-    def total(self, number: int, actor_steps: int, actors: int, most: int) -> None:
-        self._say("")
-        self._say(f"📈 Total after {number} steps: {actor_steps} actor steps, {actors} actors now, {most} at most")
-
-    def happening(self, text: str) -> None:
-        """What the demonstration itself does to the cluster."""
-        self._say("")
-        self._say(f"🎬 {text}")
+            self.say(f"   - Actor {rank}: {_answer_text(answer)}")
 
     def summary(self, steps: Sequence[Step], counts: Counts, actors: int) -> None:
         """The end: what happened, and how much was done when."""
-        self._say("")
-        self._say(_RULE)
-        self._say(
+        self.say(_RULE, apart=True)
+        self.say(
             f"🏁 {len(steps)} steps, {sum(step.trained for step in steps)} actor steps; actors: {actors} at the end, "
             f"{counts.workers_max} at most; {counts.joins} joined, {counts.losses} lost, {counts.recoveries} "
             f"recovered, {counts.drained} drained"
         )
-        self._say("Throughput, in actor steps per second:")
+        self.say("Throughput, in actor steps per second:")
         for line in chart(steps):
-            self._say(line)
+            self.say(line)
 
-    def failed(self, what: str) -> None:
-        self._say(f"❌ {what}")
-
-    def _say(self, text: str) -> None:
+    def say(self, text: str, *, apart: bool = False) -> None:
+        """One line; ``apart``: an empty one before it."""
+        if apart:
+            self.say("")
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -74,7 +74,7 @@ class LocalProvider:
 
     async def add(self) -> str:
         try:
-            added = await add_worker(self._directory, self, timeout_s=JOIN_S, lock_pause_s=1.0)
+            added = await add_worker(self._directory, self._tell, timeout_s=JOIN_S, lock_pause_s=1.0)
         except LOCAL_ERRORS as error:
             failure = in_words(error).failure
             raise ProviderFailed(f"{failure.what} {failure.why}") from error
@@ -83,9 +83,6 @@ class LocalProvider:
     async def remove(self, node_id: str) -> None:
         if not await end_worker(self._directory, node_id):
             raise ProviderFailed(f"no agent of {node_id} runs on this machine")
-
-    def step(self, text: str) -> None:
-        self._tell(text)
 
 
 def _joined_ms(node: Node) -> int:

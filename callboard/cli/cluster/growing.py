@@ -22,8 +22,11 @@ def add(*, name: str, timeout_s: float, lock_pause_s: float) -> None:
     """Adds a node and waits until it takes work."""
 
     async def main(_: Interrupts) -> Added:
-        observer = Lines()
-        return await add_worker(cluster_to_grow(name), observer, timeout_s=timeout_s, lock_pause_s=lock_pause_s)
+        return await add_worker(cluster_to_grow(name), tell, timeout_s=timeout_s, lock_pause_s=lock_pause_s)
+
+    def tell(text: str) -> None:
+        if not wishes.quiet:
+            screen.stderr().print(f"{text} …", markup=False)
 
     added = run_locally(main)
     has = words.amounts(added.node.capacity)
@@ -89,11 +92,3 @@ def cluster_to_grow(name: str) -> Path:
             BAD_INPUT,
         )
     return found[0].directory
-
-
-class Lines:
-    """Tells how far an addition is, a line each."""
-
-    def step(self, text: str) -> None:
-        if not wishes.quiet:
-            screen.stderr().print(f"{text} …", markup=False)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from callboard.cli.local.children import Child, unless_ended
 from callboard.cli.local.cluster import NotReady, PortTaken
@@ -53,13 +52,6 @@ class NoPlaceLeft(Exception):
         self.holders = tuple(holders)
 
 
-class Observer(Protocol):
-    """Is told how far an addition is."""
-
-    def step(self, text: str) -> None:
-        """Something begins."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
     """A node that takes work.
@@ -73,11 +65,11 @@ class Added:
     gpus: tuple[str, ...]
 
 
-async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, lock_pause_s: float) -> Added:
+async def add_worker(directory: Path, tell: Callable[[str], None], *, timeout_s: float, lock_pause_s: float) -> Added:
     """Starts the agent of the next node and waits until the node takes work.
 
     Args:
-        observer: is told how far it is.
+        tell: told what begins.
         timeout_s: how long the node may take to be ready.
         lock_pause_s: seconds between attempts to get the lock of the cluster.
 
@@ -92,7 +84,7 @@ async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, l
     """
 
     def in_progress(number: int, of: int, holder: str) -> None:
-        observer.step(f"another addition is in progress, by {holder} (attempt {number}/{of})")
+        tell(f"another addition is in progress, by {holder} (attempt {number}/{of})")
 
     async with turn(directory, "add-worker", pause_s=lock_pause_s, tell=in_progress):
         plan, record = _known(directory)
@@ -105,7 +97,7 @@ async def add_worker(directory: Path, observer: Observer, *, timeout_s: float, l
         child = _start(plan, record, rank, with_rank=rank not in holders)
     gpus = plan.gpus_of(rank)
     offer = f"GPU {', '.join(gpus)}" if gpus else f"{plan.shape(rank).gpus} simulated GPUs of its own"
-    observer.step(f"starting {plan.node_id(rank)} with {offer}")
+    tell(f"starting {plan.node_id(rank)} with {offer}")
     try:
         async with Client(plan.controller) as client, asyncio.timeout(timeout_s):
             node = await unless_ended(_ready(client, plan.node_id(rank), revision), [child])
