@@ -45,11 +45,6 @@ class Residue(Exception):
     """Something is left behind; the text names it."""
 
 
-class _Silent:
-    def step(self, text: str) -> None:
-        """How far an addition is."""
-
-
 async def join_and_leave(cycles: int) -> None:
     """Lets so many nodes join and leave.
 
@@ -90,7 +85,7 @@ async def join_and_leave(cycles: int) -> None:
 async def _cycle(local: Local, job: JobHandle) -> float:
     client, directory = local.client, local.plan.directory
     began = time.perf_counter()
-    added = await add_worker(directory, _Silent(), timeout_s=JOIN_S, lock_pause_s=0.1)
+    added = await add_worker(directory, lambda _: None, timeout_s=JOIN_S, lock_pause_s=0.1)
     joined_s = time.perf_counter() - began
     node = added.node.name.removeprefix("nodes/")
     await job.until(lambda found: _ready(found) == 2, "a worker on the new node", WAIT_S)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from callboard.controller.journal.journal import Journal
 from callboard.controller.loop.clock import Clock
-from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.loop.event_log import EventLog
 from callboard.controller.loop.inbox import new_cause
 from callboard.controller.options import ControllerOptions
@@ -21,7 +21,6 @@ from callboard.controller.sessions.outputs import OutputReads
 from callboard.controller.sessions.sessions import Sessions
 from callboard.controller.sessions.spare_targets import SpareTargets
 from callboard.scheduler import Scheduler, State
-from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.wire.refusals import ErrorReason, Unavailable
 
@@ -86,7 +85,7 @@ class SetHealth(Protocol):
     def __call__(self, *, serving: bool) -> None: ...
 
 
-class LogFollower:
+class LogFollower(Listener):
     """Feeds the event log and keeps the health status true."""
 
     def __init__(self, events: EventLog, set_health: SetHealth) -> None:
@@ -109,9 +108,6 @@ class LogFollower:
         """Watches end: what they would see next is not journaled."""
         self._set_health(serving=False)
         self._events.close(Unavailable("the controller can't use its journal", reason=ErrorReason.STORE_FAILED))
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands are for agents."""
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """Adds to the log."""

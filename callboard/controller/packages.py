@@ -216,7 +216,6 @@ class SharedPackages:
     something else to write there. Each method has a session of its own, and may run in any thread."""
 
     def __init__(self, url: str) -> None:
-        """"""
         self._url = url
 
     def sizes(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ from callboard.controller.journal.journal import Follower
 from callboard.controller.journal.state_dir import StoreFailed
 from callboard.controller.loop import driver as driver_module
 from callboard.controller.loop.clock import Clock
-from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.loop.event_log import EventLog
 from callboard.controller.loop.liveness import HELD_UP_S
 from callboard.controller.options import ControllerOptions
@@ -103,7 +103,7 @@ class FakeJournal:
         self.closed = True
 
 
-class Told:
+class Told(Listener):
     """A listener that writes down what it is told, in order."""
 
     def __init__(self) -> None:

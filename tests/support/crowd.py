@@ -10,13 +10,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from callboard.controller.loop.driver import Listener
 from callboard.controller.server import Controller
 from callboard.model.quantities import Resources
 from callboard.model.specs import ComponentSpec, JobSpec, PgPoolSpec, PoolSpec, StopPolicy
 from callboard.scheduler import Outcome, State
 from callboard.scheduler.records import commands as cmd
 from callboard.scheduler.records import events as ev
-from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.node_record import DeviceInfo, RayInfo
 from callboard.scheduler.records.states import StopOutcome
 
@@ -24,7 +24,7 @@ NAMES = ("grpo-7b", "ppo-actor", "reward-model", "rollout", "critic", "eval-math
 POOLS = (("rlhf", 0.5, "research"), ("agents", 0.25, "research"), ("evals", 0.15, ""), ("interactive", 0.1, ""))
 
 
-class Crowd:
+class Crowd(Listener):
     """Nodes and jobs in a running controller."""
 
     def __init__(self, controller: Controller, *, seed: int = 7) -> None:
@@ -38,15 +38,6 @@ class Crowd:
         self.driver.subscribe(self)
 
     # ---- what the driver tells ----
-
-    def started(self, events: Sequence[EventRecord]) -> None:
-        """A term began."""
-
-    def outage(self) -> None:
-        """The journal failed."""
-
-    def publish(self, events: Sequence[EventRecord]) -> None:
-        """The log is for others."""
 
     def deliver(self, commands: Sequence[cmd.Command]) -> None:
         """What agents are owed."""

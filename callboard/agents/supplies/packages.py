@@ -50,7 +50,6 @@ class Packages:
     """The packages of one node."""
 
     def __init__(self, folder: Path, dial: Callable[[], Channel]) -> None:
-        """"""
         self._folder = folder
         self._dial = dial
         self._used: Counter[str] = Counter()

@@ -62,19 +62,15 @@ def rendezvous_port(job: str, component: str, attempt: int) -> int:
 def _start_worker(command: StartWorker) -> agent_pb2.StartWorker:
     worker, component = command.worker, command.component
     place = component.place_of(worker.rank) or _ANYWHERE
-    message = agent_pb2.StartWorker(
+    message = message_of(
+        agent_pb2.StartWorker,
+        component,
         worker=worker_key(worker),
         generation=worker.generation,
         attempt=worker.attempt,
         allocation=allocation(worker),
         ray_placement_group_id=command.ray_group_id,
-        actor=component.actor,
-        args_json=component.args_json,
-        kwargs_json=component.kwargs_json,
-        entry=component.entry,
-        max_concurrency=component.max_concurrency,
         env=dict(place.env) | dict(component.env) | dict(component.secret_env),
-        pass_env=component.pass_env,
         world_size=command.world_size,
         local_rank=command.local_rank,
         local_world_size=command.local_world_size,
@@ -84,24 +80,13 @@ def _start_worker(command: StartWorker) -> agent_pb2.StartWorker:
         interpreter=component.interpreter or place.interpreter,
         start_timeout_ms=command.start_timeout_ms,
         job_name=command.job_name,
-        in_bundle=component.in_bundle,
-        alias=component.alias,
         strict=command.strict,
         observes_devices=place.observes,
-        progress_timeout_ms=component.progress_timeout_ms,
-        ports=component.ports,
         node_group=place.node_group or command.node_group,
         hardware_json=place.hardware_json,
-        members=[message_of(agent_pb2.WorkerMember, member) for member in component.members],
         secret_names=[name for name, _ in component.secret_env],
-        stop_signal=component.stop_signal,
-        limit_gpu_memory=component.limit_gpu_memory,
-        cpu_affinity=component.cpu_affinity,
-        working_dir=component.working_dir,
-        py_modules=component.py_modules,
-        environment=component.environment,
-        container=component.container,
         preload=command.preload,
+        checkpoint=None,
     )
     if command.checkpoint is not None:
         message.checkpoint.CopyFrom(_checkpoint(command.checkpoint))

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -55,8 +55,8 @@ Decided = list[tuple[Ask[Any] | None, Outcome]]
 """What a batch decided, in order; no ask for the passing of time."""
 
 
-class Listener(Protocol):
-    """Who is told what was decided, after it was journaled."""
+class Listener:
+    """Who is told what was decided, after it was journaled. Each takes what concerns it."""
 
     def started(self, events: Sequence[EventRecord]) -> None:
         """A new term began; what was known of the state before is void. ``events``: the newest in the journal."""

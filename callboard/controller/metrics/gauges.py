@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,6 +15,22 @@ from callboard.scheduler.account.demand import demand
 from callboard.scheduler.plan.quota import borrowable
 from callboard.scheduler.records.states import LIVE, JobState
 
+Sample = tuple[Sequence[str], float]
+"""Values of the labels, and the figure."""
+
+
+def _family(
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    samples: Iterable[Sample],
+    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    family = kind(f"callboard_{name}", text, labels=labels)
+    for values, figure in samples:
+        family.add_metric(values, figure)
+    return family
+
 
 def gauges(state: State, now_ms: int) -> Iterator[Metric]:
     """Every gauge. Amounts are in CPUs, GPUs, bytes and units of custom resources, ages in seconds."""
@@ -23,28 +39,18 @@ def gauges(state: State, now_ms: int) -> Iterator[Metric]:
     yield from _groups(state)
     yield from _nodes(state)
     yield from _demand(state)
-    starts = CounterMetricFamily(
-        "callboard_worker_starts", "Workers that started, by whether they took a warm spare.", labels=["spare"]
-    )
-    starts.add_metric(["preloaded"], state.meta.preloaded_starts)
-    starts.add_metric(["hit"], state.meta.warm_starts)
-    starts.add_metric(["miss"], state.meta.cold_starts)
-    yield starts
+    meta = state.meta
+    starts = {"preloaded": meta.preloaded_starts, "hit": meta.warm_starts, "miss": meta.cold_starts}
+    text = "Workers that started, by whether they took a warm spare."
+    yield _family("worker_starts", text, ["spare"], _by_name(starts), CounterMetricFamily)
+
+
+def _by_name(figures: Mapping[str, float]) -> Iterator[Sample]:
+    return (([name], figure) for name, figure in figures.items())
 
 
 def _demand(state: State) -> Iterator[Metric]:
     """What autoscalers scale on; what a quota holds back is not in it, since nodes would not help."""
-    workers = GaugeMetricFamily(
-        "callboard_demand_workers",
-        "Workers without a place; optional ones are those that an elastic component does without.",
-        labels=["pool", "optional"],
-    )
-    gpus = GaugeMetricFamily("callboard_demand_gpus", "GPUs that they ask for.", labels=["pool", "optional"])
-    whole = GaugeMetricFamily(
-        "callboard_demand_whole_gpus",
-        "Those of them that must be whole; parts of shared GPUs don't help.",
-        labels=["pool", "optional"],
-    )
     counts = {(pool, optional): [0, 0, 0] for pool in state.pools for optional in ("false", "true")}
     for entry in demand(state):
         if not entry.quota_blocked:
@@ -53,76 +59,61 @@ def _demand(state: State) -> Iterator[Metric]:
                 sums[0] += count
                 sums[1] += count * entry.shape.gpu_milli
                 sums[2] += count * (entry.shape.gpu_milli // MILLI)
-    for labels, (count, gpu_milli, whole_gpus) in sorted(counts.items()):
-        workers.add_metric(list(labels), count)
-        gpus.add_metric(list(labels), gpu_milli / MILLI)
-        whole.add_metric(list(labels), whole_gpus)
-    yield workers
-    yield gpus
-    yield whole
+    families = (
+        ("workers", "Workers without a place; optional ones are those that an elastic component does without.", 1),
+        ("gpus", "GPUs that they ask for.", MILLI),
+        ("whole_gpus", "Those of them that must be whole; parts of shared GPUs don't help.", 1),
+    )
+    for place, (name, text, unit) in enumerate(families):
+        samples = ((labels, sums[place] / unit) for labels, sums in sorted(counts.items()))
+        yield _family(f"demand_{name}", text, ["pool", "optional"], samples)
 
 
 def _jobs(state: State, now_ms: int) -> Iterator[Metric]:
-    length = GaugeMetricFamily("callboard_queue_length", "Jobs that wait.", labels=["pool"])
-    wait = GaugeMetricFamily("callboard_queue_wait_seconds", "How long the first job of a pool waits.", labels=["pool"])
     waiting: Counter[str] = Counter(dict.fromkeys(state.pools, 0))
     oldest: dict[str, int] = {}
     for uid in state.jobs_by_state[JobState.PENDING]:
         pool, since_ms = state.specs[uid].spec.pool, state.jobs[uid].submit_ms
         waiting[pool] += 1
         oldest[pool] = min(since_ms, oldest.get(pool, since_ms))
-    for pool, count in sorted(waiting.items()):
-        length.add_metric([pool], count)
-        wait.add_metric([pool], max(0, now_ms - oldest[pool]) / 1000 if pool in oldest else 0)
-    yield length
-    yield wait
-    jobs = GaugeMetricFamily("callboard_jobs", "Jobs by state.", labels=["state"])
-    for job_state in JobState:
-        jobs.add_metric([job_state.value], len(state.jobs_by_state[job_state]))
-    yield jobs
-    members = GaugeMetricFamily(
-        "callboard_component_workers", "Workers of a component that live.", labels=["job", "component"]
-    )
+    yield _family("queue_length", "Jobs that wait.", ["pool"], _by_name(dict(sorted(waiting.items()))))
+    waits = {pool: max(0, now_ms - oldest[pool]) / 1000 if pool in oldest else 0 for pool in sorted(waiting)}
+    yield _family("queue_wait_seconds", "How long the first job of a pool waits.", ["pool"], _by_name(waits))
+    jobs = {job_state.value: len(state.jobs_by_state[job_state]) for job_state in JobState}
+    yield _family("jobs", "Jobs by state.", ["state"], _by_name(jobs))
     # By name: while one job of a name ends, the next may start.
     living = Counter(
         (state.jobs[worker.job].name if worker.job in state.jobs else worker.job, worker.component)
         for worker in state.workers.values()
         if worker.state in LIVE
     )
-    for (job, component), count in sorted(living.items()):
-        members.add_metric([job, component], count)
-    yield members
-    workers = GaugeMetricFamily("callboard_workers", "Workers by state.", labels=["state"])
-    for name, count in sorted(Counter([worker.state for worker in state.workers.values()]).items()):
-        workers.add_metric([name.value], count)
-    yield workers
+    text = "Workers of a component that live."
+    yield _family("component_workers", text, ["job", "component"], sorted(living.items()))
+    workers = Counter([worker.state.value for worker in state.workers.values()])
+    yield _family("workers", "Workers by state.", ["state"], _by_name(dict(sorted(workers.items()))))
 
 
 def _pools(state: State) -> Iterator[Metric]:
-    usage = GaugeMetricFamily("callboard_pool_usage", "What a pool is charged.", labels=["pool", "resource"])
-    limit = GaugeMetricFamily(
-        "callboard_pool_limit", "What a pool may be charged, with what others may lend.", labels=["pool", "resource"]
-    )
+    usage: list[Sample] = []
+    limit: list[Sample] = []
     for name, pool in sorted(state.pools.items()):
         charged = state.charged(name)
         limits = dict(pool.spec.nominal)
-        for resource in dict.fromkeys([*(resource for resource, _ in charged.items()), *limits]):
-            usage.add_metric([name, resource], in_units(resource, charged.get(resource)))
-        for resource, nominal in limits.items():
-            most = nominal + borrowable(state.pools, pool.spec, resource)
-            limit.add_metric([name, resource], in_units(resource, most))
-    yield usage
-    yield limit
+        resources = dict.fromkeys([*(resource for resource, _ in charged.items()), *limits])
+        usage += [([name, each], in_units(each, charged.get(each))) for each in resources]
+        limit += [
+            ([name, each], in_units(each, nominal + borrowable(state.pools, pool.spec, each)))
+            for each, nominal in limits.items()
+        ]
+    yield _family("pool_usage", "What a pool is charged.", ["pool", "resource"], usage)
+    text = "What a pool may be charged, with what others may lend."
+    yield _family("pool_limit", text, ["pool", "resource"], limit)
 
 
 def _groups(state: State) -> Iterator[Metric]:
-    groups = GaugeMetricFamily(
-        "callboard_placement_groups", "Placement groups there are.", labels=["pool", "kind", "state"]
-    )
     found = Counter((group.pool, group.group_kind.value, group.state.value) for group in state.groups.values())
-    for labels, count in sorted(found.items()):
-        groups.add_metric(labels, count)
-    yield groups
+    text = "Placement groups there are."
+    yield _family("placement_groups", text, ["pool", "kind", "state"], sorted(found.items()))
     counted = {
         "reuses": "Times an existing group was used again.",
         "creations": "Groups that were asked for.",
@@ -130,30 +121,19 @@ def _groups(state: State) -> Iterator[Metric]:
         "misses": "Jobs that found none.",
     }
     for field, what in counted.items():
-        family = CounterMetricFamily(f"callboard_placement_group_{field}", what, labels=["pool"])
-        for name, pool in sorted(state.pools.items()):
-            family.add_metric([name], getattr(pool.counts, field))
-        yield family
+        samples = [([name], getattr(pool.counts, field)) for name, pool in sorted(state.pools.items())]
+        yield _family(f"placement_group_{field}", what, ["pool"], samples, CounterMetricFamily)
 
 
 def _nodes(state: State) -> Iterator[Metric]:
-    nodes = GaugeMetricFamily("callboard_nodes", "Nodes by state.", labels=["state"])
-    for name, count in sorted(counts_by_state(state).items()):
-        nodes.add_metric([name], count)
-    yield nodes
-    gpus = GaugeMetricFamily("callboard_gpus", "Devices by what they are used for, in GPUs.", labels=["state"])
+    yield _family("nodes", "Nodes by state.", ["state"], _by_name(dict(sorted(counts_by_state(state).items()))))
     use = state.cluster_use
-    for name, part in (("used", use.used), ("held", use.held), ("free", use.free), ("quarantined", use.quarantined)):
-        gpus.add_metric([name], part.gpu_milli / MILLI)
-    yield gpus
-    free = GaugeMetricFamily(
-        "callboard_free_gpus",
-        "GPUs that can be given: whole ones, and what is left of shared ones, which no whole GPU can be made of.",
-        labels=["kind"],
-    )
-    free.add_metric(["whole"], use.free_gpus.whole)
-    free.add_metric(["part"], use.free_gpus.parts_milli / MILLI)
-    yield free
+    parts = {"used": use.used, "held": use.held, "free": use.free, "quarantined": use.quarantined}
+    gpus = {name: part.gpu_milli / MILLI for name, part in parts.items()}
+    yield _family("gpus", "Devices by what they are used for, in GPUs.", ["state"], _by_name(gpus))
+    free = {"whole": use.free_gpus.whole, "part": use.free_gpus.parts_milli / MILLI}
+    text = "GPUs that can be given: whole ones, and what is left of shared ones, which no whole GPU can be made of."
+    yield _family("free_gpus", text, ["kind"], _by_name(free))
 
 
 def in_units(resource: str, amount: int) -> float:

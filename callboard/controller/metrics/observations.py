@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from callboard.controller.loop.driver import Listener
 from callboard.scheduler import State
-from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.states import JobState, WorkerState
 
@@ -21,11 +21,10 @@ SHORT_SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.0
 """Buckets of what the controller does by itself."""
 
 
-class Observations:
+class Observations(Listener):
     """Follows the driver. Everything here runs on its loop."""
 
     def __init__(self, registry: CollectorRegistry, state: Callable[[], State]) -> None:
-        """"""
         self._state = state
         self._next_preemption = 0
         self._yielding: set[int] = set()
@@ -84,12 +83,6 @@ class Observations:
         """A term began: what was counted before it is not counted again."""
         self._next_preemption = self._state().meta.next_preemption
         self._yielding = {n for n, record in self._state().preemptions.items() if record.outcome is None}
-
-    def outage(self) -> None:
-        """Figures go on."""
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands are for agents."""
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """Counts what happened."""

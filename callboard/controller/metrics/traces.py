@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from callboard._version import __version__
+from callboard.controller.loop.driver import Listener
 from callboard.scheduler import State
-from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import EventRecord
-from callboard.scheduler.records.states import ENDED, JobState
+from callboard.scheduler.records.states import JobState
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -67,11 +67,10 @@ def provider_for(endpoint: str) -> TracerProvider:
     return provider
 
 
-class Traces:
+class Traces(Listener):
     """Follows the driver and makes spans. Everything here runs on its loop."""
 
     def __init__(self, provider: TracerProvider, state: Callable[[], State]) -> None:
-        """"""
         self._provider = provider
         self._tracer = provider.get_tracer("callboard", __version__)
         self._state = state
@@ -97,12 +96,6 @@ class Traces:
     def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - what was before is not sent
         """A term began; what was open before it stays unsent."""
         self._open.clear()
-
-    def outage(self) -> None:
-        """Spans stay open."""
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands are for agents."""
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """Begins and ends spans."""
@@ -168,7 +161,3 @@ class Traces:
         if traceparent := self._parents.pop(uid, ""):
             return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
         return None
-
-
-_ENDS = frozenset(state.value for state in ENDED)
-"""The states in which a job's span ends."""

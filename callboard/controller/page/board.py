@@ -22,12 +22,11 @@ from typing import Any
 
 import structlog
 
-from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.loop.event_log import EventLog, Filter, happens
 from callboard.controller.page.rows import Row, event_row, figures, group_row, job_row, node_row, pool_row
 from callboard.controller.services.event import may_see
 from callboard.controller.services.requests import sees_job
-from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import Change, Drop, EventRecord, JobRecord, SpecRecord, WorkerRecord
 from callboard.scheduler.records.node_record import NodeRecord
 from callboard.scheduler.records.pool_records import GroupRecord, PoolRecord
@@ -365,7 +364,7 @@ class Board:
         self._more = asyncio.Event()
 
 
-class Boards:
+class Boards(Listener):
     """The boards that somebody reads. Is told by the driver what changed."""
 
     def __init__(self, driver: Driver, events: EventLog, *, most_readers: int) -> None:
@@ -432,12 +431,6 @@ class Boards:
         """A term began."""
         for board in self._boards.values():
             board.begin_anew()
-
-    def outage(self) -> None:
-        """The journal failed; browsers keep what they have, until the next term."""
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands are for agents."""
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """Entries of the log."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 
 from callboard.controller.loop.collector import uncollected
-from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.driver import Driver, Listener
 from callboard.model.faults import Fault, InvalidInput
 from callboard.model.inputs.groups import settled
 from callboard.model.inputs.job import JobInput
@@ -24,7 +24,6 @@ from callboard.model.specs import JobSpec
 from callboard.placement.jobs import digest_of, place_job
 from callboard.scheduler import State
 from callboard.scheduler.handlers.placing import awaiting, cluster_of, on_nodes
-from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.events import PlacementResolved
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.node_record import NodeRecord
@@ -78,7 +77,7 @@ class _Basis:
         return state is self.state and state.nodes_version == self.version and first == self.first
 
 
-class AwaitedPlacements:
+class AwaitedPlacements(Listener):
     """Gives jobs whose placements waited for nodes their places once enough nodes have joined. Listens to the driver.
 
     Their texts are compiled beside the loop, against the nodes of one moment; what comes of it is an event if the nodes
@@ -94,12 +93,6 @@ class AwaitedPlacements:
     def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - only the state counts
         """A term began: placements may have waited through the end of the one before."""
         self._look()
-
-    def outage(self) -> None:
-        """Nothing is decided until the journal works again; a new term begins then."""
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands are for agents."""
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """No node joins without an entry in the log."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.sessions.session import AgentSession
 from callboard.model.roles import member_names
 from callboard.scheduler.records.commands import Command, StartWorker
@@ -96,7 +96,7 @@ class _Pull:
         return None if self.items.empty() else self.items.get_nowait()
 
 
-class OutputReads:
+class OutputReads(Listener):
     """Every read that is under way. Follows the driver to know of new workers, ended and forgotten jobs."""
 
     def __init__(self, driver: Driver, sessions: Mapping[str, AgentSession]) -> None:

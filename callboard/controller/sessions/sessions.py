@@ -25,7 +25,7 @@ from callboard.controller.convert.joining import (
     ray_fault,
     ray_info,
 )
-from callboard.controller.loop.driver import Driver
+from callboard.controller.loop.driver import Driver, Listener
 from callboard.controller.loop.inbox import Make
 from callboard.controller.loop.liveness import Liveness
 from callboard.controller.options import ControllerOptions
@@ -52,7 +52,7 @@ from callboard.wire.refusals import AlreadyExists, CallboardError, ErrorReason, 
 log = structlog.get_logger(__name__)
 
 
-class Sessions:
+class Sessions(Listener):
     """Every agent session of this controller."""
 
     def __init__(self, driver: Driver, options: ControllerOptions, identity: Callable[[], str]) -> None:
@@ -95,9 +95,6 @@ class Sessions:
             session = self.live.get(command.node_id)
             if session is not None:
                 self._send(session, command)
-
-    def publish(self, events: Sequence[EventRecord]) -> None:
-        """Sessions don't care for the log."""
 
     # ---- joining and leaving ----
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from callboard.controller.loop.driver import Listener
 from callboard.controller.sessions.session import AgentSession
 from callboard.model.names import Labels
 from callboard.scheduler import State
-from callboard.scheduler.records.commands import Command
 from callboard.scheduler.records.job_records import EventRecord
 from callboard.scheduler.records.states import ENDED, JobState
 from callboard.v1 import agent_pb2
@@ -39,7 +39,7 @@ def preloads_about(state: State) -> tuple[tuple[Labels, tuple[str, ...]], ...]:
     return tuple(dict.fromkeys((spec.node_selector, spec.preload) for spec in busy))
 
 
-class SpareTargets:
+class SpareTargets(Listener):
     """Tells agents how many spares to keep, whenever that changes. Listens to the driver, after the sessions."""
 
     def __init__(self, live: Mapping[str, AgentSession], state: Callable[[], State]) -> None:
@@ -55,12 +55,6 @@ class SpareTargets:
     def started(self, events: Sequence[EventRecord]) -> None:  # noqa: ARG002 - only the state counts
         """Sessions end with a term; each agent is told anew when it joins."""
         self._told = None
-
-    def outage(self) -> None:
-        """Nobody is connected then."""
-
-    def deliver(self, commands: Sequence[Command]) -> None:
-        """Commands are the sessions' business."""
 
     def publish(self, events: Sequence[EventRecord]) -> None:
         """What is about never changes without an entry in the log."""
